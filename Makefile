@@ -1,0 +1,91 @@
+# Every command of this project. Set-up happens by itself, in .venv, and is
+# stamped: a second run of any target only does what has changed since.
+#
+# Three stamps, because they change at different rates: the tools (rarely),
+# torch (once), and the compiled package (with every .pyx).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Twice quiet: errors still show, remarks about mirrors do not.
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+TORCH := torch==2.13.0
+
+NATIVE := $(wildcard pccl/_core/*.pyx pccl/_core/*.pxd pccl/_core/*.h)
+LINTED := $(wildcard pccl cli stress tests benchmarks examples setup.py)
+
+.PHONY: help setup build test check lint demo stress bench clean
+
+help:
+	@echo "make test    set up, lint, type-check and run all tests"
+	@echo "make demo    set up without torch and watch peers come and go"
+	@echo "make stress  a few minutes of churn with real processes"
+	@echo "make bench   latency of the control calls"
+	@echo "make lint    ruff and mypy only"
+	@echo "make setup   tools and torch in $(VENV), without the package"
+	@echo "make clean   remove what was built"
+
+# --- Set-up -----------------------------------------------------------------
+
+$(VENV)/.made:
+	@echo "set-up: creating $(VENV)"
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot create virtual environments; run: apt-get install python3-venv python3-dev gcc" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@touch $@
+
+# By plain pip and before anything that could pull in another torch.
+$(VENV)/.torch: | $(VENV)/.made
+	@echo "set-up: installing $(TORCH) (large; only once)"
+	@$(PIP) install $(TORCH)
+	@touch $@
+
+# When torch is wanted at all, it goes first.
+$(VENV)/.tools: pyproject.toml | $(VENV)/.made $(if $(WITH_TORCH),$(VENV)/.torch)
+	@echo "set-up: installing build and test tools"
+	@$(PIP) install --group dev
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.tools setup.py $(NATIVE)
+	@echo "set-up: building pccl"
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# The goal decides about torch, so each of these is a make of its own.
+setup:
+	@$(MAKE) --no-print-directory WITH_TORCH=1 $(VENV)/.torch $(VENV)/.tools
+
+build: $(VENV)/.built
+
+# --- Checks -----------------------------------------------------------------
+
+test: setup
+	@$(MAKE) --no-print-directory check
+
+check: lint
+	@echo "pytest"
+	@$(BIN)/python -m pytest -q
+
+lint: build
+	@echo "ruff"
+	@$(BIN)/ruff check --quiet $(LINTED)
+	@$(BIN)/ruff format --quiet --check $(LINTED)
+	@echo "mypy"
+	@$(BIN)/mypy --no-error-summary
+
+# --- Things to see ----------------------------------------------------------
+
+demo: build
+	@$(BIN)/pccl demo
+
+stress: build
+	@$(BIN)/pccl stress --churn --duration 5m
+
+bench: build
+	@$(BIN)/python -m benchmarks.control
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f pccl/_core/*.so pccl/_core/*.c
+	find pccl cli stress tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Compiled code: machines, wire and loops over bytes; nothing here knows of users or of processes."""

@@ -1,0 +1,1 @@
+"""Shared segments, the arena and completion slots; no sockets and no protocol."""

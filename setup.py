@@ -1,0 +1,47 @@
+"""Finds the Cython extensions; everything else about the build is in pyproject.toml.
+
+This file exists because the extensions are many and each is made the same way:
+every ``pccl/_core/X.pyx`` is the module ``pccl._core.X``.  A list in
+pyproject.toml would have to be kept in step by hand.
+"""
+
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# -O3 turns on the vectoriser, which the reduce and digest loops live from.
+COMPILE_ARGS = ["-O3"]
+
+# Plain C semantics: the inner loops check their bounds once, outside.
+DIRECTIVES = {"language_level": 3, "embedsignature": True}
+
+# What a compiled module may depend on beside its own source.  cythonize()
+# already follows cimports from .pxd to .pxd; naming the headers as well makes a
+# changed .h rebuild the modules, which Cython alone would not notice.
+HEADERS = sorted(str(path) for path in Path("pccl/_core").glob("*.h"))
+
+
+def extensions() -> list[Extension]:
+    """One extension for each .pyx file, in a fixed order."""
+    return [
+        Extension(
+            f"pccl._core.{path.stem}",
+            [str(path)],
+            depends=HEADERS,
+            include_dirs=["pccl/_core"],
+            extra_compile_args=COMPILE_ARGS,
+        )
+        for path in sorted(Path("pccl/_core").glob("*.pyx"))
+    ]
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        nthreads=2,
+        compiler_directives=DIRECTIVES,
+        build_dir="build/cython",
+    ),
+    options={"build_ext": {"parallel": 2}},
+)
