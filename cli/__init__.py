@@ -1,0 +1,1 @@
+"""The command line, installed as pccl.cli: flags in, one call, exit code out; no logic of the library."""

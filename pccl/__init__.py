@@ -1,0 +1,136 @@
+"""The public names of pccl, each loaded when it is first asked for.
+
+This file imports nothing of its own accord, because the peer actor imports it
+too, and an actor must start in tens of milliseconds.  What a name needs is
+paid for by whoever uses that name.
+"""
+
+# Type checkers take this name to be true; importing it from typing would cost
+# more than all the rest of this file.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import cuda
+    from .communicator import AsyncReduceHandle, Communicator
+    from .errors import (
+        KickedError,
+        MasterConnectionError,
+        MasterLostError,
+        PCCLError,
+        PeerLostError,
+        TooFewPeersError,
+        UsageError,
+    )
+    from .master import MasterNode
+    from .options import Options
+    from .shared_state import SharedState, TensorInfo
+    from .values import (
+        Attribute,
+        DataType,
+        DeviceType,
+        DistributionHint,
+        QuantizationAlgorithm,
+        QuantizationOptions,
+        ReduceDescriptor,
+        ReduceInfo,
+        ReduceOp,
+        ReduceOpDescriptor,
+        ReduceOperandDescriptor,
+        Result,
+        SharedStateSyncInfo,
+        SharedStateSyncStrategy,
+    )
+
+    __version__: str
+
+__all__ = [
+    # Taking part in a run.
+    "Communicator",
+    "AsyncReduceHandle",
+    "MasterNode",
+    "Options",
+    # Reducing.
+    "ReduceOp",
+    "DataType",
+    "DistributionHint",
+    "QuantizationAlgorithm",
+    "ReduceOperandDescriptor",
+    "QuantizationOptions",
+    "ReduceDescriptor",
+    "ReduceOpDescriptor",
+    "ReduceInfo",
+    # Shared state.
+    "TensorInfo",
+    "SharedState",
+    "SharedStateSyncStrategy",
+    "SharedStateSyncInfo",
+    # What the run looks like, and what the machine can do.
+    "Attribute",
+    "DeviceType",
+    "cuda",
+    # What can go wrong.
+    "Result",
+    "PCCLError",
+    "TooFewPeersError",
+    "PeerLostError",
+    "KickedError",
+    "MasterLostError",
+    "MasterConnectionError",
+    "UsageError",
+]
+
+_HOMES = {
+    "communicator": ("Communicator", "AsyncReduceHandle"),
+    "errors": (
+        "KickedError",
+        "MasterConnectionError",
+        "MasterLostError",
+        "PCCLError",
+        "PeerLostError",
+        "TooFewPeersError",
+        "UsageError",
+    ),
+    "master": ("MasterNode",),
+    "options": ("Options",),
+    "shared_state": ("SharedState", "TensorInfo"),
+    "values": (
+        "Attribute",
+        "DataType",
+        "DeviceType",
+        "DistributionHint",
+        "QuantizationAlgorithm",
+        "QuantizationOptions",
+        "ReduceDescriptor",
+        "ReduceInfo",
+        "ReduceOp",
+        "ReduceOpDescriptor",
+        "ReduceOperandDescriptor",
+        "Result",
+        "SharedStateSyncInfo",
+        "SharedStateSyncStrategy",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version("pccl")
+    elif name == "cuda":
+        from importlib import import_module
+
+        return import_module(".cuda", __name__)
+    elif name in _HOME_OF:
+        from importlib import import_module
+
+        value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The next lookup finds it in the module and does not come here again.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

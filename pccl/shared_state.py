@@ -1,0 +1,122 @@
+"""The shared state that peers keep identical: named tensors and a revision.
+
+Here is only the description of that state.  Comparing digests and moving
+bytes happen elsewhere; nothing in this file touches the content of a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pccl.values import DataType, DeviceType, TensorMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    import torch
+
+# The revision travels as an unsigned 64-bit integer.
+_REVISION_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One named tensor of a shared state; holds the tensor until it is dropped."""
+
+    name: str
+    memory: TensorMemory
+    #: True if peers may differ in it; then only outdated peers receive it.
+    allow_content_inequality: bool = False
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """Names a torch tensor, on the CPU or on a CUDA device."""
+        return cls(_checked(name), TensorMemory.from_torch(tensor), allow_content_inequality)
+
+    @classmethod
+    def from_numpy(
+        cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False
+    ) -> TensorInfo:
+        """Names a numpy array."""
+        return cls(_checked(name), TensorMemory.from_numpy(tensor), allow_content_inequality)
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        return self.memory.data_ptr
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; a 0-dim tensor has one."""
+        return self.memory.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the content."""
+        return self.memory.nbytes
+
+    @property
+    def dtype(self) -> DataType:
+        """Type of one element."""
+        return self.memory.datatype
+
+    @property
+    def device_type(self) -> DeviceType:
+        """Where the content lies."""
+        return self.memory.device_type
+
+
+class SharedState:
+    """Tensors that all peers of a group agree on, and how often they did.
+
+    The application adds one to the revision between two synchronisations; a
+    synchronisation that finds this peer outdated sets it.
+    """
+
+    __slots__ = ("_infos", "_revision")
+
+    def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
+        infos = tuple(tensor_infos)
+        assert infos, "a shared state needs at least one tensor"
+        names: set[str] = set()
+        for info in infos:
+            if not isinstance(info, TensorInfo):
+                raise ValueError(f"expected a TensorInfo, got {type(info).__qualname__}")
+            if info.name in names:
+                raise ValueError(f"two tensors of the shared state are called {info.name!r}")
+            names.add(info.name)
+        self._infos = infos
+        self._revision = 0
+
+    @property
+    def tensor_infos(self) -> tuple[TensorInfo, ...]:
+        """The tensors, in the order they were given."""
+        return self._infos
+
+    @property
+    def revision(self) -> int:
+        """Which version of the state this is; starts at 0."""
+        return self._revision
+
+    @revision.setter
+    def revision(self, revision: int) -> None:
+        if not 0 <= revision <= _REVISION_MAX:
+            raise ValueError(f"revision {revision} is not an unsigned 64-bit integer")
+        self._revision = revision
+
+    def push_revision(self) -> None:
+        """Adds one: the content has moved on."""
+        self.revision = self._revision + 1
+
+    def __repr__(self) -> str:
+        names = ", ".join(info.name for info in self._infos)
+        return f"SharedState(revision={self._revision}, tensors=[{names}])"
+
+
+def _checked(name: str) -> str:
+    """A tensor's name, which must be text: it is the key that peers compare."""
+    if not isinstance(name, str):
+        raise ValueError(f"the arguments are (tensor, name); the name is {type(name).__qualname__}")
+    return name
