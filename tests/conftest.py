@@ -1,0 +1,43 @@
+"""What holds for every test: its tier follows from its folder, and process tests leave nothing behind.
+
+No fixture here starts anything; what a tier needs lives in that tier's folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.leaks import Footprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TESTS = Path(__file__).parent
+TIERS = ("unit", "sim", "process")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the tier whose folder it lies in."""
+    for item in items:
+        if not item.path.is_relative_to(TESTS):
+            continue
+        tier = item.path.relative_to(TESTS).parts[0]
+        if tier not in TIERS:
+            raise pytest.UsageError(f"{item.path}: tests belong in one of {', '.join(TIERS)}")
+        item.add_marker(tier)
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a process test that leaves a process, a descriptor or a segment behind."""
+    if request.node.get_closest_marker("process") is None:
+        yield
+        return
+    with Footprint.watch() as footprint:
+        yield
+        leaks = footprint.leaks()
+    if leaks:
+        pytest.fail("left behind after the test:\n  " + "\n  ".join(leaks), pytrace=False)

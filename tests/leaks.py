@@ -1,0 +1,131 @@
+"""What a test left behind: processes, descriptors and shared segments.
+
+A footprint is taken before the test and compared after it.  Processes are found
+in two ways: as descendants of the test process, and by a mark in their
+environment, because an orphan is nobody's descendant any more and still ours.
+Whatever is found is named and then ended, so that one leak fails one test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARK = "PCCL_TEST_MARK"
+
+# How long a process may take to end after the test; killed actors need
+# milliseconds, so this is patience with a loaded machine.
+WAIT_SECONDS_MAX = 5.0
+
+NAME_PREFIX = "pccl-"
+SEGMENT = re.compile(r"/memfd:pccl\S*")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What existed before the test."""
+
+    mark: str
+    processes: frozenset[psutil.Process]
+    descriptors: dict[int, str]
+    segments: Counter[str]
+
+    @classmethod
+    @contextlib.contextmanager
+    def watch(cls) -> Iterator[Footprint]:
+        """Take a footprint and mark every process that is started inside the block."""
+        mark = uuid.uuid4().hex
+        before = os.environ.get(MARK)
+        os.environ[MARK] = mark
+        try:
+            gc.collect()
+            yield cls(mark, frozenset(_descendants()), _descriptors(), _segments())
+        finally:
+            if before is None:
+                del os.environ[MARK]
+            else:
+                os.environ[MARK] = before
+
+    def leaks(self, wait_seconds: float = WAIT_SECONDS_MAX) -> list[str]:
+        """One line for each thing that is still there and was not before."""
+        # Closing in __del__ is a promise of the library; give it the chance.
+        gc.collect()
+        found = self._process_leaks(wait_seconds)
+        found += [
+            f"descriptor {number} -> {target}"
+            for number, target in sorted(_descriptors().items())
+            if self.descriptors.get(number) != target
+        ]
+        found += [f"mapped segment {name}" for name in sorted((_segments() - self.segments).elements())]
+        return found
+
+    def _process_leaks(self, wait_seconds: float) -> list[str]:
+        left = (_descendants() | _marked(self.mark)) - self.processes
+        # A zombie has ended but was never waited for, which in a long training
+        # run fills the process table.  Waiting below would hide it.
+        zombies = {process for process in left if _is_zombie(process)}
+        names = {process: _describe(process) for process in left}
+        _, alive = psutil.wait_procs(list(left), timeout=wait_seconds)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=wait_seconds)
+        found = [f"process {names[process]}, ended but not waited for" for process in zombies]
+        found += [f"process {names[process]}, still running" for process in alive]
+        return sorted(found)
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    """Processes of the library, anywhere on this machine, that this test started."""
+    found = set()
+    for process in psutil.process_iter(["name"]):
+        if not (process.info["name"] or "").startswith(NAME_PREFIX):
+            continue
+        # It may end while we look, or belong to another user.
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found.add(process)
+    return found
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        command = " ".join(process.cmdline())[:120]
+        return f"{process.pid} ({process.name()}: {command})" if command else f"{process.pid} ({process.name()})"
+    return str(process.pid)
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        # The descriptor of this very listing is gone by the time it is read.
+        with contextlib.suppress(FileNotFoundError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+def _segments() -> Counter[str]:
+    return Counter(SEGMENT.findall(Path("/proc/self/maps").read_text()))

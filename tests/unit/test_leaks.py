@@ -1,0 +1,79 @@
+"""The leak guard itself: a guard that never bites is worse than none."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+
+from tests.leaks import Footprint
+
+# Renames itself as the library's processes do, says so, and waits to be ended.
+# Its parent leaves at once, so that it is an orphan by the time it is looked for.
+ORPHAN = """
+import os, sys
+if os.fork() == 0:
+    with open("/proc/self/comm", "w") as comm:
+        comm.write("pccl-probe")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_reported_when_nothing_is_left() -> None:
+    """Goal: a clean test passes, also if it opened and closed things."""
+    with Footprint.watch() as footprint:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+        subprocess.run([sys.executable, "-c", ""], check=True)
+
+        assert footprint.leaks() == []
+
+
+def test_an_open_descriptor_is_named() -> None:
+    """Goal: the message tells which file was left open."""
+    with Footprint.watch() as footprint:
+        descriptor = os.open("/dev/null", os.O_RDONLY)
+        leaks = footprint.leaks()
+        os.close(descriptor)
+
+        assert leaks == [f"descriptor {descriptor} -> /dev/null"]
+
+
+def test_a_mapped_segment_is_named() -> None:
+    """Goal: a segment that is closed but still mapped is found."""
+    with Footprint.watch() as footprint:
+        descriptor = os.memfd_create("pccl-probe")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
+        os.close(descriptor)
+        leaks = footprint.leaks()
+        mapping.close()
+
+        # mmap keeps a descriptor of its own, which is reported beside the mapping.
+        assert "mapped segment /memfd:pccl-probe" in leaks
+        assert footprint.leaks() == []
+
+
+def test_a_running_child_is_named_and_ended() -> None:
+    """Goal: a child that outlives its test is reported and does not outlive the report."""
+    with Footprint.watch() as footprint:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        leaks = footprint.leaks(wait_seconds=0.1)
+        child.communicate()
+
+        assert any(line.startswith(f"process {child.pid} ") and line.endswith("still running") for line in leaks)
+        assert footprint.leaks() == []
+
+
+def test_an_orphan_is_found_by_its_mark() -> None:
+    """Goal: a process whose parent died is nobody's child, and is found all the same."""
+    with Footprint.watch() as footprint:
+        with subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"ready\n"
+            parent.wait()
+            leaks = footprint.leaks(wait_seconds=0.1)
+
+        assert any("pccl-probe" in line and "still running" in line for line in leaks)
+        assert footprint.leaks() == []
