@@ -1,0 +1,245 @@
+"""What happens to a machine, and what a machine asks for: the events and actions of master and peer.
+
+Events are facts, actions are orders; both are frozen records, so tests compare whole lists of them. The master's
+machine and the peer's machine share what means the same for both. Connections and links are small numbers that the
+I/O shell gives out and keeps; a machine never sees a socket.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from pccl.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .messages import JoinLane, Register
+
+# Levels of the logging module, by number, because the actors do not import it before they have something to say.
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+
+# The payload of a completed connect or update_topology: peer id, epoch, then the world in numbers (global, own group,
+# groups, largest group).
+NUMBERS = struct.Struct("<QIIIII")
+
+# ---------------------------------------------------------------------------------------------- shared
+
+
+@record
+class Tick:
+    """The deadline that the machine asked for has come, or time has passed."""
+
+
+@record
+class Log:
+    """One line for the log of this process."""
+
+    level: int
+    line: str
+
+
+# ---------------------------------------------------------------------------------------------- master: events
+
+
+@record
+class PeerCame:
+    """A connection proved itself at the door and registers; `host` is where it comes from."""
+
+    conn: int
+    register: Register
+    host: str
+
+
+@record
+class PeerSaid:
+    """A registered connection sent a message."""
+
+    conn: int
+    message: Any
+
+
+@record
+class PeerWent:
+    """The connection is gone."""
+
+    conn: int
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------- master: actions
+
+
+@record
+class SendTo:
+    """Send a message to a peer."""
+
+    conn: int
+    message: Any
+
+
+@record
+class Dismiss:
+    """Close the connection after everything sent to it has left."""
+
+    conn: int
+
+
+# ---------------------------------------------------------------------------------------------- peer: events
+
+
+@record
+class Called:
+    """The training process made a call (a mailbox message)."""
+
+    call: Any
+
+
+@record
+class AppGone:
+    """The training process is gone: closed, crashed or killed."""
+
+    reason: str
+
+
+@record
+class MasterUp:
+    """The control connection is up and its door is open."""
+
+
+@record
+class MasterSaid:
+    """The master sent a message."""
+
+    message: Any
+
+
+@record
+class MasterDown:
+    """The control connection failed or was lost; `final` if another attempt would meet the same refusal."""
+
+    reason: str
+    final: bool = False
+
+
+@record
+class LinkCame:
+    """A peer proved itself at our port and wants to be a lane."""
+
+    link: int
+    hello: JoinLane
+
+
+@record
+class LinkUp:
+    """A lane we dialled was welcomed."""
+
+    link: int
+
+
+@record
+class LinkDown:
+    """A lane's connection failed, was refused, or broke."""
+
+    link: int
+    reason: str
+
+
+@record
+class WorkerDied:
+    """A worker process ended without being told to."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------- peer: actions
+
+
+@record
+class DialMaster:
+    """Connect to the master; attempts count from 0 and may use different addresses."""
+
+    attempt: int
+
+
+@record
+class HangUp:
+    """Close the control connection after everything sent has left."""
+
+
+@record
+class SendMaster:
+    """Send a message on the control connection."""
+
+    message: Any
+
+
+@record
+class SpawnLanes:
+    """Have this many pairs of sender and receiver processes running."""
+
+    lanes: int
+
+
+@record
+class KillLanes:
+    """End all worker processes; they are built anew when they are needed."""
+
+
+@record
+class Dial:
+    """Connect a lane to a peer."""
+
+    link: int
+    host: str
+    port: int
+    hello: JoinLane
+
+
+@record
+class AnswerLink:
+    """Welcome a lane that came, or refuse it with a reason."""
+
+    link: int
+    reason: str = ""  # empty: welcome
+
+
+@record
+class AttachLink:
+    """Give the connection to a worker: the sender or the receiver of that lane."""
+
+    link: int
+    sends: bool
+    lane: int
+
+
+@record
+class DropLink:
+    """Close the connection, wherever it is."""
+
+    link: int
+
+
+@record
+class Complete:
+    """The end of a call: its slot, a Result, a kind (see `errors`), and a payload or a text."""
+
+    slot: int
+    sequence: int
+    result: int
+    kind: int
+    payload: bytes
+
+
+@record
+class Tell:
+    """One line for the user's log, in the training process."""
+
+    level: int
+    line: str
+
+
+@record
+class Stop:
+    """End this process, once everything sent has left."""

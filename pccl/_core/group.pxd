@@ -1,0 +1,13 @@
+# What a group's ring consists of; the bodies are in group.pyx.
+
+cdef class Group:
+    cdef readonly object number        # the peer group's number, chosen by users
+    cdef readonly list ring            # peer ids in ring order, newcomers among them
+    cdef readonly set newcomers        # in the ring, but not yet accepted
+    cdef public unsigned int epoch     # of the latest order; grows by one with each
+    cdef readonly dict edges           # (source, target) -> epoch in which the edge was ordered
+    cdef readonly set waiting          # members that have not reported this epoch
+    cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
+    cdef readonly long long ordered_ns # when the latest order was given
+    cdef public object revision        # expected revision of the shared state; -1 before the first agreement
+    cdef public bytes digest           # what was agreed at that revision

@@ -1,0 +1,118 @@
+# cython: language_level=3
+"""One peer group's ring: who is in it, in which order, which edges stand, and who has yet to report.
+
+A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
+which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
+epoch, leaves it alone: so only changed edges are rewired, and both ends of an edge always agree on which connection is
+meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks.
+
+Part of the master's machine; pure, and knows nothing of votes.
+"""
+
+from .messages import Wire
+from .ring import choose_victim, find_ring, steps_of
+
+
+cdef class Group:
+    """The ring of one peer group, as the master sees it."""
+
+    def __init__(self, number):
+        self.number = number
+        self.ring = []
+        self.newcomers = set()
+        self.epoch = 0
+        self.edges = {}
+        self.waiting = set()
+        self.marks = {}
+        self.ordered_ns = 0
+        self.revision = -1
+        self.digest = b""
+
+    def add(self, peer):
+        """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
+        self.ring.append(peer)
+        self.newcomers.add(peer)
+
+    def accept(self, peer):
+        """The newcomer is a member."""
+        self.newcomers.discard(peer)
+
+    def remove(self, peer):
+        """A member is gone; its two edges with it."""
+        self.ring.remove(peer)
+        self.newcomers.discard(peer)
+        self.waiting.discard(peer)
+        self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
+        self.marks = {pair: mark for pair, mark in self.marks.items() if peer not in pair}
+
+    def lose_edge(self, source, target, epoch):
+        """An edge broke though its peers live. False if that edge is already history."""
+        if self.edges.get((source, target)) != epoch:
+            return False
+        del self.edges[(source, target)]
+        return True
+
+    def mark(self, source, target, reason, expiry_ns):
+        """The pair cannot connect; go around it until the mark expires."""
+        self.marks[(source, target)] = (expiry_ns, reason)
+        self.edges.pop((source, target), None)
+
+    def solve(self, now_ns):
+        """Put the ring into a legal order. If there is none: the peer that must go, and why; else None."""
+        self.marks = {pair: mark for pair, mark in self.marks.items() if mark[0] > now_ns}
+        forbidden = set(self.marks)
+        order = find_ring(self.ring, forbidden)
+        if order is not None:
+            self.ring = order
+            return None
+        victim = choose_victim(self.ring, self.newcomers, forbidden)
+        members = set(self.ring)
+        reasons = [
+            f"peer {pair[0]} cannot reach peer {pair[1]} ({mark[1]})"
+            for pair, mark in sorted(self.marks.items())
+            if victim in pair and pair[0] in members and pair[1] in members
+        ]
+        return victim, (
+            f"no ring is possible with peer {victim}: {'; '.join(reasons[:4]) or 'too many pairs cannot connect'}. "
+            "Check that peers can dial each other's one port (firewall, Options.advertise)."
+        )
+
+    def order(self, dict peers, long long now_ns):
+        """Begin a new epoch: the list of (peer id, Wire) that its members need."""
+        cdef list wires = []
+        cdef Py_ssize_t count = len(self.ring)
+        self.epoch += 1
+        self.ordered_ns = now_ns
+        self.waiting = set(self.ring)
+        standing = self.edges
+        self.edges = {step: standing.get(step, self.epoch) for step in steps_of(self.ring)}
+        for index, peer_id in enumerate(self.ring):
+            if count < 2:
+                wires.append((peer_id, Wire(self.epoch, 0, 0, 0, 0, 0, 0, 0, "")))
+                break
+            here = peers[peer_id]
+            previous_id, next_id = self.ring[index - 1], self.ring[(index + 1) % count]
+            previous, following = peers[previous_id], peers[next_id]
+            wires.append((peer_id, Wire(
+                self.epoch,
+                next_id, self.edges[(peer_id, next_id)], min(here.lanes, following.lanes),
+                previous_id, self.edges[(previous_id, peer_id)], min(previous.lanes, here.lanes),
+                following.port, following.host,
+            )))
+        return wires
+
+    def reported(self, peer, epoch):
+        """A member has its edges up. True if it was the last one of this epoch."""
+        if epoch != self.epoch or peer not in self.waiting:
+            return False
+        self.waiting.discard(peer)
+        return not self.waiting
+
+    def check(self):
+        """Invariants of a ring between two events."""
+        members = set(self.ring)
+        assert len(members) == len(self.ring), f"group {self.number}: a member twice in {self.ring}"
+        assert self.newcomers <= members, f"group {self.number}: newcomers {self.newcomers} not in {self.ring}"
+        assert self.waiting <= members, f"group {self.number}: waits for {self.waiting}, not in {self.ring}"
+        assert set(self.edges) == set(steps_of(self.ring)), f"group {self.number}: edges {self.edges} of {self.ring}"
+        assert all(epoch <= self.epoch for epoch in self.edges.values()), f"group {self.number}: an edge of the future"

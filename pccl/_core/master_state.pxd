@@ -1,0 +1,42 @@
+# What the master knows; the bodies are in master_state.pyx.
+
+cdef class Peer:
+    cdef readonly object id             # given out in order of registration, never reused
+    cdef readonly object conn           # the shell's number for its control connection
+    cdef readonly object group          # the peer group it asked for
+    cdef readonly int lanes             # its pool size
+    cdef readonly str host              # where others dial it
+    cdef readonly int port
+    cdef public str phase               # REGISTERED or ACCEPTED
+    cdef public long long heard_ns      # when it was last heard of
+    cdef public long long came_ns       # when it registered
+    cdef public bint warned             # it was told once whom it waits for
+
+cdef class MasterState:
+    cdef readonly bytes run             # names the run: lanes of another run are refused
+    cdef readonly object options
+    cdef readonly dict peers            # id -> Peer
+    cdef readonly dict conns            # connection -> Peer
+    cdef readonly dict groups           # number -> Group
+    cdef readonly set accepted          # ids of members
+    cdef readonly set registered        # ids of newcomers that wait for a round
+    cdef readonly set admitting         # newcomers of the round that is being wired
+    cdef readonly bint admission        # a closed round waits for its rings
+    cdef readonly dict votes            # call name -> {peer id: Vote}
+    cdef readonly dict warned           # call name -> the round's wait was already reported
+    cdef readonly object next_id        # the next peer's id
+    cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
+    cdef readonly object story          # the latest events and actions
+    cdef public object counters         # what happened how often
+    cdef long long swept_ns             # when peers were last swept for silence
+    cdef long long beat_ns              # when the master last sent its own heartbeats
+    cdef long long interval_ns          # heartbeat interval
+    cdef long long silence_ns           # heartbeat timeout
+    cdef bint checking                  # run check() after each event
+    cdef long long now_ns               # of the event being handled
+    cdef list actions                   # of the event being handled
+    cdef readonly set wiring            # numbers of groups whose members have not all reported
+    cdef set changed                    # numbers of groups that need a new order
+
+    cdef _send(self, Peer peer, message)
+    cdef _log(self, int level, str line)

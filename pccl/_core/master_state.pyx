@@ -1,0 +1,517 @@
+# cython: language_level=3
+"""The master's machine: who is in, in which ring, and which calls are agreed. Events in, actions out.
+
+**Phases.** A peer that came through the door is *registered*; it becomes *accepted* in a topology round. `TRANSITIONS`
+says which message is legal in which phase; anything else costs the sender its connection, with the reason sent first.
+
+**A topology round** is unanimous over all accepted peers of all groups. When the last vote is in and no ring is being
+wired, the round closes: every registered peer is put into its group's ring, the changed rings are ordered, and when all
+their members have reported, the newcomers are accepted and everybody gets the same numbers. A run without members
+admits whoever registers at once. Votes that wait for a larger group keep the round open while nobody new is there.
+
+**A lost member** (closed connection, silence, goodbye, kick) leaves its votes and its ring; its group is ordered anew at
+once, without a vote and without any other group. The same happens to an edge that breaks between two living peers. A
+pair that cannot connect is routed around; if no ring exists, a newcomer is refused, and only without one a veteran.
+
+**After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed round,
+closes a unanimous one. The work of an event does not grow with the number of peers, except where everybody is told.
+
+No socket, clock, file, thread or random source in here: time is an argument, the run's name is given.
+"""
+
+from collections import deque
+
+from pccl.options import GROUPS_MAX, LANES_MAX, STORY_EVENTS_MAX, nanoseconds
+from pccl.records import record
+
+from .deadlock import Waiting, explain_stuck, find_stuck, name_peers
+from .events import INFO, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from .group import Group
+from .messages import (
+    Accepted, Beat, CallFailed, EdgeLost, Kick, Leave, Notice, PendingAnswer, Registered, TopologyDone, VotePending,
+    VoteTopology, WireFailed, Wired, Withdraw,
+)
+
+REGISTERED = "registered"
+ACCEPTED = "accepted"
+
+# Calls are known by the names their users know them by.
+TOPOLOGY = "update_topology"
+PENDING = "are_peers_pending"
+
+INVALID_USAGE = 4
+RANK_CONNECTION_FAILED = 7
+RANK_CONNECTION_LOST = 8
+
+
+@record
+class Vote:
+    """One peer's part in a round."""
+
+    call: int
+    wanted: int  # members of its group that are worth waiting for; 0: does not wait
+    since_ns: int
+
+
+cdef class Peer:
+    """One control connection and what is known about who is behind it."""
+
+    def __init__(self, id, conn, register, host, now_ns):
+        self.id = id
+        self.conn = conn
+        self.group = register.group
+        self.lanes = min(max(register.lanes, 1), LANES_MAX)
+        self.host = register.host or host
+        self.port = register.port
+        self.phase = REGISTERED
+        self.heard_ns = now_ns
+        self.came_ns = now_ns
+        self.warned = False
+
+
+cdef class MasterState:
+    """`handle(event, now_ns) -> actions`, and nothing else changes it."""
+
+    def __init__(self, bytes run, options, now_ns=0):
+        self.run = run
+        self.options = options
+        self.peers = {}
+        self.conns = {}
+        self.groups = {}
+        self.accepted = set()
+        self.registered = set()
+        self.admitting = set()
+        self.admission = False
+        self.votes = {TOPOLOGY: {}, PENDING: {}}
+        self.warned = {TOPOLOGY: False, PENDING: False}
+        self.next_id = 1
+        self.story = deque(maxlen=STORY_EVENTS_MAX)
+        self.counters = {"rounds": 0, "admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
+        self.interval_ns = nanoseconds(options.heartbeat_interval)
+        self.silence_ns = nanoseconds(options.heartbeat_timeout)
+        self.checking = options.check
+        self.swept_ns = self.beat_ns = self.now_ns = now_ns
+        self.next_deadline_ns = now_ns + self.interval_ns
+        self.actions = []
+        self.wiring = set()
+        self.changed = set()
+
+    def handle(self, event, long long now_ns):
+        """The one way in."""
+        cdef Peer peer
+        self.now_ns = now_ns
+        self.actions = actions = []
+        kind = type(event)
+        if kind is PeerSaid:
+            peer = self.conns.get(event.conn)
+            if peer is not None:  # else: a last word of somebody already dismissed
+                peer.heard_ns = now_ns
+                handler = TRANSITIONS.get((peer.phase, type(event.message)))
+                if handler is None:
+                    self._kick(peer, INVALID_USAGE, f"{type(event.message).__name__} is not legal while {peer.phase}")
+                else:
+                    handler(self, peer, event.message)
+        elif kind is PeerCame:
+            self._register(event)
+        elif kind is PeerWent:
+            peer = self.conns.get(event.conn)
+            if peer is not None:
+                self._remove(peer, "lost", event.reason)
+        elif kind is Tick:
+            if now_ns >= self.next_deadline_ns:
+                self._sweep()
+        else:
+            raise TypeError(f"the master's machine knows no event {event!r}")
+        self._settle()
+        self.story.append((now_ns, event, actions))
+        if self.checking:
+            self.check()
+        return actions
+
+    # ------------------------------------------------------------------------------------------ membership
+
+    def _register(self, event):
+        register = event.register
+        if register.group not in self.groups and len(self.groups) >= GROUPS_MAX:
+            self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
+            self.actions.append(Dismiss(event.conn))
+            return
+        peer = Peer(self.next_id, event.conn, register, event.host, self.now_ns)
+        self.next_id += 1
+        self.peers[peer.id] = self.conns[event.conn] = peer
+        self.registered.add(peer.id)
+        self._send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
+        self._log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
+
+    def _remove(self, Peer peer, str how, str reason):
+        """Take a peer out of everything. `how` is lost, left or kicked, and one of the counters."""
+        del self.peers[peer.id], self.conns[peer.conn]
+        self.accepted.discard(peer.id)
+        self.registered.discard(peer.id)
+        self.admitting.discard(peer.id)
+        for votes in self.votes.values():
+            votes.pop(peer.id, None)
+        group = self.groups.get(peer.group)
+        if group is not None and peer.id in group.ring:
+            group.remove(peer.id)
+            self.changed.add(peer.group)
+            if not group.ring:
+                self._forget_ring(group)
+        self.counters[how] += 1
+        self._log(INFO if how == "left" else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
+
+    def _forget_ring(self, group):
+        """The last member is gone. What was agreed stays known; a group that never agreed on anything leaves no trace."""
+        self.changed.discard(group.number)
+        self.wiring.discard(group.number)
+        if group.revision < 0:
+            del self.groups[group.number]
+
+    def _kick(self, Peer peer, int result, str reason):
+        self._send(peer, Kick(result, reason))
+        self.actions.append(Dismiss(peer.conn))
+        self._remove(peer, "kicked", reason)
+
+    def _on_leave(self, Peer peer, message):
+        self.actions.append(Dismiss(peer.conn))
+        self._remove(peer, "left", message.reason or "goodbye")
+
+    def _on_beat(self, Peer peer, message):
+        pass  # hearing of it was the point
+
+    # ------------------------------------------------------------------------------------------ votes
+
+    def _on_vote_topology(self, Peer peer, message):
+        self._vote(TOPOLOGY, peer, Vote(message.call, message.wanted, self.now_ns))
+
+    def _on_vote_pending(self, Peer peer, message):
+        self._vote(PENDING, peer, Vote(message.call, 0, self.now_ns))
+
+    def _vote(self, str name, Peer peer, vote):
+        votes = self.votes[name]
+        if peer.id in votes:
+            self._kick(peer, INVALID_USAGE, f"voted twice in {name} (calls {votes[peer.id].call} and {vote.call})")
+        else:
+            votes[peer.id] = vote
+
+    def _on_withdraw(self, Peer peer, message):
+        """Too late is no error: then the answer is already on its way, and its call number says that it is stale."""
+        for votes in self.votes.values():
+            vote = votes.get(peer.id)
+            if vote is not None and vote.call == message.call:
+                del votes[peer.id]
+
+    # ------------------------------------------------------------------------------------------ rings
+
+    def _ring_of(self, Peer peer):
+        """The ring this peer was ordered into. A peer that was ordered into none has nothing to report about it."""
+        group = self.groups.get(peer.group)
+        if group is not None and peer.id in group.ring:
+            return group
+        self._kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
+        return None
+
+    def _on_wired(self, Peer peer, message):
+        group = self._ring_of(peer)
+        if group is not None and group.reported(peer.id, message.epoch):
+            self.wiring.discard(peer.group)
+
+    def _on_wire_failed(self, Peer peer, message):
+        group = self._ring_of(peer)
+        if group is not None and message.epoch == group.epoch and (peer.id, message.target) in group.edges:
+            expiry_ns = self.now_ns + nanoseconds(self.options.unreachable_expiry)
+            group.mark(peer.id, message.target, message.reason, expiry_ns)
+            self.changed.add(peer.group)
+            self._log(WARNING, f"peer={peer.id} cannot reach peer={message.target} reason={message.reason!r}")
+
+    def _on_edge_lost(self, Peer peer, message):
+        group = self._ring_of(peer)
+        if group is None:
+            return
+        if peer.id not in (message.source, message.target):
+            self._kick(peer, INVALID_USAGE, f"reported an edge {message.source}-{message.target} that is not its own")
+        elif group.lose_edge(message.source, message.target, message.epoch):
+            self.changed.add(peer.group)
+            edge = f"{message.source}->{message.target}"
+            self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
+
+    # ------------------------------------------------------------------------------------------ settling
+
+    def _settle(self):
+        """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
+        while self._order_changed_rings() or self._close_round():
+            pass
+        self._answer_pending()
+
+    def _order_changed_rings(self):
+        """Give every changed ring a legal order and its members their neighbours. True if there was one."""
+        if not self.changed:
+            return False
+        for number in sorted(self.changed):
+            group = self.groups[number]
+            verdict = group.solve(self.now_ns)
+            while verdict is not None:
+                victim, reason = verdict
+                self._kick(self.peers[victim], RANK_CONNECTION_FAILED, reason)
+                verdict = group.solve(self.now_ns)
+            for peer_id, wire in group.order(self.peers, self.now_ns):
+                self._send(self.peers[peer_id], wire)
+            self.counters["rewired"] += 1
+            self.wiring.add(number)
+            ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
+            self._log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
+        self.changed.clear()
+        return True
+
+    def _close_round(self):
+        """Open or complete an admission. True if something changed."""
+        if self.wiring:
+            return False
+        if self.admission:
+            self._complete_round()
+            return True
+        if not self._round_is_ripe():
+            return False
+        self.admission = True
+        self.admitting = set(self.registered)
+        self.registered.clear()
+        for peer_id in sorted(self.admitting):
+            number = self.peers[peer_id].group
+            if number not in self.groups:
+                self.groups[number] = Group(number)
+            self.groups[number].add(peer_id)
+            self.changed.add(number)
+        return True
+
+    def _round_is_ripe(self):
+        votes = self.votes[TOPOLOGY]
+        if not self.accepted:
+            return bool(self.registered)
+        if len(votes) < len(self.accepted):
+            return False
+        if self.registered:
+            return True
+        # Nobody new: the round closes unless every voter would rather wait for a larger group.
+        for peer_id, vote in votes.items():
+            if vote.wanted <= len(self.groups[self.peers[peer_id].group].ring):
+                return True
+        return False
+
+    def _complete_round(self):
+        votes = self.votes[TOPOLOGY]
+        self.accepted |= self.admitting
+        for peer_id in self.admitting:
+            self.peers[peer_id].phase = ACCEPTED
+            self.groups[self.peers[peer_id].group].accept(peer_id)
+        sizes = {number: len(group.ring) for number, group in self.groups.items() if group.ring}
+        common = len(self.accepted), len(sizes), max(sizes.values(), default=0)
+        for peer_id in sorted(self.admitting):
+            self._tell_numbers(self.peers[peer_id], None, common)
+        for peer_id, vote in votes.items():
+            self._tell_numbers(self.peers[peer_id], vote.call, common)
+        self.counters["rounds"] += 1
+        self.counters["admitted"] += len(self.admitting)
+        if self.admitting:
+            self._log(INFO, f"admitted {name_peers(sorted(self.admitting))} world={len(self.accepted)} groups={sizes}")
+        self.admission = False
+        self.admitting = set()
+        self.votes[TOPOLOGY] = {}
+        self.warned[TOPOLOGY] = False
+
+    def _tell_numbers(self, Peer peer, call, common):
+        group = self.groups[peer.group]
+        world, groups, largest = common
+        if call is None:
+            self._send(peer, Accepted(group.epoch, world, len(group.ring), groups, largest))
+        else:
+            self._send(peer, TopologyDone(call, group.epoch, world, len(group.ring), groups, largest))
+
+    def _answer_pending(self):
+        votes = self.votes[PENDING]
+        if not votes or len(votes) < len(self.accepted):
+            return
+        pending = bool(self.registered or self.admitting)
+        for peer_id, vote in votes.items():
+            self._send(self.peers[peer_id], PendingAnswer(vote.call, pending))
+        self.votes[PENDING] = {}
+        self.warned[PENDING] = False
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _sweep(self):
+        """Heartbeats, silence, slow wiring, long waits, deadlocks: once an interval, over everybody."""
+        # A master that was itself stopped heard nobody, which says nothing about the others.
+        if self.now_ns - self.swept_ns > self.interval_ns + self.silence_ns // 2:
+            for peer in self.peers.values():
+                peer.heard_ns = self.now_ns
+        self.swept_ns = self.now_ns
+        if self.now_ns - self.beat_ns >= self.interval_ns:
+            self.beat_ns = self.now_ns
+            beat = Beat(self.now_ns)
+            for peer in self.peers.values():
+                self._send(peer, beat)
+        self._end_the_silent()
+        self._end_slow_wiring()
+        for name in self.votes:
+            self._watch_votes(name)
+        self._warn_newcomers()
+        self._break_deadlocks()
+        soonest = self.now_ns + self.interval_ns
+        for peer in self.peers.values():
+            soonest = min(soonest, peer.heard_ns + self.silence_ns)
+        self.next_deadline_ns = max(soonest, self.now_ns + 1_000_000)
+
+    def _end_the_silent(self):
+        for peer in [peer for peer in self.peers.values() if self.now_ns - peer.heard_ns >= self.silence_ns]:
+            self._kick(peer, RANK_CONNECTION_LOST, f"nothing heard for {self.silence_ns / 1e9:g} s (heartbeat_timeout)")
+
+    def _end_slow_wiring(self):
+        """Who has not reported in time goes: the newcomers among them first, veterans only if there are none."""
+        limit_ns = nanoseconds(self.options.wire_timeout)
+        for number in sorted(self.wiring):
+            group = self.groups[number]
+            if self.now_ns - group.ordered_ns < limit_ns:
+                continue
+            late = sorted(group.waiting & group.newcomers) or sorted(group.waiting)
+            for peer_id in late:
+                reason = f"its lanes were not up {limit_ns / 1e9:g} s after the ring was ordered (wire_timeout)"
+                self._kick(self.peers[peer_id], RANK_CONNECTION_FAILED, reason)
+
+    def _watch_votes(self, str name):
+        votes = self.votes[name]
+        if not votes or len(votes) >= len(self.accepted) or self.admission and name == TOPOLOGY:
+            self.warned[name] = False
+            return
+        waited_ns = self.now_ns - min(vote.since_ns for vote in votes.values())
+        missing = sorted(self.accepted - set(votes))
+        limit_ns = nanoseconds(self.options.vote_timeout)
+        if limit_ns and waited_ns >= limit_ns:
+            for peer_id in missing:
+                reason = f"straggler: {name_peers(sorted(votes))} waited {waited_ns / 1e9:.1f} s for it in {name} (vote_timeout)"
+                self._kick(self.peers[peer_id], RANK_CONNECTION_LOST, reason)
+        elif waited_ns >= nanoseconds(self.options.vote_warning) and not self.warned[name]:
+            self.warned[name] = True
+            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self._describe(missing)}"
+            self._log(WARNING, line)
+            for peer_id in votes:
+                self._send(self.peers[peer_id], Notice(WARNING, line))
+
+    def _warn_newcomers(self):
+        limit_ns = nanoseconds(self.options.vote_warning)
+        for peer_id in self.registered:
+            peer = self.peers[peer_id]
+            if not peer.warned and self.now_ns - peer.came_ns >= limit_ns:
+                peer.warned = True
+                missing = self._describe(sorted(self.accepted - set(self.votes[TOPOLOGY])))
+                self._send(peer, Notice(WARNING, f"not admitted yet: update_topology waits for {missing}"))
+
+    def _break_deadlocks(self):
+        oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)
+        calls, names = [], []
+        electorate = frozenset(self.accepted)
+        for name, votes in self.votes.items():
+            if votes and not (self.admission and name == TOPOLOGY):
+                calls.append(Waiting(name, electorate, frozenset(votes)))
+                names.append(name)
+        if len(calls) < 2:
+            return
+        stuck = find_stuck(calls)
+        involved = [(name, peer_id) for name in names for peer_id in self.votes[name] if peer_id in stuck]
+        if not stuck or any(self.votes[name][peer_id].since_ns > oldest_ns for name, peer_id in involved):
+            return
+        reason = explain_stuck(calls, stuck)
+        self.counters["deadlocks"] += 1
+        self._log(WARNING, reason)
+        for name, peer_id in involved:
+            vote = self.votes[name].pop(peer_id)
+            self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
+
+    # ------------------------------------------------------------------------------------------ reports
+
+    def _describe(self, list missing):
+        """Who is missing and what they are doing instead."""
+        busy = {}
+        for name, votes in self.votes.items():
+            for peer_id in missing:
+                if peer_id in votes:
+                    busy.setdefault(name, []).append(peer_id)
+        idle = [peer_id for peer_id in missing if not any(peer_id in peers for peers in busy.values())]
+        parts = [f"{name_peers(peers)} (in {name})" for name, peers in sorted(busy.items())]
+        if idle:
+            parts.append(f"{name_peers(idle)} (in no call)")
+        return ", ".join(parts) or "nobody"
+
+    def waiting_for(self):
+        """Call name to a sentence that says who is missing: what logs and status displays show."""
+        return {
+            name: self._describe(sorted(self.accepted - set(votes))) for name, votes in self.votes.items() if votes
+        }
+
+    def snapshot(self):
+        """The durable part: what a master that starts again must know."""
+        groups = {
+            number: {"epoch": group.epoch, "revision": group.revision, "digest": group.digest.hex()}
+            for number, group in sorted(self.groups.items())
+        }
+        return {"run": self.run.hex(), "next_id": self.next_id, "groups": groups}
+
+    @classmethod
+    def restore(cls, snapshot, options, now_ns=0):
+        """A master that goes on with a run whose peers are all gone."""
+        state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
+        MasterState._restore(state, snapshot)
+        return state
+
+    def _restore(self, snapshot):
+        self.next_id = snapshot["next_id"]
+        for number, saved in snapshot["groups"].items():
+            group = self.groups[int(number)] = Group(int(number))
+            group.epoch = saved["epoch"]
+            group.revision = saved["revision"]
+            group.digest = bytes.fromhex(saved["digest"])
+
+    def check(self):
+        """Invariants between two events; run after every one in all tests."""
+        ids = set(self.peers)
+        assert {peer.id for peer in self.conns.values()} == ids, "a connection without its peer, or the reverse"
+        assert self.accepted | self.registered | self.admitting == ids, "a peer in no phase"
+        assert len(self.accepted) + len(self.registered) + len(self.admitting) == len(ids), "a peer in two phases"
+        assert self.admission or not self.admitting, "admitting outside a round"
+        assert not self.changed, f"groups {self.changed} changed, but were not ordered anew"
+        assert self.accepted or not self.registered or self.admission, "newcomers wait in a run without members"
+        in_rings = {peer_id for group in self.groups.values() for peer_id in group.ring}
+        assert in_rings == self.accepted | self.admitting, f"rings hold {in_rings}"
+        for number, group in self.groups.items():
+            group.check()
+            assert bool(group.waiting) == (number in self.wiring), f"group {number}: waiting {group.waiting}"
+            assert group.newcomers == self.admitting & set(group.ring), f"group {number}: strangers in the ring"
+            assert all(self.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
+        for name, votes in self.votes.items():
+            assert set(votes) <= self.accepted, f"{name}: a vote of somebody who is no member"
+        assert not self.votes[PENDING] or len(self.votes[PENDING]) < len(self.accepted), "an answer was forgotten"
+        assert self.wiring or self.admission or not self._round_is_ripe(), "a unanimous round was left open"
+        assert not (self.admission and not self.wiring), "a wired round was left open"
+
+    cdef _send(self, Peer peer, message):
+        self.actions.append(SendTo(peer.conn, message))
+
+    cdef _log(self, int level, str line):
+        self.actions.append(Log(level, line))
+
+
+# Which message is legal in which phase, and what it does. What is not here costs the sender its connection.
+TRANSITIONS = {
+    (REGISTERED, Wired): MasterState._on_wired,
+    (REGISTERED, WireFailed): MasterState._on_wire_failed,
+    (REGISTERED, EdgeLost): MasterState._on_edge_lost,
+    (REGISTERED, Beat): MasterState._on_beat,
+    (REGISTERED, Leave): MasterState._on_leave,
+    (ACCEPTED, VoteTopology): MasterState._on_vote_topology,
+    (ACCEPTED, VotePending): MasterState._on_vote_pending,
+    (ACCEPTED, Withdraw): MasterState._on_withdraw,
+    (ACCEPTED, Wired): MasterState._on_wired,
+    (ACCEPTED, WireFailed): MasterState._on_wire_failed,
+    (ACCEPTED, EdgeLost): MasterState._on_edge_lost,
+    (ACCEPTED, Beat): MasterState._on_beat,
+    (ACCEPTED, Leave): MasterState._on_leave,
+}

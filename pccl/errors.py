@@ -1,0 +1,82 @@
+"""The exception tree, cut by what the caller should do next.
+
+Every failure of a call is a `PCCLError` with a `Result`, the function it came from, and a message that says who did
+what and what to do. The peer actor reports an outcome as two small numbers and a text; `error_from_outcome` is the one
+place that turns them into an exception. A leaf: imports only `values`.
+"""
+
+from __future__ import annotations
+
+from .values import Result
+
+# What kind of end an outcome describes, beside its Result. The actor sends these numbers through shared memory.
+KIND_PLAIN = 0  # the Result alone decides
+KIND_KICKED = 1  # the master ended this peer's membership and said why
+KIND_MASTER_LOST = 2  # the connection to the master is gone
+KIND_CANCELLED = 3  # the caller itself gave the call up
+
+
+class PCCLError(Exception):
+    """A call failed; `.result` says how, `.func_name` where, the text who, what and what to do."""
+
+    def __init__(self, result: Result, func_name: str = "", message: str = "") -> None:
+        self.result = result
+        self.func_name = func_name
+        self.message = message
+        super().__init__(result, func_name, message)
+
+    def __str__(self) -> str:
+        where = f"{self.func_name}: " if self.func_name else ""
+        return f"{where}{self.message} [{self.result.name}]" if self.message else f"{where}{self.result.name}"
+
+    def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str]]:
+        return type(self), (self.result, self.func_name, self.message)
+
+
+class TooFewPeersError(PCCLError):
+    """The group is too small for this call: wait for peers, then call again."""
+
+
+class PeerLostError(PCCLError):
+    """A peer was lost during the call: the survivors are rewired, so retry it."""
+
+
+class KickedError(PCCLError):
+    """The master ended this peer's membership: mend what `.reason` says, then connect anew."""
+
+    @property
+    def reason(self) -> str:
+        """Why the master did it, in its own words."""
+        return self.message
+
+
+class MasterLostError(PCCLError):
+    """The master is gone or silent: connect again once it is back."""
+
+
+class MasterConnectionError(PCCLError):
+    """No attempt to register with the master succeeded: check the address, the token and the firewall."""
+
+
+class UsageError(PCCLError):
+    """The call itself is wrong here: fix the program."""
+
+
+_CLASS_BY_RESULT: dict[Result, type[PCCLError]] = {
+    Result.TOO_FEW_PEERS: TooFewPeersError,
+    Result.RANK_CONNECTION_LOST: PeerLostError,
+    Result.INVALID_USAGE: UsageError,
+    Result.INVALID_ARGUMENT: UsageError,
+    Result.NOT_INITIALIZED: UsageError,
+    Result.PENDING_ASYNC_OPS: UsageError,
+    Result.MASTER_CONNECTION_FAILED: MasterConnectionError,
+}
+
+_CLASS_BY_KIND: dict[int, type[PCCLError]] = {KIND_KICKED: KickedError, KIND_MASTER_LOST: MasterLostError}
+
+
+def error_from_outcome(result: int, kind: int, func_name: str, message: str) -> PCCLError:
+    """The exception for an outcome that the peer actor reported."""
+    value = Result(result)
+    cls = _CLASS_BY_KIND.get(kind) or _CLASS_BY_RESULT.get(value, PCCLError)
+    return cls(value, func_name, message)

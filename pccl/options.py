@@ -1,0 +1,119 @@
+"""Every bound with its reason: timeouts, limits and the addresses a peer shows to others.
+
+Durations are seconds. Each field is set in code, `Options(heartbeat_timeout=3)`, and overridden by the environment,
+`PCCL_HEARTBEAT_TIMEOUT=3`: who operates a run has the last word. The peer actor receives the same values as text, so a
+value survives `Options.decode(options.encode())`. A leaf: imports only `records`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .records import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MASTER_PORT = 48148  # where a master listens unless told otherwise
+PEER_PORT_FIRST = 48149  # peers take the first free port from here up
+PEER_PORTS_MAX = 4096  # how many ports a peer tries before it gives up: more peers than any one host carries
+
+TOKEN_VARIABLE = "PCCL_TOKEN"  # the run's shared secret; never an argument, because arguments are visible to everyone
+TOKEN_BYTES_MAX = 512  # enough for any key; a larger file is a mistake worth reporting
+
+STRANGERS_MAX = 128  # connections that have not proven themselves; the oldest makes room for the newest
+EARLY_LINKS_MAX = 1024  # lanes that arrived before the order that explains them: two neighbours with full pools
+LANES_MAX = 256  # largest connection pool; the report saw no gain beyond 128
+SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as gone
+STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
+GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop
+
+
+@record
+class Options:
+    """How long to wait, how much to hold, and which address to show. The defaults suit a wide-area network."""
+
+    heartbeat_interval: float = 1.0  # often enough to notice within the timeout after several lost packets
+    heartbeat_timeout: float = 10.0  # long enough for a stalled link to recover by retransmission
+    connect_timeout: float = 5.0  # one dial, three SYN retransmissions
+    handshake_timeout: float = 5.0  # a caller proves itself in two round trips; silence beyond is a stranger
+    retry_interval: float = 1.0  # between attempts to reach the master
+    dial_attempts: int = 2  # a lane is dialled twice before the pair counts as unreachable
+    wire_timeout: float = 20.0  # all dials of a rewiring, with room for every attempt to time out
+    unreachable_expiry: float = 60.0  # how long a failed pair is avoided; routes and firewalls change
+    vote_warning: float = 30.0  # a vote that waits this long names who is missing
+    vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else stragglers are kicked
+    deadlock_timeout: float = 3.0  # calls that can never meet are explained after this, well under five seconds
+    close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
+    slots: int = 1024  # calls in flight per communicator
+    port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up
+    advertise: str = ""  # host or host:port that others dial; empty: as the master sees us
+    check: bool = False  # machines verify their invariants after every event
+
+    def encode(self) -> str:
+        """One `field=value` per line, for the peer actor."""
+        return "\n".join(f"{name}={getattr(self, name)!s}" for name in _TYPES)
+
+    @staticmethod
+    def decode(text: str) -> Options:
+        """The inverse of `encode`."""
+        pairs = dict(line.split("=", 1) for line in text.split("\n") if line)
+        return Options(**{name: _parse(name, value, name) for name, value in pairs.items()})  # type: ignore[arg-type]
+
+    def overridden(self, environment: Mapping[str, str] | None = None) -> Options:
+        """These values with every `PCCL_<FIELD>` of the environment applied, and checked."""
+        source = os.environ if environment is None else environment
+        found = {}
+        for name in _TYPES:
+            variable = f"PCCL_{name.upper()}"
+            if variable in source:
+                found[name] = _parse(name, source[variable], variable)
+        return replace(self, **found).validated()
+
+    def validated(self) -> Options:
+        """Itself, or a ValueError that names the field and what it may be."""
+        for name, kind in _TYPES.items():
+            value = getattr(self, name)
+            if kind is not str and (not isinstance(value, (int, float)) or value < 0):
+                raise ValueError(f"Options.{name} must be a number of at least 0, not {value!r}")
+        for name in ("heartbeat_interval", "connect_timeout", "handshake_timeout", "wire_timeout", "deadlock_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Options.{name} must be above 0: without that bound a call could wait for ever")
+        if self.heartbeat_timeout < 2 * self.heartbeat_interval:
+            raise ValueError(
+                f"Options.heartbeat_timeout ({self.heartbeat_timeout:g} s) must be at least twice "
+                f"heartbeat_interval ({self.heartbeat_interval:g} s), or a single late beat ends a membership"
+            )
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"Options.port must be 0 to 65535, not {self.port}")
+        if not 1 <= self.slots <= 1 << 16:
+            raise ValueError(f"Options.slots must be 1 to 65536, not {self.slots}")
+        if "\n" in self.advertise:
+            raise ValueError("Options.advertise must be one host or host:port")
+        return self
+
+
+_TYPES: dict[str, type] = {
+    name: type(default)
+    for name, default in ((name, getattr(Options(), name)) for name in Options.__match_args__)  # type: ignore[attr-defined]
+}
+
+
+def _parse(name: str, text: str, source: str) -> object:
+    kind = _TYPES.get(name)
+    if kind is None:
+        raise ValueError(f"{source}: there is no option of that name")
+    if kind is str:
+        return text
+    if kind is bool:
+        return text.strip().lower() in ("1", "true", "yes", "on")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{source} must be a number, not {text!r}") from None
+
+
+def nanoseconds(seconds: float) -> int:
+    """Machines count in whole nanoseconds, so that equal times are equal."""
+    return int(seconds * 1_000_000_000)
