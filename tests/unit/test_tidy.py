@@ -32,16 +32,8 @@ LEAVES = {"pccl.errors", "pccl.options", "pccl.values", "pccl.records"}
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    "wire",
-    "messages",
-    "records",
-    "door",
-    "ring",
-    "master_state",
-    "peer_state",
-    "deadlock",
-    "events",
-    "actions",
+    *("wire", "messages", "records", "events", "actions", "door", "ring", "edge", "group"),
+    *("master_state", "peer_state", "deadlock"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
