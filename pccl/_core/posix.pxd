@@ -1,0 +1,120 @@
+# Every C function, structure and constant of the operating system that the project calls.
+#
+# Declarations only, all `nogil`; nothing here raises, allocates or decides. What is special to Linux is
+# used by `park` and by loops over bytes, never by the machines.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+# Atomics on memory that several processes map. Loads acquire and stores release, which is what handing
+# over a payload needs; the read-modify-write operations are sequentially consistent, since they are
+# where two processes race for the same word.
+cdef extern from * nogil:
+    """
+    #include <stdint.h>
+
+    static inline uint32_t pccl_load_u32(const uint32_t *word)
+    { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+    static inline void pccl_store_u32(uint32_t *word, uint32_t value)
+    { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+    static inline uint32_t pccl_exchange_u32(uint32_t *word, uint32_t value)
+    { return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST); }
+
+    static inline int pccl_compare_exchange_u32(uint32_t *word, uint32_t expected, uint32_t desired)
+    { return __atomic_compare_exchange_n(word, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+
+    static inline uint64_t pccl_load_u64(const uint64_t *word)
+    { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+    static inline void pccl_store_u64(uint64_t *word, uint64_t value)
+    { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+    """
+    uint32_t atomic_load_u32 "pccl_load_u32" (const uint32_t *word)
+    void atomic_store_u32 "pccl_store_u32" (uint32_t *word, uint32_t value)
+    uint32_t atomic_exchange_u32 "pccl_exchange_u32" (uint32_t *word, uint32_t value)
+    bint atomic_compare_exchange_u32 "pccl_compare_exchange_u32" (uint32_t *word, uint32_t expected, uint32_t desired)
+    uint64_t atomic_load_u64 "pccl_load_u64" (const uint64_t *word)
+    void atomic_store_u64 "pccl_store_u64" (uint64_t *word, uint64_t value)
+
+
+cdef extern from "<errno.h>" nogil:
+    int errno
+    int EAGAIN                      # a non-blocking call would block; a futex word has changed already
+    int EWOULDBLOCK                 # the same as EAGAIN on Linux, spelled apart by POSIX
+    int EINTR                       # a signal arrived
+    int ETIMEDOUT                   # a bounded sleep ended by its bound
+
+
+cdef extern from "<time.h>" nogil:
+    ctypedef long time_t
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    ctypedef int clockid_t
+    clockid_t CLOCK_MONOTONIC       # one clock for all processes of a host, never set back
+    int clock_gettime(clockid_t clock, timespec *now)
+
+
+cdef extern from "<unistd.h>" nogil:
+    long syscall(long number, ...)
+    int ftruncate(int fd, int64_t size)
+    int close(int fd)
+
+
+# Calls for which older C libraries have no wrapper; they are made through syscall().
+cdef extern from "<sys/syscall.h>" nogil:
+    long SYS_futex
+    long SYS_pidfd_open
+
+
+# The process-private variants of these would not wake a sleeper in another process.
+cdef extern from "<linux/futex.h>" nogil:
+    int FUTEX_WAIT
+    int FUTEX_WAKE
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int memfd_create(const char *name, unsigned int flags)
+    unsigned int MFD_CLOEXEC        # an exec'ed program gets only what is passed to it on purpose
+    unsigned int MFD_ALLOW_SEALING
+
+
+cdef extern from "<fcntl.h>" nogil:
+    int fcntl(int fd, int command, ...)
+    int F_ADD_SEALS
+    int F_SEAL_SEAL                 # the set of seals is final
+    int F_SEAL_SHRINK               # the file never becomes smaller under a mapping
+    int F_SEAL_GROW                 # nor larger
+
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd(unsigned int value, int flags)
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+
+
+cdef extern from "<sys/prctl.h>" nogil:
+    int prctl(int option, ...)
+    int PR_SET_NAME                 # what `ps` and `top` show
+    int PR_SET_PDEATHSIG            # the signal that comes when the parent is gone
+
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        void *msg_name
+        unsigned int msg_namelen
+        iovec *msg_iov
+        size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
+        int msg_flags
+    int MSG_NOSIGNAL                # a closed peer is an error code, not a SIGPIPE
+    int MSG_DONTWAIT                # non-blocking, whatever the mode of the descriptor
+    ssize_t recv(int fd, void *buffer, size_t length, int flags)
+    ssize_t send(int fd, const void *buffer, size_t length, int flags)
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
