@@ -19,7 +19,6 @@ MASTER_PORT = 48148  # where a master listens unless told otherwise
 PEER_PORT_FIRST = 48149  # peers take the first free port from here up
 PEER_PORTS_MAX = 4096  # how many ports a peer tries before it gives up: more peers than any one host carries
 
-TOKEN_VARIABLE = "PCCL_TOKEN"  # the run's shared secret; never an argument, because arguments are visible to everyone
 TOKEN_BYTES_MAX = 512  # enough for any key; a larger file is a mistake worth reporting
 
 STRANGERS_MAX = 128  # connections that have not proven themselves; the oldest makes room for the newest
@@ -49,7 +48,13 @@ class Options:
     slots: int = 1024  # calls in flight per communicator
     port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up
     advertise: str = ""  # host or host:port that others dial; empty: as the master sees us
+    token: str = ""  # the run's shared secret, best given as PCCL_TOKEN; never shown, never sent
     check: bool = False  # machines verify their invariants after every event
+
+    def __repr__(self) -> str:
+        shown = ((name, getattr(self, name)) for name in _TYPES if name != "token")
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown)
+        return f"Options({fields}, token={'set' if self.token else 'none'})"
 
     def encode(self) -> str:
         """One `field=value` per line, for the peer actor."""
@@ -91,6 +96,8 @@ class Options:
             raise ValueError(f"Options.slots must be 1 to 65536, not {self.slots}")
         if "\n" in self.advertise:
             raise ValueError("Options.advertise must be one host or host:port")
+        if "\n" in self.token or len(self.token.encode()) > TOKEN_BYTES_MAX:
+            raise ValueError(f"the token must be one line of at most {TOKEN_BYTES_MAX} bytes")
         return self
 
 
@@ -112,6 +119,19 @@ def _parse(name: str, text: str, source: str) -> object:
         return kind(text)
     except ValueError:
         raise ValueError(f"{source} must be a number, not {text!r}") from None
+
+
+def token_from_file(path: str) -> str:
+    """The secret in a file, without the line end that editors add. ValueError names the file and what is wrong."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(TOKEN_BYTES_MAX + 2)
+    except OSError as error:
+        raise ValueError(f"token file {path}: {error.strerror}") from None
+    token = data.decode("utf-8", "replace").strip()
+    if not token or "\n" in token or len(data) > TOKEN_BYTES_MAX + 1:
+        raise ValueError(f"token file {path} must hold one line of 1 to {TOKEN_BYTES_MAX} bytes")
+    return token
 
 
 def nanoseconds(seconds: float) -> int:

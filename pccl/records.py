@@ -28,7 +28,9 @@ def record(cls: type[T]) -> type[T]:
     names = tuple(cls.__dict__.get("__annotations__", ()))
     defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
     body: dict[str, Any] = {
-        key: value for key, value in cls.__dict__.items() if key not in defaults and key not in ("__dict__", "__weakref__")
+        key: value
+        for key, value in cls.__dict__.items()
+        if key not in defaults and key not in ("__dict__", "__weakref__")
     }
     body.update(__slots__=names, __match_args__=names, __defaults__=defaults)
     for special in (_equal, _hash, _represent, _reduce, _refuse_set, _refuse_delete):

@@ -116,7 +116,9 @@ class Door:
         if isinstance(message, self._hello) and stranger.caller_nonce:
             expected = caller_proof(self._token, stranger.caller_nonce, stranger.nonce, message)
             if not hmac.compare_digest(expected, message.proof):
-                reason = "the token does not match this run's: set PCCL_TOKEN or --token-file to the same secret everywhere"
+                reason = (
+                    "the token does not match this run's: set PCCL_TOKEN or --token-file to the same secret everywhere"
+                )
                 return [Say(conn, Refused(INVALID_USAGE, reason)), *self.turn_away(conn, "token", "wrong token")]
             del self._strangers[conn]
             proof = answerer_proof(self._token, stranger.caller_nonce, stranger.nonce, message.proof)

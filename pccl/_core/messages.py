@@ -13,11 +13,15 @@ from .wire import limits, message
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # What each wire type is in Python.
-    u8 = u16 = u32 = u64 = int
-    f64 = float
+    u8 = int
+    u16 = int
+    u32 = int
+    u64 = int
     flag = bool
     text = str
-    blob = bytes16 = bytes32 = bytes
+    blob = bytes
+    bytes16 = bytes
+    bytes32 = bytes
 
 # ---------------------------------------------------------------------------------------------- at the door
 
@@ -238,7 +242,6 @@ class CallConnect:
     addresses: blob
     advertise_host: text
     advertise_port: u16
-    token: blob
     options: blob
 
 

@@ -44,7 +44,9 @@ def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair]) -
             blame[source] += 1
             blame[target] += 1
     guilty = [peer for peer in order if blame[peer]]
-    candidates = [peer for peer in guilty if peer in newcomers] or [peer for peer in order if peer in newcomers] or guilty
+    candidates = (
+        [peer for peer in guilty if peer in newcomers] or [peer for peer in order if peer in newcomers] or guilty
+    )
     return max(candidates or order, key=lambda peer: (blame[peer], peer))
 
 

@@ -31,8 +31,8 @@ WIRE_VERSION = 1  # one number for the whole protocol: peers of different versio
 TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
 BLOB_BYTES_MAX = 4096  # option texts and address lists, which only travel between processes of one peer
 
-# Wire types of fixed size, by their struct code; u, f and fixed strings of bytes.
-FIXED = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d", "bytes16": "16s", "bytes32": "32s", "flag": "B"}
+# Wire types of fixed size, by their struct code.
+FIXED = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "bytes16": "16s", "bytes32": "32s", "flag": "B"}
 # Wire types with a length in front, by their largest number of bytes.
 SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
 

@@ -1,0 +1,128 @@
+"""Calling somebody: connect, prove oneself at the door, and hand the open connection to its owner.
+
+One `Dialler` is one attempt, over one or several numeric addresses in turn. It ends exactly once: `on_up` with the
+connection, or `on_down` with the reason and whether trying again could help. Timeouts belong to the owner's machine,
+except for the attempt as a whole, which has a bound of its own when `timeout_ns` is given.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from pccl._core.door import Caller
+from pccl._core.messages import TO_CALLER
+
+from .connection import Connection, prepare
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .loop import Loop
+
+NONCE_BYTES = 32
+
+
+class Dialler:
+    """One attempt to reach one other side."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        addresses: list[tuple[str, int]],
+        token: bytes,
+        hello: Callable[[bytes], Any],
+        on_up: Callable[[Connection], None],
+        on_down: Callable[[str, bool], None],
+        timeout_ns: int = 0,
+        number: int = 0,
+    ) -> None:
+        self._loop = loop
+        self._addresses = list(addresses)
+        self._token = token
+        self._hello = hello
+        self._on_up = on_up
+        self._on_down = on_down
+        self._number = number
+        self._connection: Connection | None = None
+        self._caller: Caller | None = None
+        self._reasons: list[str] = []
+        self._over = False
+        if timeout_ns:
+            loop.after(timeout_ns, lambda: self._fail(f"no answer within {timeout_ns / 1e9:g} s", final=False))
+        # From the loop, so that the owner never hears of the end before it has heard of the beginning.
+        loop.after(0, self._dial_next)
+
+    def cancel(self) -> None:
+        """Give the attempt up. No callback follows."""
+        self._over = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def _dial_next(self) -> None:
+        if self._over:
+            return
+        if not self._addresses:
+            self._fail("; ".join(self._reasons) or "no address to dial", final=False)
+            return
+        host, port = self._addresses.pop(0)
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            self._next_after(f"{where}: {error.strerror}")
+            return
+        prepare(sock)
+        failure = sock.connect_ex((host, port))
+        if failure not in (0, 115):  # EINPROGRESS: the loop tells when it is through
+            sock.close()
+            self._next_after(f"{where}: {os.strerror(failure)}")
+            return
+        self._caller = Caller(self._token, os.urandom(NONCE_BYTES), self._hello)
+        self._connection = Connection(
+            self._loop,
+            sock,
+            self._number,
+            TO_CALLER,
+            self._heard,
+            lambda _, kind, reason: self._broke(kind, f"{where}: {reason}"),
+            exact=True,
+            connecting=True,
+        )
+        self._connection.send(self._caller.opening())
+
+    def _heard(self, _: int, message: Any) -> None:
+        assert self._caller is not None
+        assert self._connection is not None
+        try:
+            reply = self._caller.received(message)
+        except PermissionError as error:
+            self._fail(str(error), final=True)
+            return
+        if reply is not None:
+            self._connection.send(reply)
+            return
+        self._over = True
+        connection, self._connection = self._connection, None
+        self._on_up(connection)
+
+    def _broke(self, kind: str, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if kind == "version":
+            self._fail(f"{reason}: install the same version of pccl on both sides", final=True)
+        elif kind in ("magic", "opcode", "length", "crc", "body"):
+            self._fail(f"{reason}: what listens there does not speak pccl's protocol", final=True)
+        else:
+            self._next_after(reason)
+
+    def _next_after(self, reason: str) -> None:
+        self._reasons.append(reason)
+        self._loop.after(0, self._dial_next)
+
+    def _fail(self, reason: str, *, final: bool) -> None:
+        if not self._over:
+            self.cancel()
+            self._on_down(reason, final)

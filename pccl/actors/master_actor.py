@@ -1,0 +1,155 @@
+"""The master as a process: a listening port, one control connection per peer, and the machine that decides.
+
+Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
+mean is decided there. Runs until `stop`, in whatever process called `run`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pccl._core.events import Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.master_state import MasterState
+from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Kick, Register
+from pccl._core.park import monotonic_ns
+from pccl.options import nanoseconds
+
+from .listening import Listening
+from .loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.messages import Welcome
+    from pccl.options import Options
+
+    from .connection import Connection
+
+RUN_ID_BYTES = 16
+INVALID_USAGE = 4
+
+
+class MasterActor:
+    """Owns the listener it is given."""
+
+    def __init__(
+        self, listener: socket.socket, token: bytes, options: Options, log: Callable[[int, str], None]
+    ) -> None:
+        self.loop = Loop()
+        self.state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        self._log = log
+        self._connections: dict[int, Connection] = {}
+        self._numbers = 0
+        self._listening = Listening(
+            self.loop,
+            listener,
+            token,
+            Register,
+            AT_MASTER_DOOR,
+            self._new_number,
+            self._admit,
+            log,
+            nanoseconds(options.handshake_timeout),
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is served."""
+        return self._listening.port
+
+    def run(self) -> None:
+        """Serve until `stop`, then close every connection."""
+        try:
+            self.loop.run(self._deadline, self._tick)
+        finally:
+            self._listening.close()
+            for connection in self._connections.values():
+                connection.close()
+            self.loop.close()
+
+    def stop(self) -> None:
+        """End `run`; safe in a signal handler."""
+        self.loop.stop()
+
+    def _new_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _deadline(self) -> int:
+        silent = self._listening.next_deadline_ns
+        return self.state.next_deadline_ns if silent is None else min(silent, self.state.next_deadline_ns)
+
+    def _tick(self, now_ns: int) -> None:
+        self._listening.tick(now_ns)
+        self._feed(Tick())
+
+    def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
+        connection.become(TO_MASTER, self._heard, self._broke)
+        self._connections[connection.number] = connection
+        connection.send(welcome)
+        self._feed(PeerCame(connection.number, hello, host))
+
+    def _heard(self, number: int, message: Any) -> None:
+        self._feed(PeerSaid(number, message))
+
+    def _broke(self, number: int, kind: str, reason: str) -> None:
+        connection = self._connections.pop(number)
+        if kind in ("closed", "error"):
+            connection.close()
+        else:
+            reason = f"broke the protocol ({kind}): {reason}"
+            connection.send(Kick(INVALID_USAGE, reason))
+            connection.finish()
+        self._feed(PeerWent(number, reason))
+
+    def _feed(self, event: Any) -> None:
+        connections = self._connections
+        for action in self.state.handle(event, monotonic_ns()):
+            kind = type(action)
+            if kind is SendTo:
+                connection = connections.get(action.conn)
+                if connection is not None:
+                    connection.send(action.message)
+            elif kind is Log:
+                self._log(action.level, action.line)
+            elif kind is Dismiss:
+                connection = connections.pop(action.conn, None)
+                if connection is not None:
+                    connection.finish()
+            else:
+                raise TypeError(f"the master cannot perform {action!r}")
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of a master in a process of its own: its listener, the mailbox of whoever started it, and that process."""
+    listener_fd, mailbox_fd, parent, die = (int(argument) for argument in arguments)
+    import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
+    import signal
+    import socket
+
+    from pccl._core.park import die_with_parent, open_pidfd, set_process_name
+    from pccl.logs import configure_from_environment
+    from pccl.options import Options
+
+    if die:
+        die_with_parent(signal.SIGKILL)
+    parent_fd = open_pidfd(parent)
+    if os.getppid() != parent:
+        return 0  # whoever wanted a master is gone
+    set_process_name("pccl-master")
+    configure_from_environment()
+    mailbox = socket.socket(fileno=mailbox_fd)
+    options = Options.decode(mailbox.recv(1 << 16).decode())
+    actor = MasterActor(
+        socket.socket(fileno=listener_fd), options.token.encode(), options, logging.getLogger("pccl.master").log
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: actor.stop())
+    actor.loop.watch(parent_fd, lambda _: actor.stop())
+    actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # its end says that the master is wanted no longer
+    mailbox.send(b"ready")
+    actor.run()
+    return 0

@@ -1,0 +1,350 @@
+"""The peer actor: the process between a training process and the run.
+
+It has a mailbox to the training process, a control connection to the master, one listening port for everything other
+peers want, and the worker processes of its lanes. `PeerState` decides; this file delivers. It lives exactly as long as
+the training process: it watches a descriptor of that process, not only its mailbox, because a forked child of the
+training process may hold the mailbox open. Interrupts and terminations are the training process's business, which may
+want to save its state first; they are ignored here.
+
+Started by `spawning.start_peer_actor` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+
+from pccl._core.events import (
+    AnswerLink,
+    AppGone,
+    AttachLink,
+    Called,
+    Complete,
+    Dial,
+    DialMaster,
+    DropLink,
+    HangUp,
+    KillLanes,
+    LinkCame,
+    LinkDown,
+    LinkUp,
+    Log,
+    MasterDown,
+    MasterSaid,
+    MasterUp,
+    SendMaster,
+    SpawnLanes,
+    Stop,
+    Tell,
+    Tick,
+    WorkerDied,
+)
+from pccl._core.messages import AT_PEER_DOOR, TO_PEER, CallConnect, JoinLane, Notice, Refused, Register
+from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
+from pccl._core.peer_state import PeerState
+from pccl._core.wire import decode, encode
+from pccl.memory.slots import SlotTable
+from pccl.options import Options, nanoseconds
+from pccl.records import replace
+
+from .dialling import Dialler
+from .lanes import LanePool
+from .listening import Listening, bind_peer_port
+from .loop import IDLE_NS, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.messages import Welcome
+
+    from .connection import Connection
+
+MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training process and its actor
+INVALID_USAGE = 4
+RANK_CONNECTION_FAILED = 7
+KIND_PLAIN = 0
+
+
+class PeerActor:
+    """One membership of one communicator."""
+
+    def __init__(self, mailbox: socket.socket, slots: SlotTable) -> None:
+        self._mailbox = mailbox
+        self._slots = slots
+        self.loop = Loop()
+        self._state: PeerState | None = None  # made by the first call, which brings the options
+        self._listening: Listening | None = None
+        self._master: Connection | None = None
+        self._master_dialler: Dialler | None = None
+        self._join: CallConnect | None = None
+        self._token = b""
+        self._addresses: list[tuple[str, int]] = []
+        self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
+        self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> not yet in a worker's hands
+        self._lanes = LanePool(
+            self.loop,
+            lambda link, reason: self._feed(LinkDown(link, reason)),
+            lambda reason: self._feed(WorkerDied(reason)),
+        )
+        mailbox.setblocking(False)
+        self.loop.watch(mailbox.fileno(), self._read_mailbox)
+
+    def run(self, parent_fd: int) -> None:
+        """Serve until the training process leaves or dies."""
+        self.loop.watch(parent_fd, lambda _: self._app_gone("the training process ended without close()"))
+        self._slots.beat(monotonic_ns())
+        try:
+            self.loop.run(self._deadline, self._tick)
+        finally:
+            self._lanes.kill()
+            self._lanes.wait()
+
+    # ------------------------------------------------------------------------------------------ mailbox
+
+    def _read_mailbox(self, _: int) -> None:
+        try:
+            data = self._mailbox.recv(MAILBOX_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._app_gone("the training process closed its mailbox")
+            return
+        call = decode(data[0], data[1:])
+        if self._state is None and isinstance(call, CallConnect):
+            self._begin(call)
+        if self._state is not None:
+            self._feed(Called(call))
+
+    def _begin(self, call: CallConnect) -> None:
+        """The first call brings everything this actor needs to know."""
+        self._join = call
+        options = Options.decode(call.options.decode())
+        self._token = options.token.encode()
+        text = call.addresses.decode()
+        self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
+        try:
+            listener = bind_peer_port(options.port)
+        except OSError as error:
+            which = f"port {options.port}" if options.port else "any port"
+            reason = f"this peer cannot listen on {which}: {error.strerror}"
+            self._slots.complete(call.slot, call.sequence, INVALID_USAGE, reason.encode())
+            return
+        self._state = PeerState(options, monotonic_ns())
+        self._listening = Listening(
+            self.loop,
+            listener,
+            self._token,
+            JoinLane,
+            AT_PEER_DOOR,
+            self._state.new_link,
+            self._link_came,
+            self._tell,
+            nanoseconds(options.handshake_timeout),
+        )
+
+    def _app_gone(self, reason: str) -> None:
+        if self._state is None:
+            self.loop.stop()
+        else:
+            self._feed(AppGone(reason))
+
+    def _tell(self, level: int, line: str) -> None:
+        """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
+        opcode, body = encode(Notice(level, line))
+        try:
+            self._mailbox.send(bytes([opcode]) + body)
+        except OSError:
+            pass
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _deadline(self) -> int:
+        due = self._state.next_deadline_ns if self._state is not None else self._slots.last_beat_ns + IDLE_NS
+        silent = self._listening.next_deadline_ns if self._listening is not None else None
+        return due if silent is None else min(due, silent)
+
+    def _tick(self, now_ns: int) -> None:
+        self._slots.beat(now_ns)
+        self._lanes.reap()
+        if self._listening is not None:
+            self._listening.tick(now_ns)
+        if self._state is not None:
+            self._feed(Tick())
+
+    # ------------------------------------------------------------------------------------------ the machine
+
+    def _feed(self, event: Any) -> None:
+        assert self._state is not None
+        for action in self._state.handle(event, monotonic_ns()):
+            _PERFORM[type(action)](self, action)
+
+    def _complete(self, action: Complete) -> None:
+        self._slots.complete(action.slot, action.sequence, action.result | action.kind << 8, action.payload)
+
+    def _send_master(self, action: SendMaster) -> None:
+        if self._master is not None:
+            self._master.send(action.message)
+
+    def _dial_master(self, action: DialMaster) -> None:
+        call, listening = self._join, self._listening
+        assert call is not None
+        assert listening is not None
+        assert self._state is not None
+        port = call.advertise_port or listening.port
+        options = self._state.options
+        self._master_dialler = Dialler(
+            self.loop,
+            self._addresses,
+            self._token,
+            lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
+            self._master_up,
+            lambda reason, final: self._feed(MasterDown(reason, final)),
+            timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
+        )
+
+    def _master_up(self, connection: Connection) -> None:
+        self._master = connection
+        connection.become(TO_PEER, lambda _, message: self._feed(MasterSaid(message)), self._master_down)
+        self._feed(MasterUp())
+
+    def _master_down(self, _: int, kind: str, reason: str) -> None:
+        if self._master is not None:
+            self._master.close()
+            self._master = None
+        self._feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
+
+    def _hang_up(self, _: HangUp) -> None:
+        if self._master_dialler is not None:
+            self._master_dialler.cancel()
+        if self._master is not None:
+            self._master.finish()
+            self._master = None
+
+    def _spawn_lanes(self, action: SpawnLanes) -> None:
+        self._lanes.spawn(action.lanes)
+
+    def _kill_lanes(self, _: KillLanes) -> None:
+        self._lanes.kill()
+
+    def _stop(self, _: Stop) -> None:
+        """Last words were queued by HangUp; the kernel sends them though we close, because we read nothing more."""
+        self.loop.stop()
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def _dial(self, action: Dial) -> None:
+        link, hello = action.link, action.hello
+        self._diallers[link] = Dialler(
+            self.loop,
+            [(action.host, action.port)],
+            self._token,
+            lambda proof: replace(hello, proof=proof),
+            lambda connection: self._link_up(link, connection),
+            lambda reason, _: self._link_down(link, reason),
+            number=link,
+        )
+
+    def _link_up(self, link: int, connection: Connection) -> None:
+        del self._diallers[link]
+        self._hold(link, connection, None)
+        self._feed(LinkUp(link))
+
+    def _link_down(self, link: int, reason: str) -> None:
+        self._diallers.pop(link, None)
+        held = self._links.pop(link, None)
+        if held is not None:
+            held[0].close()
+        self._feed(LinkDown(link, reason))
+
+    def _link_came(self, connection: Connection, hello: JoinLane, _: str, welcome: Welcome) -> None:
+        self._hold(connection.number, connection, welcome)
+        self._feed(LinkCame(connection.number, hello))
+
+    def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
+        """A lane that waits for the machine's decision says nothing; if it does, or ends, it is no lane."""
+        self._links[link] = (connection, welcome)
+        connection.become(
+            {},
+            lambda number, _: self._link_down(number, "spoke out of turn"),
+            lambda number, _, reason: self._link_down(number, reason),
+        )
+
+    def _answer_link(self, action: AnswerLink) -> None:
+        held = self._links.get(action.link)
+        if held is None:
+            return
+        connection, welcome = held
+        if action.reason:
+            del self._links[action.link]
+            connection.send(Refused(RANK_CONNECTION_FAILED, action.reason))
+            connection.finish()
+        else:
+            assert welcome is not None
+            connection.send(welcome)
+
+    def _attach_link(self, action: AttachLink) -> None:
+        connection, _ = self._links.pop(action.link)
+        sock = connection.detach()
+        if sock is None or not connection.is_idle():
+            if sock is not None:
+                sock.close()
+            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "half a message was left on the lane")))
+            return
+        self._lanes.attach(action.link, sock, action.sends, action.lane)
+
+    def _drop_link(self, action: DropLink) -> None:
+        link = action.link
+        dialler = self._diallers.pop(link, None)
+        if dialler is not None:
+            dialler.cancel()
+        held = self._links.pop(link, None)
+        if held is not None:
+            held[0].close()
+        self._lanes.drop(link)
+
+
+_PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
+    Complete: PeerActor._complete,
+    SendMaster: PeerActor._send_master,
+    DialMaster: PeerActor._dial_master,
+    HangUp: PeerActor._hang_up,
+    SpawnLanes: PeerActor._spawn_lanes,
+    KillLanes: PeerActor._kill_lanes,
+    Dial: PeerActor._dial,
+    AnswerLink: PeerActor._answer_link,
+    AttachLink: PeerActor._attach_link,
+    DropLink: PeerActor._drop_link,
+    Tell: lambda actor, action: actor._tell(action.level, action.line),
+    Log: lambda actor, action: actor._tell(action.level, action.line),
+    Stop: PeerActor._stop,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the exec'ed process: descriptors of the mailbox and the slots, the parent, and whether to die with it."""
+    mailbox_fd, slots_fd, parent, die = (int(argument) for argument in arguments)
+    if die:
+        die_with_parent(signal.SIGKILL)
+    parent_fd = open_pidfd(parent)
+    if os.getppid() != parent:
+        return 0  # the training process died before this one was ready
+    set_process_name("pccl-peer")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd))
+    # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
+    gc.freeze()
+    gc.disable()
+    actor.run(parent_fd)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Starting an actor as a process of its own: a clean exec of the interpreter, never a fork of the caller.
+
+The caller may hold a GPU, threads and gigabytes; the actor wants none of it. It is started without `site`, finds this
+very package by path, and gets its descriptors by inheritance. A training process that dies takes its actor with it: by
+parent-death signal when the starting thread lives as long as the process does, and in any case because the actor
+watches it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pccl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The package's own folder goes first on the path; then the module's main gets the arguments.
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
+
+KILL_WAIT = 5.0  # a killed process is gone at once, unless the kernel is stuck; then we do not wait for it
+
+
+class ActorProcess:
+    """A child process of ours, from its start until it is reaped."""
+
+    def __init__(self, module: str, arguments: Sequence[int], fds: Sequence[int]) -> None:
+        if not sys.executable:
+            raise OSError("sys.executable is empty: there is no interpreter to start the actor with")
+        root = os.path.dirname(os.path.abspath(pccl.__path__[0]))
+        # A parent-death signal comes when the starting *thread* ends; only the main one lasts as long as the process.
+        die = int(threading.current_thread() is threading.main_thread())
+        command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), root]
+        command += [str(argument) for argument in (*arguments, os.getpid(), die)]
+        self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it ended within that time."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def describe_end(self) -> str:
+        """How it ended, for an error message."""
+        status = self._process.poll()
+        if status is None:
+            return "is still there, but does not answer"
+        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it by force and reap it."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self.wait(KILL_WAIT)
+
+    def disown(self) -> None:
+        """Forget it without waiting: in a forked child, where it is somebody else's."""
+        self._process.returncode = 0

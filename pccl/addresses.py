@@ -1,0 +1,37 @@
+"""Addresses as people write them: `host:port`, `[IPv6]:port`, a name or a number.
+
+Parsing and resolving, for the training process and the command line. The actors only ever see numeric addresses, so
+that a slow resolver stalls nobody's heartbeat. A leaf.
+"""
+
+from __future__ import annotations
+
+import socket
+
+
+def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Host and port, or a ValueError that shows how to write it."""
+    host, separator, port = text.rpartition(":")
+    if text.startswith("[") and text.endswith("]") or not separator:
+        host, port = text, ""
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"address {text!r}: write an IPv6 address in brackets, like [::1]:48148")
+    if not port and default_port is not None and host:
+        return host, default_port
+    if not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"address {text!r} must be host:port, like 10.0.0.7:48148 or [::1]:48148")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resolve(host: str, port: int) -> list[tuple[str, int]]:
+    """Every numeric address of a host, in the system's order of preference; OSError if it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [(str(address[0]).split("%")[0], port) for *_, address in found]
+    return list(dict.fromkeys(addresses))

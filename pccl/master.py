@@ -1,0 +1,157 @@
+"""The master as users start it: `MasterNode` in a script, `python -m pccl.master` or `pccl run-master` in a terminal.
+
+A script's master is a process of its own, so that the script's own work, or its GIL, delays nobody's votes. A terminal's
+master is the terminal's process. Either way it is `MasterActor` that serves.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Self
+
+from ._core.park import set_process_name
+from .actors.listening import bind
+from .actors.master_actor import MasterActor
+from .actors.spawning import ActorProcess
+from .addresses import format_address, parse_address
+from .errors import UsageError
+from .logs import level_of, show
+from .options import MASTER_PORT, Options
+from .values import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READY_TIMEOUT = 10.0  # a master starts in a tenth of a second; a machine that is busy may take its time
+STOP_TIMEOUT = 5.0  # a master that was told to stop has nothing to wait for
+
+
+class MasterNode:
+    """A master in the background of a script: `run()`, then `interrupt()`, or let the script's end wait for it."""
+
+    def __init__(self, listen_address: str = f"0.0.0.0:{MASTER_PORT}", *, options: Options | None = None) -> None:
+        self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
+        self._mailbox: socket.socket | None = None
+        self._owner = os.getpid()
+        self._host, self._port = parse_address(listen_address, MASTER_PORT)
+        self._options = (options or Options()).overridden()
+
+    @property
+    def address(self) -> str:
+        """Where peers connect to; with the port that was chosen if 0 was asked for."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return format_address(host, self._port)
+
+    def run(self) -> None:
+        """Bind the port and serve in the background. INVALID_USAGE if the port is taken."""
+        if self._actor is not None:
+            raise UsageError(Result.INVALID_USAGE, "run", f"this master already runs at {self.address}")
+        listener = _bind_or_explain(self._host, self._port)
+        self._mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener, theirs:
+            self._port = listener.getsockname()[1]
+            self._mailbox.send(self._options.encode().encode())
+            fds = (listener.fileno(), theirs.fileno())
+            self._actor = ActorProcess("pccl.actors.master_actor", fds, fds)
+        self._mailbox.settimeout(READY_TIMEOUT)
+        try:
+            ready = self._mailbox.recv(16)
+        except TimeoutError:
+            ready = b""
+        if not ready:
+            end = self._actor.describe_end()
+            self.interrupt()
+            raise UsageError(Result.INTERNAL_ERROR, "run", f"the master did not start: its process {end}")
+
+    def interrupt(self) -> None:
+        """Stop the master; its port is free when this returns. Harmless when done before."""
+        actor, self._actor = self._actor, None
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            mailbox.close()
+        if actor is None:
+            return
+        if self._owner != os.getpid():
+            actor.disown()
+        elif not actor.wait(STOP_TIMEOUT):
+            actor.kill()
+
+    def __enter__(self) -> Self:
+        if self._actor is None:
+            self.run()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupt()
+
+    def __del__(self) -> None:
+        # Scripts rely on `run()` being their last line: whoever drops a running master waits for it.
+        if self._actor is not None and self._owner == os.getpid():
+            try:
+                self._actor.wait(None)
+            except KeyboardInterrupt:
+                pass  # the master got the same interrupt
+        self.interrupt()
+
+
+def _bind_or_explain(host: str, port: int) -> socket.socket:
+    """A listening socket, or one sentence that says what is in the way."""
+    where = format_address(host, port)
+    try:
+        return bind(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what = f"{where} is taken by another process; stop it or choose another port"
+        elif error.errno == errno.EACCES:
+            what = f"{where}: not allowed to bind this port; choose one above 1023"
+        else:
+            what = f"cannot listen on {where}: {error.strerror or error}"
+        raise UsageError(Result.INVALID_USAGE, "run", what) from None
+
+
+def serve(
+    listen_address: str, options: Options, log: Callable[[int, str], None], on_ready: Callable[[str], None]
+) -> None:
+    """Be the master, in this process, until SIGINT or SIGTERM. UsageError if the port cannot be had."""
+    host, port = parse_address(listen_address, MASTER_PORT)
+    listener = _bind_or_explain(host, port)
+    set_process_name("pccl-master")
+    actor = MasterActor(listener, options.token.encode(), options, log)
+    before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        on_ready(format_address(host, actor.port))
+        actor.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`python -m pccl.master [--listen-address HOST:PORT]` and `pccl_master`."""
+    import argparse  # here, because `import pccl` must stay cheap
+
+    parser = argparse.ArgumentParser(
+        prog="pccl_master",
+        description="Run a pccl master until Ctrl-C. `pccl run-master` does the same with more options.",
+        epilog="The run's token is read from PCCL_TOKEN, the log level from PCCL_LOG_LEVEL.",
+    )
+    parser.add_argument("--listen-address", default=f"0.0.0.0:{MASTER_PORT}", metavar="HOST:PORT")
+    parsed = parser.parse_args(arguments)
+    try:
+        show(level_of(os.environ.get("PCCL_LOG_LEVEL", "INFO")))
+        options = Options().overridden()
+        logger = logging.getLogger("pccl.master")
+        serve(parsed.listen_address, options, logger.log, lambda where: logger.info("listening on %s", where))
+    except (UsageError, ValueError) as error:
+        print(f"pccl_master: {error.message if isinstance(error, UsageError) else error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
