@@ -10,7 +10,7 @@ paid for by whoever uses that name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import cuda
-    from .communicator import AsyncReduceHandle, Communicator
+    from .communicator import Communicator
     from .errors import (
         KickedError,
         MasterConnectionError,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TooFewPeersError,
         UsageError,
     )
+    from .handle import AsyncReduceHandle
     from .master import MasterNode
     from .options import Options
     from .shared_state import SharedState, TensorInfo
@@ -79,7 +80,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "communicator": ("Communicator", "AsyncReduceHandle"),
+    "communicator": ("Communicator",),
     "errors": (
         "KickedError",
         "MasterConnectionError",
@@ -89,6 +90,7 @@ _HOMES = {
         "TooFewPeersError",
         "UsageError",
     ),
+    "handle": ("AsyncReduceHandle",),
     "master": ("MasterNode",),
     "options": ("Options",),
     "shared_state": ("SharedState", "TensorInfo"),

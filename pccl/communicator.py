@@ -32,7 +32,7 @@ from .errors import (
 from .logs import configure_from_environment
 from .memory.slots import SlotTable
 from .options import LANES_MAX, MASTER_PORT, Options, nanoseconds
-from .values import Attribute, ReduceInfo, Result
+from .values import Attribute, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +159,12 @@ class Communicator:
             return largest
         raise ValueError(f"{attribute!r} is no Attribute")
 
+    @property
+    def peer_id(self) -> int:
+        """The number by which the master and its log know this peer."""
+        self._member("peer_id")
+        return self._numbers[0]
+
     def close(self) -> None:
         """Leave the run and tell everybody at once. Harmless when done before."""
         self._check_process("close")
@@ -185,7 +191,7 @@ class Communicator:
 
     def __repr__(self) -> str:
         where = format_address(self._host, self._port)
-        state = "closed" if self._closed else "not connected" if self._actor is None else f"peer {self._numbers[:1]}"
+        state = "closed" if self._closed else f"peer {self._numbers[0]}" if self._numbers else "not connected"
         return f"<Communicator {where} group={self._group} lanes={self._lanes} {state}>"
 
     # ------------------------------------------------------------------------------------------ details
@@ -358,28 +364,3 @@ class _Actor:
         self.process.wait(0.1)
         message = f"the peer actor (pid {self.process.pid}) {self.process.describe_end()}; connect() starts a new one"
         return MasterLostError(Result.INTERNAL_ERROR, name, message)
-
-
-class AsyncReduceHandle:
-    """A reduce under way. `wait` never raises; it says whether it succeeded, the Result as a number, and what moved."""
-
-    def __init__(
-        self, finish: Callable[[float | None], tuple[int, ReduceInfo] | None], done: Callable[[], bool]
-    ) -> None:
-        self._finish = finish
-        self._done = done
-        self._outcome: tuple[bool, int, ReduceInfo] | None = None
-
-    def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
-        """Block until the reduce ended; cached. After `timeout` seconds: not ok, and not done."""
-        if self._outcome is None:
-            ended = self._finish(timeout)
-            if ended is None:
-                return False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0)
-            result, info = ended
-            self._outcome = (result == 0, result, info)
-        return self._outcome
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._outcome is not None or self._done()

@@ -1,0 +1,64 @@
+"""`pccl run-master`: be the master of a run, in this terminal, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from pccl.errors import UsageError
+from pccl.logs import LEVELS, level_of, show
+from pccl.master import serve
+from pccl.options import MASTER_PORT, Options, token_from_file
+from pccl.records import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@click.command("run-master")
+@click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
+              help="Where peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
+@click.option("--token-file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="One line that holds the run's secret; peers need the same one. Else PCCL_TOKEN is used.")  # fmt: skip
+@click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
+              envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
+              help="How much to say.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Say it on standard output, one JSON object per line.")
+def run_master(listen: str, token_file: str | None, log_level: str, as_json: bool) -> None:
+    """Run the master: it orders who is in, in which ring, and what was agreed.
+
+    One process per run. It moves no tensors, so the smallest machine will do; peers must reach its port. Ctrl-C or
+    SIGTERM end it; peers then get MasterLostError and may connect to the next one.
+    """
+    try:
+        options = Options().overridden()
+        if token_file is not None:
+            options = replace(options, token=token_from_file(token_file))
+        log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
+        serve(listen, options, log, ready)
+    except (UsageError, ValueError) as error:
+        message = error.message if isinstance(error, UsageError) else str(error)
+        raise click.ClickException(message) from None
+
+
+def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:
+    show(level)
+    logger = logging.getLogger("pccl.master")
+    return logger.log, lambda where: logger.info("listening on %s", where)
+
+
+def _json_output(least: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:
+    def say(**fields: object) -> None:
+        sys.stdout.write(json.dumps({"time": round(time.time(), 6), **fields}) + "\n")
+        sys.stdout.flush()
+
+    def log(level: int, line: str) -> None:
+        if level >= least:
+            say(event="log", level=logging.getLevelName(level), line=line)
+
+    return log, lambda where: say(event="listening", address=where)
