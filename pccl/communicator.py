@@ -252,7 +252,8 @@ class _Actor:
     def __init__(self, options: Options) -> None:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._noticed_ns = monotonic_ns()
-        self._begun_ns = self._noticed_ns
+        self._awake_ns = self._looked_ns = self._noticed_ns
+        self._left = False  # close() was called, maybe by another thread than the one that waits
         self.over = False  # the membership ended; every further call would only say so again
         self.slots = SlotTable.create(options.slots)
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -269,11 +270,15 @@ class _Actor:
 
     def call(self, name: str, build: Callable[[Slot], Any], *, deadline_ns: int | None = None) -> bytes:
         """Post a call and wait for its end: its payload, or the exception it ended with."""
-        slot = self.slots.acquire()
         try:
+            slot = self.slots.acquire()
+        except ValueError:
+            raise self._dead(name) from None
+        try:
+            self._looked_ns = monotonic_ns()
             self._post(name, build(slot))
             while not slot.wait(WAIT_SLICE_NS if deadline_ns is None else self._slice(deadline_ns)):
-                self._look_around(name)
+                self._look_around(name, slot)
                 if deadline_ns is not None and monotonic_ns() >= deadline_ns and not slot.done:
                     raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "the time to wait for more peers is over")
         except BaseException:
@@ -291,6 +296,7 @@ class _Actor:
 
     def leave(self, timeout: float) -> None:
         """Say goodbye and give the actor a moment to pass it on."""
+        self._left = True
         try:
             slot = self.slots.acquire()
             self._post("close", CallLeave(slot.index, slot.sequence))
@@ -329,12 +335,19 @@ class _Actor:
     def _slice(deadline_ns: int) -> int:
         return max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
 
-    def _look_around(self, name: str) -> None:
+    def _look_around(self, name: str, slot: Slot) -> None:
         """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""
+        # The actor's last deed may have been to complete this call; so its end is looked at first, the slot after.
         if not self._read_notices():
+            if slot.done:
+                return
             raise self._dead(name)
-        beat_ns = self.slots.last_beat_ns or self._begun_ns
-        silent_ns = monotonic_ns() - beat_ns
+        now_ns = monotonic_ns()
+        # If this process was itself stopped, the actor may have been too; it gets its time from now on.
+        if now_ns - self._looked_ns > self._silence_ns // 2:
+            self._awake_ns = now_ns
+        self._looked_ns = now_ns
+        silent_ns = now_ns - max(self.slots.last_beat_ns, self._awake_ns)
         if silent_ns > self._silence_ns:
             self.over = True
             message = (
@@ -359,8 +372,10 @@ class _Actor:
             if isinstance(message, Notice):
                 _log.log(message.level, "%s", message.line)
 
-    def _dead(self, name: str) -> MasterLostError:
+    def _dead(self, name: str) -> PCCLError:
         self.over = True
+        if self._left:
+            return UsageError(Result.INVALID_USAGE, name, "this communicator was closed by another thread")
         self.process.wait(0.1)
         message = f"the peer actor (pid {self.process.pid}) {self.process.describe_end()}; connect() starts a new one"
         return MasterLostError(Result.INTERNAL_ERROR, name, message)

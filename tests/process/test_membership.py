@@ -1,0 +1,352 @@
+"""Who is in a run, and when: admission, rounds, attributes and leaving, with real actors on loopback.
+
+Where a test says that something is noticed *at once*, its heartbeat timeout is a minute: silence alone could not have
+told anybody within the bound of the test.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pccl import Attribute, Communicator, MasterNode, Result
+from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
+
+from .helpers import Script, background, crew_of, eventually, quick, running_master, together
+
+PATIENT = quick(heartbeat_timeout=60.0)
+
+CALLS: dict[str, Callable[[Communicator], object]] = {
+    "update_topology": lambda peer: peer.update_topology(),
+    "are_peers_pending": lambda peer: peer.are_peers_pending(),
+    "wait_for_world_size": lambda peer: peer.wait_for_world_size(2),
+    "get_attribute": lambda peer: peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+}
+
+
+@pytest.fixture
+def master() -> Iterator[MasterNode]:
+    with running_master() as node:
+        yield node
+
+
+@pytest.fixture
+def patient_master() -> Iterator[MasterNode]:
+    with running_master(PATIENT) as node:
+        yield node
+
+
+def world(peer: Communicator) -> tuple[int, int, int, int]:
+    """Global size, own group's size, number of groups, largest group."""
+    return (
+        peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+        peer.get_attribute(Attribute.LOCAL_WORLD_SIZE),
+        peer.get_attribute(Attribute.NUM_DISTINCT_PEER_GROUPS),
+        peer.get_attribute(Attribute.LARGEST_PEER_GROUP_WORLD_SIZE),
+    )
+
+
+def pending(crew: list[Communicator]) -> bool:
+    """The one answer that all members get."""
+    answers = together(*(peer.are_peers_pending for peer in crew))
+    assert len(set(answers)) == 1, f"one question, different answers: {answers}"
+    return answers[0]
+
+
+# ---------------------------------------------------------------------------------------------- admission
+
+
+def test_the_first_peer_is_accepted_at_once(master: MasterNode) -> None:
+    """Goal: an empty run admits whoever comes, without a round."""
+    with Communicator(master.address, options=quick()) as peer:
+        peer.connect()
+
+        assert world(peer) == (1, 1, 1, 1)
+        assert not peer.are_peers_pending()
+
+
+def test_a_later_peer_waits_for_every_member(master: MasterNode) -> None:
+    """Goal: a newcomer is neither admitted nor counted before the last member has called update_topology."""
+    with crew_of(master.address, 0, 0) as crew:
+        first, second = crew
+        newcomer = crew.newcomer()
+        joining = background(newcomer.connect)
+        eventually(lambda: pending([first, second]), "the newcomer is registered")
+        round_of_first = background(first.update_topology)
+        assert pending([first, second])
+
+        assert not joining.ended.is_set()
+        assert not round_of_first.ended.is_set()
+        assert world(first) == world(second) == (2, 2, 1, 2)
+
+        second.update_topology()
+        round_of_first.result()
+        joining.result()
+
+        assert [world(peer) for peer in crew] == [(3, 3, 1, 3)] * 3
+        assert not pending(crew)
+
+
+def test_everybody_who_waits_is_admitted_in_one_round(caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: all newcomers of a round see each other in their first numbers. Each says in its log that it waits."""
+    with running_master(quick(vote_warning=0.1)) as master, crew_of(master.address, 0) as crew:
+        joining = [background(crew.newcomer(group).connect) for group in (0, 1, 1)]
+        eventually(lambda: caplog.text.count("not admitted yet: update_topology waits for peer 1") == 3, "three wait")
+        crew[0].update_topology()
+        for call in joining:
+            call.result()
+
+        assert [world(peer) for peer in crew] == [(4, 2, 2, 2)] * 4
+
+
+def test_groups_are_counted_apart(master: MasterNode) -> None:
+    """Goal: local size is the group's, largest and number of groups are the world's, and all see one world."""
+    with crew_of(master.address, 0, 0, 7, 4_294_967_295) as crew:
+        assert [world(peer) for peer in crew] == [(4, 2, 3, 2), (4, 2, 3, 2), (4, 1, 3, 2), (4, 1, 3, 2)]
+
+
+def test_several_runs_in_one_process(master: MasterNode) -> None:
+    """Goal: communicators of one process share nothing, not even a master."""
+    with running_master() as other, crew_of(master.address, 0, 0) as here, crew_of(other.address, 0) as there:
+        assert world(here[0]) == (2, 2, 1, 2)
+        assert world(there[0]) == (1, 1, 1, 1)
+        there[0].close()
+        here.update()
+
+
+# ---------------------------------------------------------------------------------------------- rounds
+
+
+def test_update_topology_is_a_barrier(master: MasterNode) -> None:
+    """Goal: nobody leaves a round before everybody has entered it, time after time."""
+    with crew_of(master.address, 0, 0, 1) as crew:
+        entered = [0] * len(crew)
+
+        def train(index: int) -> None:
+            for step in range(1, 51):
+                entered[index] = step
+                crew[index].update_topology()
+                assert min(entered) >= step
+
+        together(*(lambda index=index: train(index) for index in range(len(crew))))
+
+
+def test_pending_overlaps_a_round(master: MasterNode) -> None:
+    """Goal: are_peers_pending works from another thread while update_topology waits, True and False alike."""
+    with crew_of(master.address, 0, 0) as crew:
+        first, second = crew
+        waiting = background(first.update_topology)
+        assert not pending([first, second])
+        joining = background(crew.newcomer().connect)
+        eventually(lambda: pending([first, second]), "the newcomer is registered")
+        assert not waiting.ended.is_set()
+
+        second.update_topology()
+        waiting.result()
+        joining.result()
+        assert not pending(crew)
+
+
+def test_two_threads_in_one_call(master: MasterNode) -> None:
+    """Goal: of two threads in update_topology one gets UsageError at once, the other's vote stands."""
+    with crew_of(master.address, 0, 0) as crew:
+        first, second = crew
+        calls = [background(first.update_topology) for _ in range(2)]
+        eventually(lambda: any(call.ended.is_set() for call in calls), "one of them is refused")
+        refused = next(call for call in calls if call.ended.is_set())
+
+        error = refused.error()
+        assert isinstance(error, UsageError)
+        assert error.result is Result.INVALID_USAGE
+        assert "another thread" in str(error)
+
+        second.update_topology()
+        for call in calls:
+            if call is not refused:
+                call.result()
+
+
+# ---------------------------------------------------------------------------------------------- wait_for_world_size
+
+
+def count_rounds(peer: Communicator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each vote that this communicator casts."""
+    votes: list[int] = []
+    vote = peer._update_topology
+
+    def counted(name: str, wanted: int, deadline_ns: int | None) -> None:
+        votes.append(wanted)
+        vote(name, wanted, deadline_ns)
+
+    monkeypatch.setattr(peer, "_update_topology", counted)
+    return votes
+
+
+def test_waiting_for_peers_does_not_spin(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: one vote waits for as long as nobody comes, one more for each arrival that is not enough."""
+    with crew_of(master.address, 0, 0) as crew:
+        votes = [count_rounds(peer, monkeypatch) for peer in crew]
+        waiting = [background(lambda peer=peer: peer.wait_for_world_size(3)) for peer in crew]
+        stranger = crew.newcomer(group=5)
+        stranger.connect()
+        stranger_waits = background(lambda: stranger.wait_for_world_size(2))
+        crew.newcomer().connect()
+
+        assert [call.result() for call in waiting] == [3, 3]
+        assert votes == [[3, 3], [3, 3]]
+        crew.dismiss(stranger)
+        assert isinstance(stranger_waits.error(), UsageError)
+
+
+def test_waiting_ends_at_once_when_they_are_there(master: MasterNode) -> None:
+    """Goal: a size that is already reached is no reason to wait, and the number is returned."""
+    with crew_of(master.address, 0, 0) as crew:
+        sizes = together(*(lambda peer=peer: peer.wait_for_world_size(1) for peer in crew))
+
+        assert sizes == [2, 2]
+
+
+def test_a_wait_that_times_out_withdraws_its_vote(master: MasterNode) -> None:
+    """Goal: TooFewPeersError in time, and the given-up vote neither counts for others nor against the next call."""
+    with crew_of(master.address, 0, 0) as crew:
+        first, second = crew
+        with pytest.raises(TooFewPeersError) as caught:
+            first.wait_for_world_size(3, timeout=0.2)
+        assert caught.value.result is Result.TOO_FEW_PEERS
+
+        alone = background(second.update_topology)
+        assert not pending([first, second])
+        assert not alone.ended.is_set()
+        first.update_topology()
+        alone.result()
+        assert world(first) == world(second) == (2, 2, 1, 2)
+
+
+# ---------------------------------------------------------------------------------------------- misuse
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_before_connect_and_after_close(name: str) -> None:
+    """Goal: without a membership every call says so, and what to do."""
+    peer = Communicator("127.0.0.1:1", options=quick())
+    with pytest.raises(UsageError, match=r"call connect\(\) first") as early:
+        CALLS[name](peer)
+    peer.close()
+    with pytest.raises(UsageError, match="closed") as late:
+        CALLS[name](peer)
+
+    assert early.value.result is late.value.result is Result.INVALID_USAGE
+    assert early.value.func_name == name
+
+
+def test_connect_twice(master: MasterNode) -> None:
+    """Goal: a second connect is refused and does not disturb the membership."""
+    with crew_of(master.address, 0) as crew:
+        with pytest.raises(UsageError, match="already connected") as caught:
+            crew[0].connect()
+
+        assert caught.value.result is Result.INVALID_USAGE
+        crew[0].update_topology()
+
+
+def test_no_master_there(master: MasterNode) -> None:
+    """Goal: the last failed attempt ends connect with the address and the number of attempts."""
+    address = master.address
+    master.interrupt()
+    peer = Communicator(address, options=quick())
+    with pytest.raises(MasterConnectionError, match=rf"{address} in 2 attempts") as caught:
+        peer.connect(n_attempts=2)
+
+    assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+
+
+def test_connect_waits_for_a_master_that_comes_later(master: MasterNode) -> None:
+    """Goal: attempts are spaced out, so that peers may be started before their master."""
+    address = master.address
+    master.interrupt()
+    with Communicator(address, options=quick()) as peer:
+        joining = background(lambda: peer.connect(n_attempts=100))
+        eventually(lambda: peer._actor, "the first attempt is under way")
+        with MasterNode(address, options=quick()):
+            joining.result()
+
+            assert world(peer) == (1, 1, 1, 1)
+
+
+# ---------------------------------------------------------------------------------------------- leaving
+
+
+def test_close_is_noticed_at_once(patient_master: MasterNode) -> None:
+    """Goal: a goodbye counts from the moment it is said, and close may be repeated."""
+    with crew_of(patient_master.address, 0, 0, 0, options=PATIENT) as crew:
+        waiting = [background(peer.update_topology) for peer in crew[1:]]
+        leaver = crew[0]
+        crew.dismiss(leaver)
+        leaver.close()
+
+        for call in waiting:
+            call.result()
+        assert [world(peer) for peer in crew] == [(2, 2, 1, 2)] * 2
+
+
+def test_with_and_del_say_goodbye(patient_master: MasterNode) -> None:
+    """Goal: both ends of a communicator that nobody closes by hand tell the others at once."""
+    with crew_of(patient_master.address, 0, options=PATIENT) as crew:
+        with Communicator(patient_master.address, options=PATIENT) as guest:
+            together(guest.connect, lambda: crew[0].wait_for_world_size(2))
+        crew[0].update_topology()
+        assert world(crew[0]) == (1, 1, 1, 1)
+
+        dropped = Communicator(patient_master.address, options=PATIENT)
+        together(dropped.connect, lambda: crew[0].wait_for_world_size(2))
+        del dropped
+        gc.collect()
+        crew[0].update_topology()
+        assert world(crew[0]) == (1, 1, 1, 1)
+
+
+def test_a_process_that_ends_without_close_is_dropped_at_once(patient_master: MasterNode) -> None:
+    """Goal: an exit that runs no destructor is noticed as quickly as a goodbye."""
+    code = """
+        peer = Communicator(sys.argv[1], options=quick(heartbeat_timeout=60.0))
+        peer.connect()
+        say("in")
+        sys.stdin.readline()
+        os._exit(0)
+    """
+    with crew_of(patient_master.address, 0, options=PATIENT) as crew:
+        with Script(code, patient_master.address) as script:
+            assert crew[0].wait_for_world_size(2, timeout=15) == 2
+            script.expect("in")
+            script.say()
+            crew[0].update_topology()
+
+            assert world(crew[0]) == (1, 1, 1, 1)
+            assert script.end() == 0
+
+
+def test_the_same_communicator_connects_again_after_its_master_was_lost(master: MasterNode) -> None:
+    """Goal: MasterLostError asks for connect(), and connect() is all it takes."""
+    with crew_of(master.address, 0) as crew:
+        address = master.address
+        master.interrupt()
+        eventually(lambda: isinstance(background(crew[0].update_topology).error(), MasterLostError), "it is noticed")
+        with MasterNode(address, options=quick()):
+            crew[0].connect()
+
+            assert world(crew[0]) == (1, 1, 1, 1)
+            crew[0].update_topology()
+
+
+def test_the_same_communicator_connects_again_after_it_was_kicked() -> None:
+    """Goal: KickedError carries the master's reason, and the way back is connect()."""
+    with running_master(quick(vote_timeout=0.3)) as master, crew_of(master.address, 0, 0) as crew:
+        first, second = crew
+        first.update_topology()
+        with pytest.raises(KickedError, match="straggler"):
+            second.update_topology()
+        together(second.connect, lambda: first.wait_for_world_size(2))
+
+        assert world(first) == world(second) == (2, 2, 1, 2)
