@@ -127,16 +127,17 @@ class Communicator:
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
         """Take part in topology rounds until this peer's group has `n` members; returns how many it has.
 
-        Raises `TooFewPeersError` after `timeout` seconds.
+        Returns at once if the last round left it with that many: the peer that completes a group learns so from
+        `connect`, and the others, who learn it from this call, may be elsewhere already. Raises `TooFewPeersError`
+        after `timeout` seconds.
         """
         if n < 1:
             raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
-        while True:
+        self._member("wait_for_world_size")
+        while (size := self.get_attribute(Attribute.LOCAL_WORLD_SIZE)) < n:
             self._update_topology("wait_for_world_size", n, deadline_ns)
-            size = self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
-            if size >= n:
-                return size
+        return size
 
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait to be admitted: the same answer for all members. May overlap anything."""

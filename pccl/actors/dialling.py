@@ -41,6 +41,7 @@ class Dialler:
     ) -> None:
         self._loop = loop
         self._addresses = list(addresses)
+        self._several = len(addresses) > 1  # with a single address, whoever hears the reason knows which one it is
         self._token = token
         self._hello = hello
         self._on_up = on_up
@@ -68,17 +69,19 @@ class Dialler:
             self._fail("; ".join(self._reasons) or "no address to dial", final=False)
             return
         host, port = self._addresses.pop(0)
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = (f"[{host}]:{port}: " if ":" in host else f"{host}:{port}: ") if self._several else ""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        except OSError as error:
-            self._next_after(f"{where}: {error.strerror}")
+            socket.inet_pton(family, host)  # a name would keep the whole loop waiting for its resolver
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            self._next_after(f"{where}{getattr(error, 'strerror', None) or f'{host!r} is not a numeric address'}")
             return
         prepare(sock)
         failure = sock.connect_ex((host, port))
         if failure not in (0, 115):  # EINPROGRESS: the loop tells when it is through
             sock.close()
-            self._next_after(f"{where}: {os.strerror(failure)}")
+            self._next_after(f"{where}{os.strerror(failure)}")
             return
         self._caller = Caller(self._token, os.urandom(NONCE_BYTES), self._hello)
         self._connection = Connection(
@@ -87,7 +90,7 @@ class Dialler:
             self._number,
             TO_CALLER,
             self._heard,
-            lambda _, kind, reason: self._broke(kind, f"{where}: {reason}"),
+            lambda _, kind, reason: self._broke(kind, f"{where}{reason}"),
             exact=True,
             connecting=True,
         )

@@ -110,9 +110,9 @@ def together(*functions: Callable[[], T], timeout: float = BOUND) -> list[T]:
 
 
 @contextlib.contextmanager
-def running_master(options: Options = QUICK) -> Iterator[MasterNode]:
+def running_master(options: Options = QUICK, host: str = "127.0.0.1") -> Iterator[MasterNode]:
     """A master on a free port of this host."""
-    with MasterNode("127.0.0.1:0", options=options) as master:
+    with MasterNode(f"{host}:0", options=options) as master:
         yield master
 
 

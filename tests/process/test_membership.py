@@ -200,12 +200,16 @@ def test_waiting_for_peers_does_not_spin(master: MasterNode, monkeypatch: pytest
         assert isinstance(stranger_waits.error(), UsageError)
 
 
-def test_waiting_ends_at_once_when_they_are_there(master: MasterNode) -> None:
-    """Goal: a size that is already reached is no reason to wait, and the number is returned."""
-    with crew_of(master.address, 0, 0) as crew:
-        sizes = together(*(lambda peer=peer: peer.wait_for_world_size(1) for peer in crew))
+def test_the_last_one_to_come_need_not_wait(master: MasterNode) -> None:
+    """Goal: the same lines in every peer, connect then wait_for_world_size, end for all of them with one round."""
+    with crew_of(master.address, 0) as crew:
+        early = background(lambda: crew[0].wait_for_world_size(2))
+        late = crew.newcomer()
+        late.connect()
 
-        assert sizes == [2, 2]
+        assert early.result() == 2
+        # The early one goes its way and does not vote again; the late one must not wait for that.
+        assert late.wait_for_world_size(2) == 2
 
 
 def test_a_wait_that_times_out_withdraws_its_vote(master: MasterNode) -> None:

@@ -1,0 +1,247 @@
+"""Rings of real connections: which worker processes serve them, and which of them a change leaves alone.
+
+A lane is recognised from outside: its worker by process name, its connection by the socket's inode, which changes
+exactly when the connection does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pccl import Attribute, Communicator, MasterNode, Result
+from pccl._core.messages import Kick
+from pccl.errors import KickedError
+
+from .guest import Guest
+from .helpers import (
+    actor_pid,
+    background,
+    children,
+    crew_of,
+    eventually,
+    quick,
+    running_master,
+    sockets,
+    together,
+)
+from .territory import Territory
+
+Lanes = dict[str, tuple[int, frozenset[str]]]  # worker's name to its pid and its connections
+
+
+@pytest.fixture
+def master() -> Iterator[MasterNode]:
+    with running_master() as node:
+        yield node
+
+
+def lanes_of(peer: Communicator) -> Lanes:
+    """The workers of a peer and the connections they hold."""
+    return {name: (pid, frozenset(sockets(pid))) for name, pid in children(actor_pid(peer)).items()}
+
+
+def names(lanes: int) -> set[str]:
+    """What the workers of a peer with so many lanes are called."""
+    return {f"pccl-{way}-{lane}" for way in ("send", "recv") for lane in range(lanes)}
+
+
+def is_whole(crew: list[Communicator], lanes: int = 1) -> bool:
+    """Whether every worker of every peer holds one connection, each of them of its own."""
+    found = [lanes_of(peer) for peer in crew]
+    held = [connection for workers in found for _, connections in workers.values() for connection in connections]
+    return all(set(workers) == names(lanes) for workers in found) and len(set(held)) == len(crew) * 2 * lanes
+
+
+# ---------------------------------------------------------------------------------------------- whole rings
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_every_lane_has_its_two_workers(master: MasterNode, lanes: int) -> None:
+    """Goal: when connect returns, each lane of each peer has a sender and a receiver with one connection each."""
+    with crew_of(master.address, 0, 0, lanes=lanes) as crew:
+        eventually(lambda: is_whole(crew, lanes), "all lanes are in the hands of workers")
+
+
+def test_the_smaller_pool_decides(master: MasterNode) -> None:
+    """Goal: neighbours with different pools are wired with what both have, and nobody is refused."""
+    with crew_of(master.address, 0, lanes=3) as crew:
+        crew.admit(crew.newcomer(lanes=1))
+
+        eventually(lambda: is_whole(crew, 1), "one lane each way")
+
+
+def test_a_peer_alone_has_no_workers(master: MasterNode) -> None:
+    """Goal: nothing is started before there is somebody to talk to, nor across groups."""
+    with crew_of(master.address, 0, 1) as crew:
+        assert [lanes_of(peer) for peer in crew] == [{}, {}]
+
+
+# ---------------------------------------------------------------------------------------------- changes
+
+
+def test_a_join_changes_one_edge(master: MasterNode) -> None:
+    """Goal: a newcomer in a ring of four opens one edge; all workers and the other connections stay as they are."""
+    with crew_of(master.address, 0, 0, 0, 0) as crew:
+        eventually(lambda: is_whole(crew), "the ring of four")
+        before = [lanes_of(peer) for peer in crew]
+        crew.admit(crew.newcomer())
+        eventually(lambda: is_whole(crew), "the ring of five")
+        after = [lanes_of(peer) for peer in crew[:4]]
+
+        assert [{name: pid for name, (pid, _) in lanes.items()} for lanes in before] == [
+            {name: pid for name, (pid, _) in lanes.items()} for lanes in after
+        ]
+        changed = [name for old, new in zip(before, after, strict=True) for name in old if old[name] != new[name]]
+        assert sorted(changed) == ["pccl-recv-0", "pccl-send-0"]
+
+
+def test_a_leave_changes_one_edge(master: MasterNode) -> None:
+    """Goal: without one of four, its two neighbours get one new edge and nobody else notices."""
+    with crew_of(master.address, 0, 0, 0, 0) as crew:
+        eventually(lambda: is_whole(crew), "the ring of four")
+        crew.dismiss(crew[2])
+        before = [lanes_of(peer) for peer in crew]
+        crew.update()
+        eventually(lambda: is_whole(crew), "the ring of three")
+        after = [lanes_of(peer) for peer in crew]
+
+        kept = [name for old, new in zip(before, after, strict=True) for name in old if old[name] == new[name]]
+        assert len(kept) >= 4, f"{kept} of six lanes were left alone"
+        assert all(old[name][0] == new[name][0] for old, new in zip(before, after, strict=True) for name in old)
+
+
+def test_other_groups_are_left_alone(master: MasterNode) -> None:
+    """Goal: a loss in one group rewires that group, and touches no connection of another."""
+    with crew_of(master.address, 0, 0, 0, 1, 1) as crew:
+        eventually(lambda: is_whole(crew), "both rings")
+        others = [peer for peer in crew if peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2]
+        before = [lanes_of(peer) for peer in others]
+        crew.dismiss(next(peer for peer in crew if peer not in others))
+        crew.update()
+        eventually(lambda: is_whole(crew), "both rings again")
+
+        assert [lanes_of(peer) for peer in others] == before
+
+
+@pytest.mark.parametrize("worker", ["pccl-send-1", "pccl-recv-0"])
+def test_a_killed_worker_is_replaced(master: MasterNode, worker: str) -> None:
+    """Goal: the ring is whole again by itself, with a new set of workers, and every membership goes on."""
+    with crew_of(master.address, 0, 0, 0, lanes=2) as crew:
+        eventually(lambda: is_whole(crew, 2), "the ring of three")
+        victim = lanes_of(crew[1])[worker][0]
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: lanes_of(crew[1]).get(worker, (victim,))[0] != victim, "another worker has its place")
+        eventually(lambda: is_whole(crew, 2), "the ring is whole again")
+        crew.update()
+
+        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 3
+
+
+# ---------------------------------------------------------------------------------------------- unreachable pairs
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_newcomer_that_nobody_can_dial_is_refused(master: MasterNode) -> None:
+    """Goal: a wrong advertised port costs the newcomer its admission, with the pair named; veterans go on."""
+    with crew_of(master.address, 0, 0) as crew:
+        wrong = quick(advertise=f"127.0.0.1:{closed_port()}")
+        joining = background(Communicator(master.address, options=wrong).connect)
+        eventually(lambda: all(together(*(peer.are_peers_pending for peer in crew))), "it is registered")
+        crew.update()
+
+        error = joining.error()
+        assert isinstance(error, KickedError)
+        assert error.result is Result.RANK_CONNECTION_FAILED
+        assert "peer 3: peer 1 cannot reach peer 3" in error.reason or "peer 2 cannot reach peer 3" in error.reason
+        assert wrong.advertise in error.reason
+        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+        crew.admit(crew.newcomer())
+
+
+def test_an_advertised_name_is_resolved(master: MasterNode) -> None:
+    """Goal: people may advertise a name with a port; others are told a number."""
+    port = closed_port()
+    with crew_of(master.address, 0) as crew:
+        crew.admit(crew.newcomer(options=quick(port=port, advertise=f"localhost:{port}")))
+
+        eventually(lambda: is_whole(crew), "the ring of two")
+
+
+# Joins, waits for a world of the given size, and stays for as long as its standard input is open.
+RESIDENT = """
+    peer = Communicator(sys.argv[1], options=quick(connect_timeout=1.0))
+    try:
+        peer.connect()
+        say("in", peer.peer_id)
+        peer.wait_for_world_size(int(sys.argv[2]))
+        say("whole")
+        sys.stdin.readline()
+        say("world", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+    except KickedError as error:
+        say("kicked", error.result.name, error.reason)
+    peer.close()
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+
+@needs_root
+def test_a_ring_goes_around_a_pair_that_cannot_connect() -> None:
+    """Goal: four hosts of which two cannot reach each other form a ring in which those are not neighbours."""
+    with Territory(hosts=4) as territory, running_master(host=territory.gateway) as master, ExitStack() as scripts:
+        # In the order of arrival the last two would stand side by side.
+        territory.cut(2, 3)
+        peers = []
+        for host in range(4):
+            peers.append(scripts.enter_context(territory.start(host, RESIDENT, master.address, 4)))
+            peers[-1].expect("in")
+        for peer in peers:
+            peer.expect("whole")
+            peer.say()
+
+        assert [peer.expect("world") for peer in peers] == ["4"] * 4
+        assert [peer.end() for peer in peers] == [0] * 4
+
+
+@needs_root
+def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
+    """Goal: two hosts that cannot reach each other: the second is told which pair it was, the first goes on."""
+    with Territory(hosts=3) as territory, running_master(host=territory.gateway) as master, ExitStack() as scripts:
+        territory.cut(0, 1)
+        veteran = scripts.enter_context(territory.start(0, RESIDENT, master.address, 2))
+        veteran.expect("in 1")
+        newcomer = scripts.enter_context(territory.start(1, RESIDENT, master.address, 2))
+        reason = newcomer.expect("kicked RANK_CONNECTION_FAILED")
+        assert "peer 1 cannot reach peer 2" in reason or "peer 2 cannot reach peer 1" in reason
+        assert newcomer.end() == 0
+
+        third = scripts.enter_context(territory.start(2, RESIDENT, master.address, 2))
+        for peer in (veteran, third):
+            peer.expect("whole")
+            peer.say()
+            assert peer.expect("world") == "2"
+            assert peer.end() == 0
+
+
+def test_a_newcomer_that_advertises_a_name_is_refused(master: MasterNode) -> None:
+    """Goal: an address that is none, from a program that holds the token, harms nobody who is told to dial it."""
+    with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
+        guest.register(host="no.such.host.invalid", port=1)
+        crew[0].update_topology()
+        kick = guest.hear(Kick)
+
+        assert kick.result == Result.RANK_CONNECTION_FAILED.value
+        assert "no.such.host.invalid" in kick.reason
+        crew[0].update_topology()
