@@ -1,0 +1,346 @@
+"""The laws of a run, checked over what its processes tell. Pure: time, steps and deeds are arguments.
+
+**Agreement.** A round ends for all of its members at one instant, after the last of them has asked and before the first
+has returned. Whoever returned from a round begins its next call after that round's first return; so the earliest round
+whose first return lies behind the beginning of a call is the round of that call, provided that the call before it was
+placed as well. A peer whose last call is not placed (it was let in, or has given up waiting) is placed when there is no
+doubt: it began after all known rounds, or before somebody else who took part. Members of a round must have been told
+the same. Since a member takes part in every round, the calls before those belong to one round, too, which is how a
+newcomer's `connect` is judged.
+
+**Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
+a stopped peer holds the others up until it goes on or its silence is noticed.
+
+**Innocence.** Who was not harmed does not lose its membership. **Exits** happen as ordered. **Memory** does not grow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from statistics import median
+from typing import TYPE_CHECKING
+
+from .faults import STOPS, WORKER_KILLS, Kind
+from .records import CONNECT, PENDING, ROUNDS, WAIT, Bounds, Numbers, Step, Tally, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SECOND = 1_000_000_000
+SETTLED_NS = 8 * SECOND  # steps are put in order for so long: longer than anybody is stopped
+REMEMBERED_NS = 60 * SECOND  # rounds, deaths and faults older than this concern nobody any more
+SAMPLES_MIN = 12  # fewer say nothing about a trend
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known about one topology round."""
+
+    first_return_ns: int
+    last_start_ns: int
+    common: tuple[Numbers, int] | None = None  # what somebody was told, and which life
+    groups: dict[int, tuple[Numbers, int]] = field(default_factory=dict)
+    before: tuple[Numbers, int] | None = None  # the same, one round earlier
+    lives: set[int] = field(default_factory=set)
+
+
+class Agreement:
+    """Sorts steps into rounds and compares. Feed with `add`, in any order of arrival; `settle` judges."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+        self.finished: deque[Round] = deque()  # judged, for others to look at and take
+        self.count = 0
+        self._waiting: list[tuple[int, int, Step]] = []
+        self._arrived = 0
+        self._rounds: list[Round] = []
+        self._returns: list[int] = []  # first_return_ns of each, in order
+        self._last: dict[int, Step] = {}  # life -> its previous step with numbers
+        self._placed: set[int] = set()  # lives whose previous step is in a known round
+
+    def add(self, step: Step) -> None:
+        """A connect or a round of some peer."""
+        self._arrived += 1
+        heappush(self._waiting, (step.end_ns, self._arrived, step))
+
+    def settle(self, until_ns: int) -> None:
+        """Judge every step that ended before that time."""
+        while self._waiting and self._waiting[0][0] < until_ns:
+            self._place(heappop(self._waiting)[2])
+        while self._rounds and self._rounds[0].first_return_ns < until_ns - SETTLED_NS:
+            self.finished.append(self._rounds.pop(0))
+            self._returns.pop(0)
+
+    def forget(self, life: int) -> None:
+        """It has ended; its number is never used again."""
+        self._last.pop(life, None)
+        self._placed.discard(life)
+
+    def _place(self, step: Step) -> None:
+        if step.numbers is None or step.call == CONNECT:
+            self._placed.discard(step.life)
+        previous = self._last.pop(step.life, None)
+        if step.numbers is None:
+            return
+        self._last[step.life] = step
+        if step.call == CONNECT:
+            return
+        self._check_growth(previous, step)
+        index = bisect_right(self._returns, step.start_ns)
+        if index == len(self._rounds):
+            self._rounds.append(Round(step.end_ns, step.start_ns))
+            self._returns.append(step.end_ns)
+            self.count += 1
+        elif step.life not in self._placed and step.start_ns >= self._rounds[index].last_start_ns:
+            return
+        found = self._rounds[index]
+        found.lives.add(step.life)
+        found.last_start_ns = max(found.last_start_ns, step.start_ns)
+        self._placed.add(step.life)
+        self._compare(found, step, previous)
+
+    def _compare(self, found: Round, step: Step, previous: Step | None) -> None:
+        assert step.numbers is not None
+        mine = (step.numbers, step.life)
+        found.common = found.common or mine
+        found.groups.setdefault(step.group, mine)
+        self._expect_same(step, mine, found.common, whole=False)
+        self._expect_same(step, mine, found.groups[step.group], whole=True)
+        if previous is not None and previous.numbers is not None:
+            earlier = (previous.numbers, previous.life)
+            found.before = found.before or earlier
+            self._expect_same(previous, earlier, found.before, whole=False)
+
+    def _expect_same(self, step: Step, mine: tuple[Numbers, int], other: tuple[Numbers, int], *, whole: bool) -> None:
+        a, b = mine[0], other[0]
+        if a.common != b.common or (whole and (a.epoch, a.group_world) != (b.epoch, b.group_world)):
+            text = f"in one round life {mine[1]} was told {a}, life {other[1]} {b}"
+            self.found.append(Violation(step.end_ns, "agreement", text))
+
+    def _check_growth(self, previous: Step | None, step: Step) -> None:
+        if previous is None or previous.numbers is None or step.numbers is None:
+            return
+        if previous.numbers.peer == step.numbers.peer and step.numbers.epoch < previous.numbers.epoch:
+            text = f"life {step.life} went from {previous.numbers} to {step.numbers}"
+            self.found.append(Violation(step.end_ns, "epochs grow", text))
+
+
+def judge_round(found: Round, living: int) -> list[str]:
+    """What is wrong with a finished round by itself, when so many training processes could have been in it."""
+    if found.common is None:
+        return []
+    wrong = []
+    world, groups, largest = found.common[0].common
+    if world > living:
+        wrong.append(f"a world of {world}, but only {living} lived")
+    if len(found.lives) > world:
+        wrong.append(f"{len(found.lives)} took part in a world of {world}")
+    sizes = [numbers.group_world for numbers, _ in found.groups.values()]
+    if len(sizes) == groups and (sum(sizes) != world or max(sizes) != largest):
+        wrong.append(f"groups of {sizes} in a world of {world} whose largest group is {largest}")
+    if len(sizes) > groups:
+        wrong.append(f"{len(sizes)} groups took part, but there were said to be {groups}")
+    return wrong
+
+
+@dataclass(slots=True)
+class Deed:
+    """A fault that was committed, as the laws see it."""
+
+    kind: Kind
+    at_ns: int
+    victims: frozenset[int]
+    deadline_ns: int  # survivors are held up no longer than until here
+    victim_deadline_ns: int  # nor are those it was done to
+    waiting: set[int] = field(default_factory=set)  # survivors who have not yet gone on
+
+
+@dataclass(slots=True)
+class Life:
+    """A training process, as the laws see it."""
+
+    number: int
+    born_ns: int
+    heard_ns: int
+    joined: bool = False
+    ended_ns: int = 0  # when it was harmed so that it ends, or was found ended
+    expected: set[int] = field(default_factory=set)  # exit statuses that follow from what was done to it
+
+
+class Judge:
+    """All laws together, over one run."""
+
+    def __init__(self, bounds: Bounds, slack: float) -> None:
+        self.bounds = bounds
+        self.tally = Tally()
+        self.violations: list[Violation] = []
+        self.lives: dict[int, Life] = {}
+        self._slack_ns = int(slack * SECOND)  # what the workload itself adds: pauses, waiting for more peers
+        self._call_ns = int(bounds.call * SECOND)
+        self._deeds: deque[Deed] = deque()
+        self._agreement = Agreement()
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    def born(self, life: int, now_ns: int) -> None:
+        """A training process was started."""
+        self.lives[life] = Life(life, now_ns, now_ns)
+        self.tally.lives += 1
+
+    def harmed(self, kind: Kind, victims: Iterable[int], now_ns: int, pause: float, status: int | None) -> None:
+        """Something is done to these lives at this moment; `status` is how they will exit, None if they go on."""
+        hit = frozenset(victims)
+        silence_ns = int(self.bounds.silence * SECOND)
+        held_ns = victim_ns = 0
+        if kind in STOPS:
+            pause_ns = int(pause * SECOND)
+            held_ns = pause_ns if kind is Kind.STOP_TRAINING else min(pause_ns, silence_ns)
+            victim_ns = pause_ns + silence_ns
+        deadline_ns = now_ns + held_ns + self._call_ns
+        survivors = {number for number, life in self.lives.items() if life.joined and not life.ended_ns} - hit
+        self._deeds.append(Deed(kind, now_ns, hit, deadline_ns, deadline_ns + victim_ns, survivors))
+        self.tally.faults[kind.value] = self.tally.faults.get(kind.value, 0) + 1
+        for number in hit:
+            if status is not None:
+                self.lives[number].expected.add(status)
+                # One that closes in its own time stays a member until then.
+                if kind is not Kind.CLOSE:
+                    self.lives[number].ended_ns = now_ns
+
+    def ended(self, life: int, status: int, now_ns: int) -> None:
+        """A training process was found ended."""
+        known = self.lives[life]
+        known.ended_ns = known.ended_ns or now_ns
+        if status not in known.expected:
+            expected = sorted(known.expected) or "that it goes on"
+            self._object(now_ns, "exits", f"life {life} ended with status {status}; expected: {expected}")
+
+    def told(self, step: Step) -> None:
+        """A training process told of a call."""
+        life = self.lives[step.life]
+        life.heard_ns = max(life.heard_ns, step.end_ns)
+        self.tally.steps += 1
+        if step.error:
+            self._judge_error(step)
+        if step.call == CONNECT:
+            self._judge_join(step, life)
+        else:
+            self._judge_duration(step)
+        if step.call != PENDING:
+            self._agreement.add(step)
+        if step.call in ROUNDS and step.numbers is not None:
+            self._note_response(step)
+
+    # ------------------------------------------------------------------------------------------ the laws
+
+    def _judge_error(self, step: Step) -> None:
+        kind = step.error.split(":", 1)[0]
+        if kind == "TooFewPeersError" and step.call == WAIT:
+            return
+        if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
+            self.lives[step.life].joined = False
+            return
+        self._object(step.end_ns, "innocence", f"life {step.life} got from {step.call}: {step.error}")
+
+    def _was_harmed(self, life: int, at_ns: int) -> bool:
+        """Whether something was done to this life that costs a membership."""
+        return any(
+            life in deed.victims and deed.at_ns <= at_ns <= deed.victim_deadline_ns and deed.kind not in WORKER_KILLS
+            for deed in self._deeds
+        )
+
+    def _judge_join(self, step: Step, life: Life) -> None:
+        if step.numbers is None:
+            return
+        life.joined = True
+        self.tally.joins += 1
+        allowed_ns = self._allowed(step.life, step.start_ns, step.end_ns) + int(self.bounds.join * SECOND)
+        if step.end_ns > allowed_ns:
+            self._object(step.end_ns, "joining", f"life {step.life} was let in only after {step.seconds:.2f} s")
+
+    def _judge_duration(self, step: Step) -> None:
+        if step.call in ROUNDS and step.numbers is not None:
+            self.tally.longest = max(self.tally.longest, step.seconds)
+        over_ns = step.end_ns - step.start_ns - self._call_ns
+        if over_ns <= 0:
+            return
+        allowed_ns = self._allowed(step.life, step.start_ns + self._call_ns, step.end_ns)
+        if step.call in (WAIT, PENDING):
+            allowed_ns += self._slack_ns
+        if step.end_ns > allowed_ns:
+            late = (step.end_ns - allowed_ns) / SECOND
+            text = (
+                f"{step.call} of life {step.life} took {step.seconds:.3f} s, {late:.3f} s more than any fault explains"
+            )
+            self._object(step.end_ns, "promptness", text)
+
+    def _allowed(self, life: int, base_ns: int, end_ns: int) -> int:
+        """Until when a call may last, given everything that was done before it ended."""
+        for deed in self._deeds:
+            if deed.at_ns <= end_ns:
+                base_ns = max(base_ns, deed.victim_deadline_ns if life in deed.victims else deed.deadline_ns)
+        return base_ns
+
+    def _note_response(self, step: Step) -> None:
+        """Measure how long a fault kept the last of its survivors: until a call returned that was begun after it."""
+        for deed in self._deeds:
+            if step.life in deed.waiting and step.start_ns > deed.at_ns:
+                deed.waiting.discard(step.life)
+                # While a peer is stopped, everybody waits for it, which says nothing about this deed.
+                if not deed.waiting and not self._is_held_up(deed.at_ns, step.end_ns):
+                    self.tally.responses.append((step.end_ns - deed.at_ns) / SECOND)
+
+    def _is_held_up(self, start_ns: int, end_ns: int) -> bool:
+        return any(deed.kind in STOPS and deed.at_ns < end_ns and deed.deadline_ns > start_ns for deed in self._deeds)
+
+    def tick(self, now_ns: int) -> None:
+        """Look for what did not happen, and judge what has settled."""
+        hang_ns = int(self.bounds.hang * SECOND)
+        for life in self.lives.values():
+            if not life.ended_ns and now_ns > self._allowed(life.number, life.heard_ns, now_ns) + hang_ns:
+                text = f"life {life.number} was last heard of {(now_ns - life.heard_ns) / SECOND:.1f} s ago"
+                self._object(now_ns, "liveness", text)
+                life.heard_ns = now_ns  # once is enough
+        self._settle(now_ns - SETTLED_NS)
+        old_ns = now_ns - REMEMBERED_NS
+        while self._deeds and self._deeds[0].victim_deadline_ns < old_ns:
+            self._deeds.popleft()
+        for number in [n for n, life in self.lives.items() if life.ended_ns and life.ended_ns < old_ns]:
+            del self.lives[number]
+            self._agreement.forget(number)
+
+    def finish(self, now_ns: int) -> None:
+        """The run is over: judge everything that is left."""
+        self._settle(now_ns + 2 * SETTLED_NS)
+
+    def _settle(self, until_ns: int) -> None:
+        agreement = self._agreement
+        agreement.settle(until_ns)
+        self.violations += agreement.found
+        agreement.found.clear()
+        self.tally.rounds = agreement.count
+        while agreement.finished:
+            found = agreement.finished.popleft()
+            noticed_ns = found.last_start_ns - self._call_ns
+            living = sum(
+                life.born_ns < found.first_return_ns and not 0 < life.ended_ns < noticed_ns
+                for life in self.lives.values()
+            )
+            for text in judge_round(found, living):
+                self._object(found.first_return_ns, "world", text)
+
+    def _object(self, at_ns: int, law: str, text: str) -> None:
+        self.violations.append(Violation(at_ns, law, text))
+
+
+def judge_growth(name: str, sizes: list[int], allowed: int) -> str:
+    """Whether a series of sizes has a trend: its last third against its first, the beginning left out; empty if not."""
+    settled = sizes[len(sizes) // 4 :]
+    if len(settled) < SAMPLES_MIN:
+        return ""
+    third = len(settled) // 3
+    grown = median(settled[-third:]) - median(settled[:third])
+    return f"{name} grew by {grown / 1e6:.1f} MB over the run" if grown > allowed else ""

@@ -1,0 +1,193 @@
+"""What can be done to a peer, and the plan that says what is done to whom and when.
+
+The plan is drawn from a seed before anything happens and does not look at the run: the same seed gives the same faults
+at the same times to the same places. A *place* is a number that peers occupy one after another. Place 0 belongs to the
+elder, who only ever loses workers: a run always has one member, and one whose memory can be watched. What the machine
+makes of a plan, by scheduling, is not repeatable; a fault whose victim is not there just then is counted as missed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .workload import VANISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ELDER = 0  # the place of the peer that is never ended
+
+
+class Kind(StrEnum):
+    """The names that reports and plots use."""
+
+    KILL_TRAINING = "kill-training"
+    KILL_ACTOR = "kill-actor"
+    KILL_SENDER = "kill-sender"
+    KILL_RECEIVER = "kill-receiver"
+    TERMINATE = "terminate"
+    VANISH = "vanish"
+    CLOSE = "close"
+    STOP_TRAINING = "stop-training"
+    STOP_ACTOR = "stop-actor"
+    STOP_PEER = "stop-peer"
+    MASS_DEATH = "mass-death"
+
+
+# How often each is drawn. Kills lead, because a process that ends without a word is what the library is built for.
+WEIGHTS = {
+    Kind.KILL_TRAINING: 30,
+    Kind.KILL_ACTOR: 15,
+    Kind.KILL_SENDER: 10,
+    Kind.KILL_RECEIVER: 10,
+    Kind.TERMINATE: 8,
+    Kind.VANISH: 8,
+    Kind.CLOSE: 8,
+    Kind.STOP_TRAINING: 3,
+    Kind.STOP_ACTOR: 3,
+    Kind.STOP_PEER: 4,
+    Kind.MASS_DEATH: 1,
+}
+
+STOPS = frozenset({Kind.STOP_TRAINING, Kind.STOP_ACTOR, Kind.STOP_PEER})
+WORKER_KILLS = frozenset({Kind.KILL_SENDER, Kind.KILL_RECEIVER})
+
+# Exit status of the training process after each deed that ends it; minus the signal if it was one.
+ENDINGS = {
+    Kind.KILL_TRAINING: -signal.SIGKILL,
+    Kind.MASS_DEATH: -signal.SIGKILL,
+    Kind.TERMINATE: -signal.SIGTERM,
+    Kind.VANISH: VANISHED,
+    Kind.CLOSE: 0,
+}
+
+SHORT_STOP = (0.05, 0.5)  # seconds: a stall that the run sits out
+LONG_STOP = (0.5, 1.5)  # seconds beyond the heartbeat timeout: the run goes on without the stopped peer
+RESPAWN = (0.0, 1.0)  # seconds until the place of a dead peer is taken by the next
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One deed of the plan."""
+
+    number: int
+    at: float  # seconds after the run began
+    kind: Kind
+    place: int  # whose peer suffers; in a mass death, who is spared
+    pause: float  # seconds: how long a stop lasts, or until a dead peer is followed by the next
+
+    def __str__(self) -> str:
+        return f"{self.at:9.3f} s  {self.kind:<14} place={self.place} pause={self.pause:.3f}"
+
+
+def draw_plan(seed: int, places: int, interval: tuple[float, float], silence: float) -> Iterator[Fault]:
+    """Faults without end, at random intervals. `silence` is the run's heartbeat timeout."""
+    chance = random.Random(seed)
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    at, number = 0.0, 0
+    while True:
+        at += chance.uniform(*interval)
+        number += 1
+        kind = chance.choices(kinds, weights)[0]
+        lowest = ELDER if kind in WORKER_KILLS or places == 1 else ELDER + 1
+        place = ELDER if kind is Kind.MASS_DEATH else chance.randrange(lowest, places)
+        pause = chance.uniform(*RESPAWN)
+        if kind in STOPS:
+            # Nobody is told that a training process stands still, so the others wait for it as for any slow peer.
+            short = kind is Kind.STOP_TRAINING or chance.random() < 0.5
+            pause = chance.uniform(*SHORT_STOP) if short else silence + chance.uniform(*LONG_STOP)
+        yield Fault(number, at, kind, place, pause)
+
+
+# ---------------------------------------------------------------------------------------------- processes of a peer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The processes of one peer, as the system shows them at this moment."""
+
+    training: int
+    actors: tuple[int, ...]  # one, or none between two memberships
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All of them, the training process first."""
+        return (self.training, *self.actors, *self.senders, *self.receivers)
+
+
+def family_of(training: int) -> Family:
+    """Look at a training process and its descendants. Whoever ends meanwhile is not in the picture."""
+    actors = children_of(training)
+    senders: list[int] = []
+    receivers: list[int] = []
+    for actor in actors:
+        for worker in children_of(actor):
+            name = name_of(worker)
+            if name.startswith("pccl-send"):
+                senders.append(worker)
+            elif name.startswith("pccl-recv"):
+                receivers.append(worker)
+    return Family(training, tuple(actors), tuple(senders), tuple(receivers))
+
+
+def children_of(pid: int) -> list[int]:
+    """The children that the main thread of a process has started."""
+    with suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def name_of(pid: int) -> str:
+    """As `ps` shows it; empty if the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------- deeds
+
+_SIGNALS = {
+    Kind.TERMINATE: signal.SIGTERM,
+    Kind.VANISH: signal.SIGUSR1,
+    Kind.CLOSE: signal.SIGUSR2,
+    Kind.STOP_TRAINING: signal.SIGSTOP,
+    Kind.STOP_ACTOR: signal.SIGSTOP,
+    Kind.STOP_PEER: signal.SIGSTOP,
+}
+
+
+def commit(kind: Kind, training: int) -> tuple[int, ...]:
+    """Do it to this peer; the processes that were hit, none if it has no such process just now."""
+    family = family_of(training)
+    targets: tuple[int, ...]
+    match kind:
+        case Kind.KILL_ACTOR | Kind.STOP_ACTOR:
+            targets = family.actors
+        case Kind.KILL_SENDER:
+            targets = family.senders[:1]
+        case Kind.KILL_RECEIVER:
+            targets = family.receivers[:1]
+        case Kind.STOP_PEER:
+            targets = family.everyone
+        case _:
+            targets = (training,)
+    number = _SIGNALS.get(kind, signal.SIGKILL)
+    return tuple(pid for pid in targets if send(pid, number))
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Signal a process; False if it is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
