@@ -82,6 +82,8 @@ class PeerActor:
         self._master: Connection | None = None
         self._master_dialler: Dialler | None = None
         self._join: CallConnect | None = None
+        # The caller watches these beats by its own options; the master's rhythm may be a slower one.
+        self._rhythm_ns = IDLE_NS
         self._token = b""
         self._addresses: list[tuple[str, int]] = []
         self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
@@ -126,6 +128,7 @@ class PeerActor:
         """The first call brings everything this actor needs to know."""
         self._join = call
         options = Options.decode(call.options.decode())
+        self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
         self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
@@ -140,13 +143,13 @@ class PeerActor:
         self._listening = Listening(
             self.loop,
             listener,
-            self._token,
-            JoinLane,
-            AT_PEER_DOOR,
-            self._state.new_link,
-            self._link_came,
-            self._tell,
-            nanoseconds(options.handshake_timeout),
+            token=self._token,
+            hello=JoinLane,
+            limits=AT_PEER_DOOR,
+            new_number=self._state.new_link,
+            on_admitted=self._link_came,
+            log=self._tell,
+            timeout_ns=nanoseconds(options.handshake_timeout),
         )
 
     def _app_gone(self, reason: str) -> None:
@@ -166,7 +169,9 @@ class PeerActor:
     # ------------------------------------------------------------------------------------------ time
 
     def _deadline(self) -> int:
-        due = self._state.next_deadline_ns if self._state is not None else self._slots.last_beat_ns + IDLE_NS
+        due = self._slots.last_beat_ns + self._rhythm_ns
+        if self._state is not None:
+            due = min(due, self._state.next_deadline_ns)
         silent = self._listening.next_deadline_ns if self._listening is not None else None
         return due if silent is None else min(due, silent)
 
@@ -192,7 +197,7 @@ class PeerActor:
         if self._master is not None:
             self._master.send(action.message)
 
-    def _dial_master(self, action: DialMaster) -> None:
+    def _dial_master(self, _: DialMaster) -> None:
         call, listening = self._join, self._listening
         assert call is not None
         assert listening is not None
@@ -202,10 +207,10 @@ class PeerActor:
         self._master_dialler = Dialler(
             self.loop,
             self._addresses,
-            self._token,
-            lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
-            self._master_up,
-            lambda reason, final: self._feed(MasterDown(reason, final)),
+            token=self._token,
+            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
+            on_up=self._master_up,
+            on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
         )
 
@@ -244,10 +249,10 @@ class PeerActor:
         self._diallers[link] = Dialler(
             self.loop,
             [(action.host, action.port)],
-            self._token,
-            lambda proof: replace(hello, proof=proof),
-            lambda connection: self._link_up(link, connection),
-            lambda reason, _: self._link_down(link, reason),
+            token=self._token,
+            hello=lambda proof: replace(hello, proof=proof),
+            on_up=lambda connection: self._link_up(link, connection),
+            on_down=lambda reason, _: self._link_down(link, reason),
             number=link,
         )
 
@@ -328,7 +333,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the exec'ed process: descriptors of the mailbox and the slots, the parent, and whether to die with it."""
+    """Entry of the started process: descriptors of mailbox and slots, the parent, and whether to die with it."""
     mailbox_fd, slots_fd, parent, die = (int(argument) for argument in arguments)
     if die:
         die_with_parent(signal.SIGKILL)
