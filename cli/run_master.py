@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
               help="Where peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
 @click.option("--token-file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="One line that holds the run's secret; peers need the same one. Else PCCL_TOKEN is used.")  # fmt: skip
+              help="One line with the run's secret; peers need the same. Else PCCL_TOKEN is used.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
               envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
               help="How much to say.")  # fmt: skip

@@ -12,7 +12,7 @@ import socket
 def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
     """Host and port, or a ValueError that shows how to write it."""
     host, separator, port = text.rpartition(":")
-    if text.startswith("[") and text.endswith("]") or not separator:
+    if (text.startswith("[") and text.endswith("]")) or not separator:
         host, port = text, ""
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -325,7 +325,7 @@ class _Actor:
             raise self._dead(name) from None
 
     def _give_up(self, slot: Slot) -> None:
-        """The caller was interrupted: withdraw what it asked for. The slot comes back when the actor has let go of it."""
+        """The caller was interrupted: withdraw what it asked for. The slot comes back once the actor let go of it."""
         try:
             self._post("cancel", CallCancel(slot.index, slot.sequence))
         except PCCLError:

@@ -1,7 +1,7 @@
 """The master as users start it: `MasterNode` in a script, `python -m pccl.master` or `pccl run-master` in a terminal.
 
-A script's master is a process of its own, so that the script's own work, or its GIL, delays nobody's votes. A terminal's
-master is the terminal's process. Either way it is `MasterActor` that serves.
+A script's master is a process of its own, so that the script's own work, or its GIL, delays nobody's votes. A
+terminal's master is the terminal's process. Either way it is `MasterActor` that serves.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         logger = logging.getLogger("pccl.master")
         serve(parsed.listen_address, options, logger.log, lambda where: logger.info("listening on %s", where))
     except (UsageError, ValueError) as error:
-        print(f"pccl_master: {error.message if isinstance(error, UsageError) else error}", file=sys.stderr)
+        sys.stderr.write(f"pccl_master: {error.message if isinstance(error, UsageError) else error}\n")
         return 1
     return 0
 

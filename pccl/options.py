@@ -64,7 +64,7 @@ class Options:
     def decode(text: str) -> Options:
         """The inverse of `encode`."""
         pairs = dict(line.split("=", 1) for line in text.split("\n") if line)
-        return Options(**{name: _parse(name, value, name) for name, value in pairs.items()})  # type: ignore[arg-type]
+        return Options(**{name: _parse(name, value, name) for name, value in pairs.items()})
 
     def overridden(self, environment: Mapping[str, str] | None = None) -> Options:
         """These values with every `PCCL_<FIELD>` of the environment applied, and checked."""

@@ -36,7 +36,7 @@ def find_ring(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
 
 
 def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair]) -> int:
-    """Who has to go when no ring exists: a newcomer if there is one, then whoever has most dead pairs, then the youngest."""
+    """Who has to go when no ring exists: a newcomer if there is one, who has most dead pairs, the youngest."""
     members = set(order)
     blame = dict.fromkeys(order, 0)
     for source, target in forbidden:

@@ -46,11 +46,11 @@ class Connection:
         self,
         loop: Loop,
         sock: socket.socket,
+        *,
         number: int,
         limits: dict[int, int],
         on_message: Callable[[int, Any], None],
         on_down: Callable[[int, str, str], None],
-        *,
         exact: bool = False,
         connecting: bool = False,
     ) -> None:
@@ -195,4 +195,4 @@ def prepare(sock: socket.socket) -> None:
 def host_of(address: Any) -> str:
     """The address part of a peer name, IPv4 written as such also on a dual-stack socket."""
     host = str(address[0])
-    return host[7:] if host.startswith("::ffff:") and "." in host else host.split("%")[0]
+    return host[7:] if host.startswith("::ffff:") and "." in host else host.partition("%")[0]

@@ -32,6 +32,7 @@ class Dialler:
         self,
         loop: Loop,
         addresses: list[tuple[str, int]],
+        *,
         token: bytes,
         hello: Callable[[bytes], Any],
         on_up: Callable[[Connection], None],
@@ -87,10 +88,10 @@ class Dialler:
         self._connection = Connection(
             self._loop,
             sock,
-            self._number,
-            TO_CALLER,
-            self._heard,
-            lambda _, kind, reason: self._broke(kind, f"{where}{reason}"),
+            number=self._number,
+            limits=TO_CALLER,
+            on_message=self._heard,
+            on_down=lambda _, kind, reason: self._broke(kind, f"{where}{reason}"),
             exact=True,
             connecting=True,
         )

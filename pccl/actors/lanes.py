@@ -1,8 +1,8 @@
 """The worker processes of a peer: a sender and a receiver for each lane, forked from the peer actor.
 
-A worker holds its connection alone, so its death is seen by the neighbour at once, and nothing of it outlives it. Workers
-are disposable: one that ends without being told to takes the whole set with it, and the next order builds all of them
-anew. They die with the actor (parent-death signal), and end by themselves when their mailbox closes.
+A worker holds its connection alone, so its death is seen by the neighbour at once, and nothing of it outlives it.
+Workers are disposable: one that ends without being told to takes the whole set with it, and the next order builds all
+of them anew. They die with the actor (parent-death signal), and end by themselves when their mailbox closes.
 
 `LanePool` is the actor's side; `serve` in `lane_worker` is what runs in the child.
 """

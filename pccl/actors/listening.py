@@ -41,6 +41,7 @@ class Listening:
         self,
         loop: Loop,
         listener: socket.socket,
+        *,
         token: bytes,
         hello: type[Any],
         limits: dict[int, int],
@@ -97,7 +98,13 @@ class Listening:
             prepare(sock)
             number, host = self._new_number(), host_of(address)
             self._connections[number] = Connection(
-                self._loop, sock, number, self._limits, self._heard, self._broke, exact=True
+                self._loop,
+                sock,
+                number=number,
+                limits=self._limits,
+                on_message=self._heard,
+                on_down=self._broke,
+                exact=True,
             )
             self._hosts[number] = host
             self._perform(self.door.arrived(number, host, monotonic_ns()))

@@ -46,13 +46,13 @@ class MasterActor:
         self._listening = Listening(
             self.loop,
             listener,
-            token,
-            Register,
-            AT_MASTER_DOOR,
-            self._new_number,
-            self._admit,
-            log,
-            nanoseconds(options.handshake_timeout),
+            token=token,
+            hello=Register,
+            limits=AT_MASTER_DOOR,
+            new_number=self._new_number,
+            on_admitted=self._admit,
+            log=log,
+            timeout_ns=nanoseconds(options.handshake_timeout),
         )
 
     @property
