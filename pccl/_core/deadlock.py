@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from pccl.records import record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 @record
 class Waiting:
@@ -49,6 +53,19 @@ def explain_stuck(calls: list[Waiting], stuck: set[int]) -> str:
         f"these calls can never meet: {'; '.join(parts)}. Each waits for the others to make the same call. "
         "Let all peers make the same blocking calls in the same order."
     )
+
+
+def describe_missing(votes: dict[str, dict[int, Any]], missing: list[int]) -> str:
+    """Who is missing and what they are doing instead; `votes` is call name to voters."""
+    parts, idle = [], set(missing)
+    for name in sorted(votes):
+        busy = [peer for peer in missing if peer in votes[name]]
+        if busy:
+            parts.append(f"{name_peers(busy)} (in {name})")
+            idle.difference_update(busy)
+    if idle:
+        parts.append(f"{name_peers(sorted(idle))} (in no call)")
+    return ", ".join(parts) or "nobody"
 
 
 def name_peers(peers: list[int], most: int = 8) -> str:

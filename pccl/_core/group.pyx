@@ -55,17 +55,19 @@ cdef class Group:
     def mark(self, source, target, reason, expiry_ns):
         """The pair cannot connect; go around it until the mark expires."""
         self.marks[(source, target)] = (expiry_ns, reason)
-        self.edges.pop((source, target), None)
 
     def solve(self, now_ns):
-        """Put the ring into a legal order. If there is none: the peer that must go, and why; else None."""
+        """Put the ring into a legal order. False if there is none."""
         self.marks = {pair: mark for pair, mark in self.marks.items() if mark[0] > now_ns}
-        forbidden = set(self.marks)
-        order = find_ring(self.ring, forbidden)
-        if order is not None:
-            self.ring = order
-            return None
-        victim = choose_victim(self.ring, self.newcomers, forbidden)
+        order = find_ring(self.ring, set(self.marks))
+        if order is None:
+            return False
+        self.ring = order
+        return True
+
+    def victim(self, suspects):
+        """Without a legal order: who must go, and why. `suspects` have not been heard of lately."""
+        victim = choose_victim(self.ring, self.newcomers, set(self.marks), suspects)
         members = set(self.ring)
         reasons = [
             f"peer {pair[0]} cannot reach peer {pair[1]} ({mark[1]})"

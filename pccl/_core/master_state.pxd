@@ -1,16 +1,6 @@
 # What the master knows; the bodies are in master_state.pyx.
 
-cdef class Peer:
-    cdef readonly object id             # given out in order of registration, never reused
-    cdef readonly object conn           # the shell's number for its control connection
-    cdef readonly object group          # the peer group it asked for
-    cdef readonly int lanes             # its pool size
-    cdef readonly str host              # where others dial it
-    cdef readonly int port
-    cdef public str phase               # REGISTERED or ACCEPTED
-    cdef public long long heard_ns      # when it was last heard of
-    cdef public long long came_ns       # when it registered
-    cdef public bint warned             # it was told once whom it waits for
+from .roster cimport Peer
 
 cdef class MasterState:
     cdef readonly bytes run             # names the run: lanes of another run are refused
@@ -28,7 +18,6 @@ cdef class MasterState:
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions
     cdef public object counters         # what happened how often
-    cdef long long swept_ns             # when peers were last swept for silence
     cdef long long beat_ns              # when the master last sent its own heartbeats
     cdef long long interval_ns          # heartbeat interval
     cdef long long silence_ns           # heartbeat timeout
@@ -37,6 +26,8 @@ cdef class MasterState:
     cdef list actions                   # of the event being handled
     cdef readonly set wiring            # numbers of groups whose members have not all reported
     cdef set changed                    # numbers of groups that need a new order
+    cdef bint held                      # the topology vote is unanimous, but every voter waits for a larger group
+    cdef bint stopped                   # the latest sweep came so late that it judged nobody
 
     cdef _send(self, Peer peer, message)
     cdef _log(self, int level, str line)

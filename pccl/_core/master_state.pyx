@@ -21,19 +21,17 @@ No socket, clock, file, thread or random source in here: time is an argument, th
 
 from collections import deque
 
-from pccl.options import GROUPS_MAX, LANES_MAX, STORY_EVENTS_MAX, nanoseconds
-from pccl.records import record
+from pccl.options import GROUPS_MAX, STORY_EVENTS_MAX, nanoseconds
 
-from .deadlock import Waiting, explain_stuck, find_stuck, name_peers
+from .roster cimport Peer
+from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck, name_peers
 from .events import INFO, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from .group import Group
 from .messages import (
     Accepted, Beat, CallFailed, EdgeLost, Kick, Leave, Notice, PendingAnswer, Registered, TopologyDone, VotePending,
     VoteTopology, WireFailed, Wired, Withdraw,
 )
-
-REGISTERED = "registered"
-ACCEPTED = "accepted"
+from .roster import ACCEPTED, REGISTERED, Vote
 
 # Calls are known by the names their users know them by.
 TOPOLOGY = "update_topology"
@@ -42,31 +40,6 @@ PENDING = "are_peers_pending"
 INVALID_USAGE = 4
 RANK_CONNECTION_FAILED = 7
 RANK_CONNECTION_LOST = 8
-
-
-@record
-class Vote:
-    """One peer's part in a round."""
-
-    call: int
-    wanted: int  # members of its group that are worth waiting for; 0: does not wait
-    since_ns: int
-
-
-cdef class Peer:
-    """One control connection and what is known about who is behind it."""
-
-    def __init__(self, id, conn, register, host, now_ns):
-        self.id = id
-        self.conn = conn
-        self.group = register.group
-        self.lanes = min(max(register.lanes, 1), LANES_MAX)
-        self.host = register.host or host
-        self.port = register.port
-        self.phase = REGISTERED
-        self.heard_ns = now_ns
-        self.came_ns = now_ns
-        self.warned = False
 
 
 cdef class MasterState:
@@ -90,11 +63,11 @@ cdef class MasterState:
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.checking = options.check
-        self.swept_ns = self.beat_ns = self.now_ns = now_ns
+        self.beat_ns = self.now_ns = now_ns
         self.next_deadline_ns = now_ns + self.interval_ns
         self.actions = []
-        self.wiring = set()
-        self.changed = set()
+        self.wiring, self.changed = set(), set()
+        self.held = self.stopped = False
 
     def handle(self, event, long long now_ns):
         """The one way in."""
@@ -145,14 +118,14 @@ cdef class MasterState:
 
     def _remove(self, Peer peer, str how, str reason):
         """Take a peer out of everything. `how` is lost, left or kicked, and one of the counters."""
+        group = self._ring_of(peer)
         del self.peers[peer.id], self.conns[peer.conn]
         self.accepted.discard(peer.id)
         self.registered.discard(peer.id)
         self.admitting.discard(peer.id)
         for votes in self.votes.values():
             votes.pop(peer.id, None)
-        group = self.groups.get(peer.group)
-        if group is not None and peer.id in group.ring:
+        if group is not None:
             group.remove(peer.id)
             self.changed.add(peer.group)
             if not group.ring:
@@ -193,6 +166,7 @@ cdef class MasterState:
             self._kick(peer, INVALID_USAGE, f"voted twice in {name} (calls {votes[peer.id].call} and {vote.call})")
         else:
             votes[peer.id] = vote
+            self.held = False
 
     def _on_withdraw(self, Peer peer, message):
         """Too late is no error: then the answer is already on its way, and its call number says that it is stale."""
@@ -204,28 +178,33 @@ cdef class MasterState:
     # ------------------------------------------------------------------------------------------ rings
 
     def _ring_of(self, Peer peer):
-        """The ring this peer was ordered into. A peer that was ordered into none has nothing to report about it."""
-        group = self.groups.get(peer.group)
-        if group is not None and peer.id in group.ring:
-            return group
-        self._kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
+        """The ring this peer was ordered into, if any: exactly members and those being admitted are in one."""
+        if peer.id in self.accepted or peer.id in self.admitting:
+            return self.groups[peer.group]
         return None
 
-    def _on_wired(self, Peer peer, message):
+    def _ring_reported_by(self, Peer peer):
+        """A peer that was ordered into no ring has nothing to report about one."""
         group = self._ring_of(peer)
+        if group is None:
+            self._kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
+        return group
+
+    def _on_wired(self, Peer peer, message):
+        group = self._ring_reported_by(peer)
         if group is not None and group.reported(peer.id, message.epoch):
             self.wiring.discard(peer.group)
 
     def _on_wire_failed(self, Peer peer, message):
-        group = self._ring_of(peer)
-        if group is not None and message.epoch == group.epoch and (peer.id, message.target) in group.edges:
+        group = self._ring_reported_by(peer)
+        if group is not None and group.lose_edge(peer.id, message.target, message.epoch):
             expiry_ns = self.now_ns + nanoseconds(self.options.unreachable_expiry)
             group.mark(peer.id, message.target, message.reason, expiry_ns)
             self.changed.add(peer.group)
             self._log(WARNING, f"peer={peer.id} cannot reach peer={message.target} reason={message.reason!r}")
 
     def _on_edge_lost(self, Peer peer, message):
-        group = self._ring_of(peer)
+        group = self._ring_reported_by(peer)
         if group is None:
             return
         if peer.id not in (message.source, message.target):
@@ -249,11 +228,9 @@ cdef class MasterState:
             return False
         for number in sorted(self.changed):
             group = self.groups[number]
-            verdict = group.solve(self.now_ns)
-            while verdict is not None:
-                victim, reason = verdict
+            while not group.solve(self.now_ns):
+                victim, reason = group.victim(self._suspects(group))
                 self._kick(self.peers[victim], RANK_CONNECTION_FAILED, reason)
-                verdict = group.solve(self.now_ns)
             for peer_id, wire in group.order(self.peers, self.now_ns):
                 self._send(self.peers[peer_id], wire)
             self.counters["rewired"] += 1
@@ -262,6 +239,11 @@ cdef class MasterState:
             self._log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
         self.changed.clear()
         return True
+
+    def _suspects(self, group):
+        """Who has missed two heartbeats: together with a dead pair that is no coincidence."""
+        oldest_ns = self.now_ns - 5 * self.interval_ns // 2
+        return {peer_id for peer_id in group.ring if self.peers[peer_id].heard_ns < oldest_ns}
 
     def _close_round(self):
         """Open or complete an admission. True if something changed."""
@@ -273,6 +255,7 @@ cdef class MasterState:
         if not self._round_is_ripe():
             return False
         self.admission = True
+        self.held = False
         self.admitting = set(self.registered)
         self.registered.clear()
         for peer_id in sorted(self.admitting):
@@ -291,8 +274,14 @@ cdef class MasterState:
             return False
         if self.registered:
             return True
-        # Nobody new: the round closes unless every voter would rather wait for a larger group.
-        for peer_id, vote in votes.items():
+        # Nobody new: the round closes unless every voter would rather wait for a larger group. That is found out once,
+        # not with every heartbeat: only another vote can change it, because without newcomers groups do not grow.
+        if not self.held:
+            self.held = not self._is_somebody_content()
+        return not self.held
+
+    def _is_somebody_content(self):
+        for peer_id, vote in self.votes[TOPOLOGY].items():
             if vote.wanted <= len(self.groups[self.peers[peer_id].group].ring):
                 return True
         return False
@@ -300,9 +289,9 @@ cdef class MasterState:
     def _complete_round(self):
         votes = self.votes[TOPOLOGY]
         self.accepted |= self.admitting
-        for peer_id in self.admitting:
-            self.peers[peer_id].phase = ACCEPTED
-            self.groups[self.peers[peer_id].group].accept(peer_id)
+        for peer in [self.peers[peer_id] for peer_id in self.admitting]:
+            peer.phase, peer.phase_ns = ACCEPTED, self.now_ns
+            self.groups[peer.group].accept(peer.id)
         sizes = {number: len(group.ring) for number, group in self.groups.items() if group.ring}
         common = len(self.accepted), len(sizes), max(sizes.values(), default=0)
         for peer_id in sorted(self.admitting):
@@ -340,26 +329,32 @@ cdef class MasterState:
 
     def _sweep(self):
         """Heartbeats, silence, slow wiring, long waits, deadlocks: once an interval, over everybody."""
-        # A master that was itself stopped heard nobody, which says nothing about the others.
-        if self.now_ns - self.swept_ns > self.interval_ns + self.silence_ns // 2:
-            for peer in self.peers.values():
-                peer.heard_ns = self.now_ns
-        self.swept_ns = self.now_ns
+        self._forgive_own_pause()
         if self.now_ns - self.beat_ns >= self.interval_ns:
             self.beat_ns = self.now_ns
             beat = Beat(self.now_ns)
             for peer in self.peers.values():
                 self._send(peer, beat)
-        self._end_the_silent()
-        self._end_slow_wiring()
-        for name in self.votes:
-            self._watch_votes(name)
-        self._warn_newcomers()
-        self._break_deadlocks()
+        if not self.stopped:
+            self._end_the_silent()
+            self._end_slow_wiring()
+            for name in self.votes:
+                self._watch_votes(name)
+            self._warn_newcomers()
+            self._break_deadlocks()
         soonest = self.now_ns + self.interval_ns
         for peer in self.peers.values():
             soonest = min(soonest, peer.heard_ns + self.silence_ns)
         self.next_deadline_ns = max(soonest, self.now_ns + 1_000_000)
+
+    def _forgive_own_pause(self):
+        """The time in which the master was itself stopped does not count as anybody's silence."""
+        # After a long pause nobody is judged before what arrived meanwhile is read; but never twice in a row.
+        late_ns = self.now_ns - self.next_deadline_ns
+        if late_ns > 0:
+            for peer in self.peers.values():
+                peer.heard_ns = min(self.now_ns, peer.heard_ns + late_ns)
+        self.stopped = late_ns > self.interval_ns and not self.stopped
 
     def _end_the_silent(self):
         for peer in [peer for peer in self.peers.values() if self.now_ns - peer.heard_ns >= self.silence_ns]:
@@ -383,15 +378,16 @@ cdef class MasterState:
             self.warned[name] = False
             return
         waited_ns = self.now_ns - min(vote.since_ns for vote in votes.values())
-        missing = sorted(self.accepted - set(votes))
         limit_ns = nanoseconds(self.options.vote_timeout)
         if limit_ns and waited_ns >= limit_ns:
-            for peer_id in missing:
+            for peer_id in sorted(self.accepted - set(votes)):
+                if self.now_ns - self.peers[peer_id].phase_ns < limit_ns:
+                    continue  # a vote that is older than a membership is not held against it
                 reason = f"straggler: {name_peers(sorted(votes))} waited {waited_ns / 1e9:.1f} s for it in {name} (vote_timeout)"
                 self._kick(self.peers[peer_id], RANK_CONNECTION_LOST, reason)
         elif waited_ns >= nanoseconds(self.options.vote_warning) and not self.warned[name]:
             self.warned[name] = True
-            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self._describe(missing)}"
+            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self._missing(name)}"
             self._log(WARNING, line)
             for peer_id in votes:
                 self._send(self.peers[peer_id], Notice(WARNING, line))
@@ -400,10 +396,10 @@ cdef class MasterState:
         limit_ns = nanoseconds(self.options.vote_warning)
         for peer_id in self.registered:
             peer = self.peers[peer_id]
-            if not peer.warned and self.now_ns - peer.came_ns >= limit_ns:
+            if not peer.warned and self.now_ns - peer.phase_ns >= limit_ns:
                 peer.warned = True
-                missing = self._describe(sorted(self.accepted - set(self.votes[TOPOLOGY])))
-                self._send(peer, Notice(WARNING, f"not admitted yet: update_topology waits for {missing}"))
+                why = "a ring is being wired" if self.wiring else f"update_topology waits for {self._missing(TOPOLOGY)}"
+                self._send(peer, Notice(WARNING, f"not admitted yet: {why}"))
 
     def _break_deadlocks(self):
         oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)
@@ -428,24 +424,13 @@ cdef class MasterState:
 
     # ------------------------------------------------------------------------------------------ reports
 
-    def _describe(self, list missing):
-        """Who is missing and what they are doing instead."""
-        busy = {}
-        for name, votes in self.votes.items():
-            for peer_id in missing:
-                if peer_id in votes:
-                    busy.setdefault(name, []).append(peer_id)
-        idle = [peer_id for peer_id in missing if not any(peer_id in peers for peers in busy.values())]
-        parts = [f"{name_peers(peers)} (in {name})" for name, peers in sorted(busy.items())]
-        if idle:
-            parts.append(f"{name_peers(idle)} (in no call)")
-        return ", ".join(parts) or "nobody"
-
     def waiting_for(self):
         """Call name to a sentence that says who is missing: what logs and status displays show."""
-        return {
-            name: self._describe(sorted(self.accepted - set(votes))) for name, votes in self.votes.items() if votes
-        }
+        return {name: self._missing(name) for name, votes in self.votes.items() if votes}
+
+    def _missing(self, str name):
+        """Who has not made that call, and what they do instead."""
+        return describe_missing(self.votes, sorted(self.accepted - set(self.votes[name])))
 
     def snapshot(self):
         """The durable part: what a master that starts again must know."""
@@ -458,17 +443,14 @@ cdef class MasterState:
     @classmethod
     def restore(cls, snapshot, options, now_ns=0):
         """A master that goes on with a run whose peers are all gone."""
-        state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
-        MasterState._restore(state, snapshot)
-        return state
-
-    def _restore(self, snapshot):
-        self.next_id = snapshot["next_id"]
+        cdef MasterState state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
+        state.next_id = snapshot["next_id"]
         for number, saved in snapshot["groups"].items():
-            group = self.groups[int(number)] = Group(int(number))
+            group = state.groups[int(number)] = Group(int(number))
             group.epoch = saved["epoch"]
             group.revision = saved["revision"]
             group.digest = bytes.fromhex(saved["digest"])
+        return state
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
@@ -489,6 +471,7 @@ cdef class MasterState:
         for name, votes in self.votes.items():
             assert set(votes) <= self.accepted, f"{name}: a vote of somebody who is no member"
         assert not self.votes[PENDING] or len(self.votes[PENDING]) < len(self.accepted), "an answer was forgotten"
+        assert not self.held or not self._is_somebody_content(), "a round is held though somebody is content"
         assert self.wiring or self.admission or not self._round_is_ripe(), "a unanimous round was left open"
         assert not (self.admission and not self.wiring), "a wired round was left open"
 

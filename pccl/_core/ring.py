@@ -35,8 +35,11 @@ def find_ring(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
     return _find_by_search(preferred, forbidden)
 
 
-def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair]) -> int:
-    """Who has to go when no ring exists: a newcomer if there is one, who has most dead pairs, the youngest."""
+def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], suspects: set[int]) -> int:
+    """Who has to go when no ring exists: of the first sort there is, who has most dead pairs, then the youngest.
+
+    Suspects are members that have fallen silent: who cannot reach them must not pay for it.
+    """
     members = set(order)
     blame = dict.fromkeys(order, 0)
     for source, target in forbidden:
@@ -44,10 +47,14 @@ def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair]) -
             blame[source] += 1
             blame[target] += 1
     guilty = [peer for peer in order if blame[peer]]
-    candidates = (
-        [peer for peer in guilty if peer in newcomers] or [peer for peer in order if peer in newcomers] or guilty
+    sorts = (
+        [peer for peer in guilty if peer in suspects],
+        [peer for peer in guilty if peer in newcomers],
+        [peer for peer in order if peer in newcomers],
+        guilty,
+        order,
     )
-    return max(candidates or order, key=lambda peer: (blame[peer], peer))
+    return max(next(sort for sort in sorts if sort), key=lambda peer: (blame[peer], peer))
 
 
 def _find_exactly(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:

@@ -32,7 +32,7 @@ LEAVES = {"pccl.errors", "pccl.options", "pccl.values", "pccl.records"}
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    *("wire", "messages", "records", "events", "actions", "door", "ring", "edge", "group"),
+    *("wire", "messages", "records", "events", "actions", "door", "ring", "edge", "group", "roster", "wiring"),
     *("master_state", "peer_state", "deadlock"),
 )
 IMPURE = {

@@ -1,0 +1,33 @@
+# cython: language_level=3
+"""What the master keeps of one peer, and of its part in a round. Part of the master's machine; pure."""
+
+from pccl.options import LANES_MAX
+from pccl.records import record
+
+REGISTERED = "registered"  # through the door, waiting for a round
+ACCEPTED = "accepted"  # a member
+
+
+cdef class Peer:
+    """One control connection and what is known about who is behind it."""
+
+    def __init__(self, id, conn, register, host, now_ns):
+        self.id = id
+        self.conn = conn
+        self.group = register.group
+        self.lanes = min(max(register.lanes, 1), LANES_MAX)
+        self.host = register.host or host
+        self.port = register.port
+        self.phase = REGISTERED
+        self.heard_ns = now_ns
+        self.phase_ns = now_ns
+        self.warned = False
+
+
+@record
+class Vote:
+    """One peer's part in a round."""
+
+    call: int
+    wanted: int  # members of its group that are worth waiting for; 0: does not wait
+    since_ns: int
