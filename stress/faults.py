@@ -140,10 +140,18 @@ def family_of(training: int) -> Family:
 
 
 def children_of(pid: int) -> list[int]:
-    """The children that the main thread of a process has started."""
+    """The living children that the main thread of a process has started."""
     with suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [child for child in children if state_of(child) not in ("Z", "X", "")]
     return []
+
+
+def state_of(pid: int) -> str:
+    """One letter, as `ps` shows it: Z has ended and waits to be reaped; empty if the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def name_of(pid: int) -> str:

@@ -110,7 +110,10 @@ class Nursery:
                     return
 
     def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 2)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 2)
+        except ConnectionResetError:
+            return False  # the supervisor closed over news that it did not read
         if not data:
             return False
         report_fd, log_fd = fds

@@ -1,0 +1,186 @@
+"""A thousand kills: whichever process of a peer dies, the others go on within a second and agree on who is left.
+
+One master and four training processes that do nothing but `update_topology`. Each time a process is drawn from all of
+theirs (training processes, peer actors, senders, receivers) and killed with SIGKILL. The clock starts at the kill and
+stops when the last survivor has returned from a round that was wired after it, which is more than returning at all: the
+loss was noticed, the ring was built anew, and everybody was told. Then the ring is left to become whole again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pccl.stress.checkers import Agreement
+from pccl.stress.faults import family_of
+from pccl.stress.records import ROUNDS, Step, Task, spread
+from pccl.stress.supervisor import marked_processes
+from pccl.stress.zygote import Zygote
+
+from pccl import Options
+
+KILLS = int(os.environ.get("PCCL_KILLS", "1000"))
+PEERS = 4
+RETURN_SECONDS_MAX = 1.0  # the promise
+WHOLE_SECONDS_MAX = 10.0  # patience with a loaded machine; the ring is whole again in a tenth of a second
+OPTIONS = Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, retry_interval=0.2, check=True).encode()
+
+
+class Peer:
+    """One training process and the pipe it tells its steps through."""
+
+    def __init__(self, life: int, pid: int, pipe: int) -> None:
+        self.life = life
+        self.pid = pid
+        self.pipe = pipe
+        self.rest = b""
+        self.last: Step | None = None
+
+    def read(self) -> list[Step]:
+        """What it told since the last time."""
+        *lines, self.rest = (self.rest + os.read(self.pipe, 1 << 16)).split(b"\n")
+        return [Step.decode(line) for line in lines]
+
+
+class Ring:
+    """A master, peers, and everything they told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.zygote = Zygote(self.mark)
+        self.peers: dict[int, Peer] = {}
+        self.agreement = Agreement()
+        self._log = (folder / "log").open("ab")
+        self._lives = 0
+        reader, writer = os.pipe()
+        self.master = self.zygote.spawn(Task(0, OPTIONS), writer, self._log.fileno())
+        os.close(writer)
+        with os.fdopen(reader, "rb") as told:
+            self.address = told.readline().decode().strip()
+
+    def start_peer(self) -> None:
+        self._lives += 1
+        reader, writer = os.pipe()
+        task = Task(self._lives, OPTIONS, self.address, pause=0.002, ask_interval=0, wait_share=0, seed=self._lives)
+        self.peers[self._lives] = Peer(self._lives, self.zygote.spawn(task, writer, self._log.fileno()), reader)
+        os.close(writer)
+
+    def read(self, timeout: float) -> list[Step]:
+        """What living peers told, in the order of their pipes."""
+        pipes = {peer.pipe: peer for peer in self.peers.values()}
+        found: list[Step] = []
+        for fd in select.select(list(pipes), [], [], timeout)[0]:
+            peer = pipes[fd]
+            steps = peer.read()
+            for step in steps:
+                peer.last = step
+                self.agreement.add(step)
+            found += steps
+        return found
+
+    def drop(self, life: int) -> None:
+        """A training process was killed; what it still told does not matter any more."""
+        os.close(self.peers.pop(life).pipe)
+
+    def until_whole(self) -> int:
+        """Wait until all peers were last told of a full world with one epoch; that epoch."""
+        deadline = time.monotonic() + WHOLE_SECONDS_MAX
+        while True:
+            told = [peer.last.numbers for peer in self.peers.values() if peer.last is not None and peer.last.numbers]
+            if len(told) == PEERS and {numbers.global_world for numbers in told} == {PEERS}:
+                epochs = {numbers.epoch for numbers in told}
+                if len(epochs) == 1:
+                    return epochs.pop()
+            assert time.monotonic() < deadline, f"the ring is not whole: {told}"
+            self.read(0.1)
+
+    def close(self) -> None:
+        """End everybody. Harmless when done before."""
+        self.zygote.close()
+        for life in list(self.peers):
+            self.drop(life)
+        self._log.close()
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    made = Ring(tmp_path)
+    try:
+        for _ in range(PEERS):
+            made.start_peer()
+        yield made
+    finally:
+        made.close()
+
+
+def kill_one(ring: Ring, chance: random.Random, epoch: int) -> tuple[str, float]:
+    """Kill one of all processes; which, and how long it took until every survivor went on."""
+    families = {life: family_of(peer.pid) for life, peer in ring.peers.items()}
+    roles = [
+        (life, role, pid)
+        for life, family in families.items()
+        for role in ("training", "actors", "senders", "receivers")
+        for pid in ([family.training] if role == "training" else getattr(family, role))
+    ]
+    life, role, pid = chance.choice(roles)
+    survivors = set(ring.peers)
+    if role in ("training", "actors"):
+        survivors.discard(life)
+    killed_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    if role == "training":
+        ring.drop(life)
+        ring.start_peer()
+    returned_ns: dict[int, int] = {}
+    sizes: dict[int, set[int]] = {}
+    while set(returned_ns) < survivors:
+        waited = (time.monotonic_ns() - killed_ns) / 1e9
+        assert waited < WHOLE_SECONDS_MAX, f"after killing {role} {pid}: {survivors - set(returned_ns)} never returned"
+        for step in ring.read(0.1):
+            if (
+                step.life in survivors
+                and step.call in ROUNDS
+                and step.numbers is not None
+                and step.numbers.epoch > epoch
+            ):
+                returned_ns.setdefault(step.life, step.end_ns)
+                sizes.setdefault(step.numbers.epoch, set()).add(step.numbers.global_world)
+    assert all(len(seen) == 1 for seen in sizes.values()), f"after killing {role} {pid}: world sizes by epoch {sizes}"
+    return role, (max(returned_ns.values()) - killed_ns) / 1e9
+
+
+@pytest.mark.timeout(600)
+def test_a_thousand_kills(ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: after each of 1,000 kills of any process of any peer, the survivors' update_topology returns within a
+    second, all agree on the world size, and at the end nothing is left."""
+    chance = random.Random(20)
+    seconds: list[float] = []
+    roles: Counter[str] = Counter()
+    began = time.monotonic()
+    for _ in range(KILLS):
+        epoch = ring.until_whole()
+        time.sleep(chance.uniform(0, 0.01))  # so that the kill meets the round at any of its points
+        role, waited = kill_one(ring, chance, epoch)
+        roles[role] += 1
+        seconds.append(waited)
+        ring.agreement.settle(time.monotonic_ns() - 1_000_000_000)
+        ring.zygote.exits()
+    ring.until_whole()
+    ring.agreement.settle(time.monotonic_ns())
+    os.kill(ring.master, 0)  # the one process that was spared is the one that started
+    ring.close()
+
+    with capsys.disabled():
+        print(f"\n  {KILLS} kills in {time.monotonic() - began:.0f} s, {dict(roles)}; to return: {spread(seconds)}")
+    assert ring.agreement.found == []
+    assert max(seconds) < RETURN_SECONDS_MAX
+    assert len(roles) == 4
+    assert marked_processes(ring.mark) == set()
