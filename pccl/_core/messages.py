@@ -227,7 +227,7 @@ class Notice:
     line: text
 
 
-# ---------------------------------------------------------------------------------------------- mailbox of the peer actor
+# ------------------------------------------------------------------------------------- mailbox of the peer actor
 
 
 @message(0x50, "training process to peer actor")
@@ -278,7 +278,7 @@ class CallLeave:
     sequence: u32
 
 
-# ---------------------------------------------------------------------------------------------- mailbox of a lane worker
+# ------------------------------------------------------------------------------------- mailbox of a lane worker
 
 
 @message(0x60, "peer actor to worker")

@@ -11,8 +11,8 @@ ACCEPTED = "accepted"  # a member
 cdef class Peer:
     """One control connection and what is known about who is behind it."""
 
-    def __init__(self, id, conn, register, host, now_ns):
-        self.id = id
+    def __init__(self, peer_id, conn, register, host, now_ns):
+        self.id = peer_id
         self.conn = conn
         self.group = register.group
         self.lanes = min(max(register.lanes, 1), LANES_MAX)

@@ -53,9 +53,9 @@ cdef class Wiring:
         """A membership begins, with a pool of this size."""
         self.lanes = min(max(lanes, 1), LANES_MAX)
 
-    def name(self, id, run):
+    def name(self, peer_id, run):
         """The master's name for this peer and for the run: lanes that came before it can now be told from strangers."""
-        self.id = id
+        self.id = peer_id
         self.run = run
         self._sort_early_links()
 
