@@ -41,7 +41,7 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 from pccl import *
 from pccl.errors import *
-from tests.process.helpers import QUICK, quick, say
+from tests.process.helpers import QUICK, join, quick, say
 """
 
 
@@ -240,6 +240,14 @@ def gone(pid: int) -> bool:
 def say(*words: object) -> None:
     """Print a line at once; for scripts."""
     print(*words, flush=True)
+
+
+def join(**changes: object) -> Communicator:
+    """Become a member of the run that the script was given, and say so; for scripts."""
+    peer = Communicator(sys.argv[1], options=quick(**changes))
+    peer.connect()
+    say("in", peer.peer_id)
+    return peer
 
 
 class Script:

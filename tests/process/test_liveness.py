@@ -70,9 +70,7 @@ def test_a_stopped_actor_is_dropped_and_told_why(master: MasterNode) -> None:
 def test_a_stopped_peer_is_dropped_and_told_why(master: MasterNode) -> None:
     """Goal: the same for a training process that is stopped together with its actor and its workers."""
     code = """
-        peer = Communicator(sys.argv[1], options=QUICK)
-        peer.connect()
-        say("in")
+        peer = join()
         try:
             while True:
                 peer.update_topology()

@@ -314,9 +314,7 @@ def test_with_and_del_say_goodbye(patient_master: MasterNode) -> None:
 def test_a_process_that_ends_without_close_is_dropped_at_once(patient_master: MasterNode) -> None:
     """Goal: an exit that runs no destructor is noticed as quickly as a goodbye."""
     code = """
-        peer = Communicator(sys.argv[1], options=quick(heartbeat_timeout=60.0))
-        peer.connect()
-        say("in")
+        peer = join(heartbeat_timeout=60.0)
         sys.stdin.readline()
         os._exit(0)
     """

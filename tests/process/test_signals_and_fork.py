@@ -1,0 +1,231 @@
+"""Ctrl-C, terminations and forks: what belongs to the training process must not end, or be used by, anybody else.
+
+The peer under test is a script in a session of its own, because a signal to this process would end the tests. Its
+partner lives here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pccl import Attribute, MasterNode
+
+from .helpers import Script, background, children, crew_of, eventually, gone, running_master, together
+
+PROMPT = 1.0  # seconds in which an interrupt must have had its effect: twenty times the longest sleep of a caller
+
+
+@pytest.fixture
+def master() -> Iterator[MasterNode]:
+    with running_master() as node:
+        yield node
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the process waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+# ---------------------------------------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("call", ["update_topology()", "are_peers_pending()", "wait_for_world_size(3)"])
+def test_ctrl_c_ends_a_call_and_the_next_one_works(master: MasterNode, call: str) -> None:
+    """Goal: KeyboardInterrupt at once, the vote withdrawn, and the same call right after it is a new one."""
+    code = f"""
+        peer = join()
+        say("calling")
+        try:
+            peer.{call}
+        except KeyboardInterrupt:
+            say("interrupted")
+        sys.stdin.readline()
+        peer.update_topology()
+        say("updated", peer.are_peers_pending())
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        crew[0].wait_for_world_size(2, timeout=15)
+        script.expect("calling")
+        eventually(lambda: is_asleep(script.pid), "the call waits")
+        begin = time.monotonic()
+        script.signal(signal.SIGINT)
+        script.expect("interrupted")
+        assert time.monotonic() - begin < PROMPT
+
+        waiting = background(crew[0].update_topology)
+        assert not waiting.ended.wait(0.2), "a vote that was given up closed the round"
+        script.say()
+        waiting.result()
+        assert crew[0].are_peers_pending() is False
+        script.expect("updated False")
+        assert script.end() == 0
+
+
+def test_ctrl_c_ends_a_connect_that_waits_for_admission(master: MasterNode) -> None:
+    """Goal: the newcomer is not pending any more, and connect may be called again."""
+    code = """
+        peer = Communicator(sys.argv[1], options=QUICK)
+        try:
+            peer.connect()
+        except KeyboardInterrupt:
+            say("interrupted")
+        sys.stdin.readline()
+        peer.connect()
+        say("in", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        eventually(crew[0].are_peers_pending, "the newcomer is registered")
+        begin = time.monotonic()
+        script.signal(signal.SIGINT)
+        script.expect("interrupted")
+        assert time.monotonic() - begin < PROMPT
+        eventually(lambda: not crew[0].are_peers_pending(), "the newcomer is gone")
+
+        script.say()
+        crew[0].wait_for_world_size(2, timeout=15)
+        script.expect("in 2")
+
+
+def test_ctrl_c_ends_a_connect_that_finds_no_master(master: MasterNode) -> None:
+    """Goal: attempts that are left do not hold up an interrupt, and no actor stays behind."""
+    code = """
+        peer = Communicator(sys.argv[1], options=quick(retry_interval=5.0))
+        try:
+            peer.connect(n_attempts=1000)
+        except KeyboardInterrupt:
+            say("interrupted")
+        sys.stdin.readline()
+    """
+    address = master.address
+    master.interrupt()
+    with Script(code, address) as script:
+        actor = eventually(lambda: children(script.pid).get("pccl-peer"), "the actor tries")
+        script.signal(signal.SIGINT)
+        script.expect("interrupted", PROMPT)
+
+        eventually(lambda: gone(actor), "the actor is gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_group_is_the_training_process_s_business(master: MasterNode, number: signal.Signals) -> None:
+    """Goal: a terminal's signal reaches actor and workers too; they leave it to the process that may want to save."""
+    code = f"""
+        signal.signal({int(number)}, lambda *_: say("handled"))
+        peer = join()
+        sys.stdin.readline()
+        peer.update_topology()
+        say("updated")
+        sys.stdin.readline()
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        crew[0].wait_for_world_size(2, timeout=15)
+        script.expect("in")
+        before = eventually(lambda: children(children(script.pid)["pccl-peer"]), "the workers")
+        script.signal_group(number)
+        script.expect("handled")
+        script.say()
+        crew[0].update_topology()
+        script.expect("updated")
+
+        assert children(children(script.pid)["pccl-peer"]) == before
+        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+
+
+# ---------------------------------------------------------------------------------------------- fork
+
+
+def test_a_forked_child_is_told_and_disturbs_nobody(master: MasterNode) -> None:
+    """Goal: every call in the child is a UsageError that says why; its `del` and its exit leave the parent alone."""
+    code = """
+        peer = join()
+        child = os.fork()
+        if not child:
+            calls = {
+                "connect": peer.connect, "close": peer.close, "update_topology": peer.update_topology,
+                "are_peers_pending": peer.are_peers_pending, "wait_for_world_size": lambda: peer.wait_for_world_size(1),
+                "get_attribute": lambda: peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                except UsageError as error:
+                    assert error.func_name == name and error.result is Result.INVALID_USAGE, error
+                    assert f"belongs to process {os.getppid()}" in str(error), error
+                else:
+                    say("missed", name)
+            del peer, calls, call
+            sys.exit(0)
+        say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        peer.update_topology()
+        say("updated", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+        peer.close()
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        crew[0].wait_for_world_size(2, timeout=15)
+        assert script.expect("child") == "0", script.errors()
+        crew[0].update_topology()
+
+        assert script.expect("updated") == "2"
+        assert script.end() == 0
+        assert not any(line.startswith("missed") for line in script.lines)
+        assert script.errors() == ""
+
+
+def test_a_child_may_have_a_communicator_of_its_own(master: MasterNode) -> None:
+    """Goal: what a child makes itself works beside the parent's, and ends with the child."""
+    code = """
+        peer = join()
+        child = os.fork()
+        if not child:
+            with Communicator(sys.argv[1], options=QUICK) as own:
+                own.connect()
+                say("child", own.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+            os._exit(0)
+        peer.wait_for_world_size(3)
+        os.waitpid(child, 0)
+        peer.update_topology()
+        say("parent", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        crew[0].wait_for_world_size(3, timeout=15)
+        script.expect("child 3")
+        crew[0].update_topology()
+
+        assert script.expect("parent") == "2"
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_a_child_that_outlives_its_parent_keeps_no_actor_alive(master: MasterNode, thread: str) -> None:
+    """Goal: a child holds copies of the mailbox, yet the actor ends with the process that it belongs to."""
+    connect = "peer.connect()" if thread == "main" else "t = threading.Thread(target=peer.connect); t.start(); t.join()"
+    code = f"""
+        peer = Communicator(sys.argv[1], options=QUICK)
+        {connect}
+        child = os.fork()
+        if child:
+            say("child", child)
+        signal.pause()
+    """
+    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
+        crew[0].wait_for_world_size(2, timeout=15)
+        child = int(script.expect("child"))
+        try:
+            actor = children(script.pid)["pccl-peer"]
+            workers = children(actor).values()
+            script.signal(signal.SIGKILL)
+            together(crew[0].update_topology)
+
+            assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1
+            for pid in (actor, *workers):
+                eventually(lambda pid=pid: gone(pid), f"process {pid} ends with its training process")
+            assert not gone(child)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
