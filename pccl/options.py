@@ -26,6 +26,7 @@ EARLY_LINKS_MAX = 1024  # lanes that arrived before the order that explains them
 LANES_MAX = 256  # largest connection pool; the report saw no gain beyond 128
 SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as gone
 STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
+SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinity has no nanoseconds
 GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop
 
 
@@ -64,7 +65,7 @@ class Options:
     def decode(text: str) -> Options:
         """The inverse of `encode`."""
         pairs = dict(line.split("=", 1) for line in text.split("\n") if line)
-        return Options(**{name: _parse(name, value, name) for name, value in pairs.items()})
+        return replace(Options(), **{name: _parse(name, value, name) for name, value in pairs.items()})
 
     def overridden(self, environment: Mapping[str, str] | None = None) -> Options:
         """These values with every `PCCL_<FIELD>` of the environment applied, and checked."""
@@ -80,8 +81,8 @@ class Options:
         """Itself, or a ValueError that names the field and what it may be."""
         for name, kind in _TYPES.items():
             value = getattr(self, name)
-            if kind is not str and (not isinstance(value, (int, float)) or value < 0):
-                raise ValueError(f"Options.{name} must be a number of at least 0, not {value!r}")
+            if kind is not str and not (isinstance(value, (int, float)) and 0 <= value < SECONDS_MAX):
+                raise ValueError(f"Options.{name} must be a number from 0 to {SECONDS_MAX}, not {value!r}")
         for name in ("heartbeat_interval", "connect_timeout", "handshake_timeout", "wire_timeout", "deadlock_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Options.{name} must be above 0: without that bound a call could wait for ever")
@@ -101,10 +102,7 @@ class Options:
         return self
 
 
-_TYPES: dict[str, type] = {
-    name: type(default)
-    for name, default in ((name, getattr(Options(), name)) for name in Options.__match_args__)  # type: ignore[attr-defined]
-}
+_TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Options.__match_args__}
 
 
 def _parse(name: str, text: str, source: str) -> object:
