@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+from pccl.stress.records import Bounds
 from pccl.stress.report import View, conclude
 from pccl.stress.supervisor import Settings, Supervisor
 
@@ -53,6 +54,7 @@ class Interval(click.ParamType[tuple[float, float]]):
 @click.option(
     "--kill-interval", type=Interval(), default="0.5-1.0", show_default=True, help="Seconds between two faults."
 )
+@click.option("--bound", type=click.FloatRange(0), default=1.0, show_default=True, help="Seconds a call may take.")
 @click.option("--seed", type=click.IntRange(0), help="Draw the faults from this seed; by default a new one.")
 @click.option(
     "--report",
@@ -70,6 +72,7 @@ def stress(
     groups: int,
     lanes: int,
     kill_interval: tuple[float, float],
+    bound: float,
     seed: int | None,
     report: Path,
     no_tty: bool,
@@ -87,6 +90,7 @@ def stress(
         interval=kill_interval,
         seed=secrets.randbelow(1 << 32) if seed is None else seed,
         folder=report,
+        bounds=Bounds(call=bound),
     )
     click.echo(f"seed {settings.seed}: {peers} peers in {groups} groups for {duration:g} s, logs in {report / 'logs'}")
     run = Supervisor(settings, View(terminal=not no_tty and sys.stdout.isatty()))

@@ -1,7 +1,8 @@
-"""What people see of a run: a live view or lines, the verdict, a JSON file, a plot, and a bundle when it failed.
+"""What people see of a run: a live view or lines, the verdict, and a folder for whoever was not there.
 
-Reads the supervisor, changes nothing in it. The bundle is everything that somebody needs who was not there: the seed,
-the faults so far, the logs of master and peers, and the command that runs the same plan again.
+Reads the supervisor, changes nothing in it. The folder has what is needed to see the run again: the seed, the faults so
+far, the logs of master and peers, and the command that runs the same plan; further a report for machines and, if
+matplotlib is there, a plot.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def replay_command(settings: Settings) -> str:
     low, high = settings.interval
     return (
         f"pccl stress --churn --duration {settings.duration:g}s --peers {settings.peers} --groups {settings.groups} "
-        f"--kill-interval {low:g}-{high:g} --seed {settings.seed}"
+        f"--lanes {settings.lanes} --kill-interval {low:g}-{high:g} --seed {settings.seed}"
     )
 
 
@@ -145,13 +146,13 @@ def conclude(run: Supervisor) -> bool:
     """Print the verdict and write the files; True if the run passed."""
     folder, found = run.settings.folder, summary(run)
     (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+    (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in run.done))
+    (folder / "replay.txt").write_text(found["replay"] + "\n")
     _plot(run, folder / "run.png")
     print("\n".join(picture(run)[1:]))
     if found["passed"]:
         print(f"PASSED after {found['seconds']} s; report in {folder}")
         return True
-    (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in run.done))
-    (folder / "replay.txt").write_text(found["replay"] + "\n")
     for line in found["violations"][:10]:
         print(f"  {line}")
     print(f"FAILED: {len(found['violations'])} violations. Everything about it is in {folder}; to run the plan again:")
@@ -160,8 +161,8 @@ def conclude(run: Supervisor) -> bool:
 
 
 def _plot(run: Supervisor, path: Path) -> None:
-    """Memory over time and the answers to faults, if matplotlib is there."""
-    if find_spec("matplotlib") is None:
+    """Memory over time and the answers to faults, if matplotlib is there and the run had both."""
+    if find_spec("matplotlib") is None or not run.judge.tally.responses:
         return
     import matplotlib as mpl
 
