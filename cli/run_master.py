@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -54,8 +55,14 @@ def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str],
 
 def _json_output(least: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:
     def say(**fields: object) -> None:
-        sys.stdout.write(json.dumps({"time": round(time.time(), 6), **fields}) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps({"time": round(time.time(), 6), **fields}) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read this is gone, but the peers are not: the run is worth more than its log.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
     def log(level: int, line: str) -> None:
         if level >= least:

@@ -1,0 +1,206 @@
+"""The master from a terminal: `python -m pccl.master`, `pccl_master` and `pccl run-master`, and how they end.
+
+Exit codes: 0 after SIGINT or SIGTERM, 1 when it cannot serve and one line says why, 2 for a wrong command line.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pccl import Communicator
+from pccl.errors import MasterConnectionError
+
+from .helpers import BOUND, QUICK, ROOT, Script, comm, eventually, quick, running_master
+
+SCRIPTS = Path(sys.executable).parent
+COMMANDS = {
+    "python -m pccl.master": ([sys.executable, "-m", "pccl.master"], "--listen-address"),
+    "pccl_master": ([SCRIPTS / "pccl_master"], "--listen-address"),
+    "pccl run-master": ([SCRIPTS / "pccl", "run-master"], "--listen"),
+}
+
+
+def master_command(name: str, address: str = "127.0.0.1:0", *more: object, **environment: str) -> Script:
+    """One of the three ways to start a master."""
+    command, flag = COMMANDS[name]
+    return Script.command(*command, flag, address, *more, **environment)
+
+
+def address_of(script: Script) -> str:
+    """Where it says that it listens, once it does."""
+    line = eventually(
+        lambda: [line for line in script.errors().splitlines() if "listening on" in line], "it says that it listens"
+    )
+    return line[0].rpartition(" ")[2]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    return subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=BOUND, check=False)
+
+
+def connect(address: str, token: str = "") -> None:
+    """Become a member and leave."""
+    with Communicator(address, options=quick(token=token)) as peer:
+        peer.connect(n_attempts=1)
+
+
+# ---------------------------------------------------------------------------------------------- serving and ending
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_master_serves_until_it_is_told_to_end(name: str, number: signal.Signals) -> None:
+    """Goal: says where it listens, lets a peer in, and leaves with 0 and without a traceback."""
+    with master_command(name) as script:
+        address = address_of(script)
+        assert comm(script.pid) == "pccl-master"
+        with Communicator(address, options=QUICK) as peer:
+            peer.connect()
+            script.signal(number)
+            assert script.end() == 0
+
+        assert "Traceback" not in script.errors()
+        assert "registered" in script.errors()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_taken_port_is_one_clear_line(name: str) -> None:
+    """Goal: exit code 1, and one line on standard error that names the address and the remedy."""
+    with running_master() as first, master_command(name, first.address) as script:
+        assert script.end() == 1
+
+        (line,) = script.errors().splitlines()
+        assert f"{first.address} is taken by another process" in line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_bad_address_is_one_clear_line(name: str) -> None:
+    """Goal: a wrong address is explained, not shown as a traceback."""
+    with master_command(name, "127.0.0.1:http") as script:
+        assert script.end() == 1
+
+        (line,) = script.errors().splitlines()
+        assert "'127.0.0.1:http' must be host:port" in line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_bad_option_in_the_environment_is_one_clear_line(name: str) -> None:
+    """Goal: who sets PCCL_HEARTBEAT_TIMEOUT=soon reads that this is no number."""
+    with master_command(name, PCCL_HEARTBEAT_TIMEOUT="soon") as script:
+        assert script.end() == 1
+
+        (line,) = script.errors().splitlines()
+        assert "PCCL_HEARTBEAT_TIMEOUT must be a number, not 'soon'" in line
+
+
+@pytest.mark.parametrize("level", ["WARN", "NONE"])
+def test_a_quiet_master_is_quiet(level: str) -> None:
+    """Goal: --log-level holds for everything that is said, also for where it listens."""
+    with master_command("pccl run-master", "127.0.0.1:0", "--log-level", level) as script:
+        eventually(lambda: comm(script.pid) == "pccl-master", "it serves")
+        script.signal(signal.SIGTERM)
+
+        assert script.end() == 0
+        assert script.errors() == ""
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def test_json_is_one_object_per_line() -> None:
+    """Goal: a program that starts a master reads the address from the first line, and events after it."""
+    with master_command("pccl run-master", "127.0.0.1:0", "--json") as script:
+        first = json.loads("{" + script.expect("{"))
+        assert first["event"] == "listening"
+        connect(first["address"])
+        log = json.loads("{" + script.expect("{"))
+        script.signal(signal.SIGTERM)
+
+        assert script.end() == 0
+        assert log["event"] == "log"
+        assert log["level"] == "INFO"
+        assert log["line"].startswith("peer=1 registered")
+        assert script.errors() == ""
+
+
+def test_json_to_a_reader_that_went_away() -> None:
+    """Goal: a closed pipe on standard output ends nothing: the run is worth more than its log."""
+    with master_command("pccl run-master", "127.0.0.1:0", "--json") as script:
+        address = json.loads("{" + script.expect("{"))["address"]
+        script.process.stdout.close()  # type: ignore[union-attr]
+        connect(address)
+        connect(address)
+        script.signal(signal.SIGTERM)
+
+        assert script.end() == 0
+        assert "Traceback" not in script.errors()
+
+
+# ---------------------------------------------------------------------------------------------- token
+
+
+def test_a_token_file_guards_the_run(tmp_path: Path) -> None:
+    """Goal: the line in the file is the secret, without the line end; others stay outside."""
+    secret = tmp_path / "token"
+    secret.write_text("open sesame\n")
+    with master_command("pccl run-master", "127.0.0.1:0", "--token-file", secret) as script:
+        address = address_of(script)
+        connect(address, token="open sesame")
+        with pytest.raises(MasterConnectionError, match="token"):
+            connect(address)
+
+        script.signal(signal.SIGTERM)
+        assert script.end() == 0
+        assert "open sesame" not in script.errors()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "No such file"), ("", "one line of 1 to 512 bytes"), ("two\nlines\n", "one line"), ("x" * 600, "one line")],
+)
+def test_a_bad_token_file_is_one_clear_line(tmp_path: Path, content: str | None, complaint: str) -> None:
+    """Goal: exit code 1 and the name of the file; a master without the secret that was meant must not start."""
+    secret = tmp_path / "token"
+    if content is not None:
+        secret.write_text(content)
+    ended = run(SCRIPTS / "pccl", "run-master", "--listen", "127.0.0.1:0", "--token-file", secret)
+
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert str(secret) in line
+    assert complaint in line
+
+
+# ---------------------------------------------------------------------------------------------- help
+
+
+def test_help_lists_the_commands() -> None:
+    """Goal: a newcomer finds the way from `pccl --help`."""
+    ended = run(SCRIPTS / "pccl", "--help")
+
+    assert ended.returncode == 0
+    assert "run-master" in ended.stdout
+    assert "demo" in ended.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    """Goal: --help shows how to say where to listen."""
+    command, flag = COMMANDS[name]
+    ended = run(*command, "--help")
+
+    assert ended.returncode == 0
+    assert flag in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["run-master", "--no-such-flag"]])
+def test_a_wrong_command_line_is_code_two(arguments: list[str]) -> None:
+    """Goal: a mistake in typing is told apart from a failure in serving."""
+    assert run(SCRIPTS / "pccl", *arguments).returncode == 2
