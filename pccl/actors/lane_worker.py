@@ -16,6 +16,8 @@ from pccl._core.messages import Attach, Detach, LinkEnded
 from pccl._core.park import die_with_parent, set_process_name
 from pccl._core.wire import decode, encode
 
+from .faults import planned
+
 MAILBOX_BYTES_MAX = 4096  # larger than any message between an actor and its workers
 DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
 
@@ -43,6 +45,7 @@ class LaneWorker:
         self._mailbox = mailbox
         self._poll = select.epoll()
         self._poll.register(mailbox.fileno(), select.EPOLLIN)
+        self._fault = planned()
         self._link = 0
         self._connection: socket.socket | None = None
 
@@ -61,6 +64,8 @@ class LaneWorker:
         if not data:
             return False
         message = decode(data[0], data[1:])
+        if self._fault is not None:
+            self._fault.visit(f"lane.{type(message).__name__}")
         if isinstance(message, Attach):
             self._close()
             self._link = message.link

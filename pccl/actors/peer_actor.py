@@ -51,6 +51,7 @@ from pccl.options import Options, nanoseconds
 from pccl.records import replace
 
 from .dialling import Dialler
+from .faults import planned
 from .lanes import LanePool
 from .listening import Listening, bind_peer_port
 from .loop import IDLE_NS, Loop
@@ -81,6 +82,7 @@ class PeerActor:
         self._listening: Listening | None = None
         self._master: Connection | None = None
         self._master_dialler: Dialler | None = None
+        self._fault = planned()
         self._join: CallConnect | None = None
         # The caller watches these beats by its own options; the master's rhythm may be a slower one.
         self._rhythm_ns = IDLE_NS
@@ -188,6 +190,10 @@ class PeerActor:
     def _feed(self, event: Any) -> None:
         assert self._state is not None
         for action in self._state.handle(event, monotonic_ns()):
+            if self._fault is not None:
+                self._fault.visit(f"peer.{type(action).__name__}")
+                if isinstance(action, SendMaster):
+                    self._fault.visit(f"peer.send.{type(action.message).__name__}")
             _PERFORM[type(action)](self, action)
 
     def _complete(self, action: Complete) -> None:

@@ -1,0 +1,126 @@
+"""A peer that dies, stops or dawdles at every single thing its actor and workers do, and the others that go on.
+
+The points are not listed here: they follow from the actions that the actor can perform and the messages it can send,
+so a new one is covered the day it is added.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pccl import Attribute, Communicator, MasterNode, Options
+from pccl._core import messages
+from pccl.actors import peer_actor
+from pccl.actors.faults import VARIABLE, Fault
+
+OPTIONS = Options(heartbeat_interval=0.1, heartbeat_timeout=1.0, check=True)
+
+# A victim that takes part for a while, then leaves; whatever happens to it must not disturb the others.
+VICTIM = """
+import sys
+from pccl import Attribute, Communicator, Options, PCCLError
+communicator = Communicator(sys.argv[1], 0, 2, options=Options(heartbeat_interval=0.1, heartbeat_timeout=1.0))
+try:
+    communicator.connect(n_attempts=1)
+    for _ in range(3):
+        communicator.are_peers_pending()
+        communicator.update_topology()
+    communicator.close()
+except PCCLError as error:
+    print(type(error).__name__)
+"""
+
+# A second veteran. Everybody asks for newcomers after a round and before the next, newcomers first of all.
+SECOND = """
+import sys
+from pccl import Communicator, Options
+with Communicator(sys.argv[1], 0, 2, options=Options(heartbeat_interval=0.1, heartbeat_timeout=1.0)) as communicator:
+    communicator.connect()
+    while True:
+        communicator.are_peers_pending()
+        communicator.update_topology()
+"""
+
+ACTIONS = sorted(f"peer.{action.__name__}" for action in peer_actor._PERFORM)
+SENT = sorted(f"peer.send.{name}" for name in ("VoteTopology", "VotePending", "Wired", "Leave"))
+LANE = ["lane.Attach", "lane.Detach"]
+# What this victim's life never comes to: failures of others, and what only its own end brings.
+UNREACHED = {"peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink"}
+POINTS = [point for point in (*ACTIONS, *SENT, *LANE) if point not in UNREACHED]
+
+
+@pytest.fixture(scope="module")
+def master():
+    """One master for all points: it must survive every one of them."""
+    with MasterNode("127.0.0.1:0", options=OPTIONS) as node:
+        yield node
+
+
+@pytest.mark.parametrize("action", ["kill", "stop", "delay"])
+def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str) -> None:
+    """Two veterans keep calling while a victim meets its fault; their calls stay bounded and end in a world of two."""
+    bound = {"kill": 1.0, "stop": 3.0, "delay": 3.0}[action]
+    slowest = 0.0
+    with Communicator(master.address, 0, 2, options=OPTIONS) as first:
+        first.connect()
+        helper = subprocess.Popen([sys.executable, "-c", SECOND, master.address], stdout=subprocess.PIPE)
+        try:
+            first.wait_for_world_size(2, timeout=20)
+            first.are_peers_pending()
+            for point in POINTS:
+                slowest = max(slowest, _meet(first, master.address, point, action, bound))
+        finally:
+            helper.kill()
+            helper.communicate()
+    assert slowest < bound, f"a call of a bystander took {slowest:.2f} s"
+
+
+def _meet(first: Communicator, address: str, point: str, action: str, bound: float) -> float:
+    """Run one victim to its end; the longest call of a bystander meanwhile."""
+    environment = {**os.environ, VARIABLE: f"{point}:1:{action}"}
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, address], env=environment, stdout=subprocess.PIPE)
+    slowest = 0.0
+    deadline = time.monotonic() + 30
+    try:
+        while victim.poll() is None or first.get_attribute(Attribute.LOCAL_WORLD_SIZE) != 2:
+            assert time.monotonic() < deadline, f"{point} {action}: the victim or its place in the ring never went"
+            begin = time.monotonic()
+            first.update_topology()
+            first.are_peers_pending()
+            slowest = max(slowest, time.monotonic() - begin)
+            assert slowest < bound, f"{point} {action}: a bystander waited {slowest:.2f} s"
+    finally:
+        victim.kill()
+        output = victim.communicate()[0]
+    # A fault that was never met would make this test a walk in the park. Only close() keeps the end to itself.
+    if action == "kill" and point.startswith("peer.") and point not in {"peer.send.Leave", "peer.HangUp"}:
+        assert b"MasterLostError" in output, f"{point} was never reached"
+    return slowest
+
+
+def test_every_message_a_peer_sends_is_a_point() -> None:
+    """The list above misses no message that a healthy peer sends to the master."""
+    failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat"}
+    sent = {layout.cls.__name__ for layout in messages_to_master()}
+
+    assert {point.rsplit(".", 1)[1] for point in SENT} == sent - failures
+
+
+def messages_to_master() -> list:
+    """Layouts of what may be said to the master by a member."""
+    from pccl._core.wire import BY_OPCODE
+
+    return [BY_OPCODE[opcode] for opcode in messages.TO_MASTER]
+
+
+def test_a_plan_that_makes_no_sense_is_refused() -> None:
+    """A typing error in the variable must not run a test without its fault."""
+    with pytest.raises(ValueError, match="point:count:action"):
+        Fault("peer.Dial:once:kill")
+    with pytest.raises(ValueError, match="kill, stop, delay"):
+        Fault("peer.Dial:1:explode")
