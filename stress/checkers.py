@@ -239,6 +239,8 @@ class Judge:
     def _judge_error(self, step: Step) -> None:
         kind = step.error.split(":", 1)[0]
         if kind == "TooFewPeersError" and step.call == WAIT:
+            for deed in self._deeds:
+                deed.waiting.discard(step.life)  # it waited for more peers, not for the answer to a fault
             return
         if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
             self.lives[step.life].joined = False

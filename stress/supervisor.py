@@ -105,6 +105,8 @@ class Supervisor:
     def run(self) -> list[Violation]:
         """Everything, from the first process to the last; Ctrl-C goes to the end in order."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        for path in self.logs.iterdir():
+            path.unlink()  # of an earlier run, which must not speak for this one
         self._zygote = Zygote(self._mark)
         before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
@@ -335,7 +337,7 @@ class Supervisor:
         self._strays = strays
 
     def _check_remains(self) -> None:
-        """When everybody has gone: no process, and so no memory segment, socket or port."""
+        """When everybody has gone: no process, and so no memory segment, socket or port; no trace of an error."""
         deadline = time.monotonic() + self.settings.bounds.exit
         left = marked_processes(self._mark)
         while left and time.monotonic() < deadline:
@@ -344,6 +346,10 @@ class Supervisor:
         for pid in left:
             self._object("remains", f"process {pid} is left: {_describe(pid)}")
             send(pid, signal.SIGKILL)
+        for path in sorted(self.logs.iterdir()):
+            count = path.read_text(errors="replace").count("Traceback (most recent call last)")
+            if count:
+                self._object("errors", f"{count} tracebacks in {path}")
         for name, sizes in self.sizes.items():
             text = judge_growth(name, sizes, self.settings.bounds.grown_bytes)
             if text:

@@ -136,9 +136,12 @@ def main(arguments: list[str]) -> int:
 
     if die:
         die_with_parent(signal.SIGKILL)
-    parent_fd = open_pidfd(parent)
-    if os.getppid() != parent:
+    try:
+        parent_fd = open_pidfd(parent)
+    except ProcessLookupError:
         return 0  # whoever wanted a master is gone
+    if os.getppid() != parent:
+        return 0  # the same, and its number means another process by now
     set_process_name("pccl-master")
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)

@@ -18,6 +18,7 @@ import socket
 import sys
 
 from pccl._core.events import (
+    DEBUG,
     AnswerLink,
     AppGone,
     AttachLink,
@@ -296,6 +297,7 @@ class PeerActor:
             del self._links[action.link]
             connection.send(Refused(RANK_CONNECTION_FAILED, action.reason))
             connection.finish()
+            self._tell(DEBUG, f"refused a lane: {action.reason}")
         else:
             assert welcome is not None
             connection.send(welcome)
@@ -343,9 +345,12 @@ def main(arguments: list[str]) -> int:
     mailbox_fd, slots_fd, parent, die = (int(argument) for argument in arguments)
     if die:
         die_with_parent(signal.SIGKILL)
-    parent_fd = open_pidfd(parent)
-    if os.getppid() != parent:
+    try:
+        parent_fd = open_pidfd(parent)
+    except ProcessLookupError:
         return 0  # the training process died before this one was ready
+    if os.getppid() != parent:
+        return 0  # the same, and its number means another process by now
     set_process_name("pccl-peer")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -12,6 +12,8 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -184,3 +186,15 @@ def test_a_thousand_kills(ring: Ring, capsys: pytest.CaptureFixture[str]) -> Non
     assert max(seconds) < RETURN_SECONDS_MAX
     assert len(roles) == 4
     assert marked_processes(ring.mark) == set()
+
+
+@pytest.mark.parametrize("module", ["pccl.actors.peer_actor", "pccl.actors.master_actor"])
+def test_an_actor_that_comes_too_late_ends_without_a_word(module: str) -> None:
+    """Goal: whoever started it was killed meanwhile; that is no error, so nothing is shown and the status is 0."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    code = f"import sys; from {module} import main; sys.exit(main(['0', '0', '{gone.pid}', '0']))"
+
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
