@@ -1,0 +1,46 @@
+"""Virtual time: a heap of what happens when.
+
+Nothing here reads a real clock, and two things due at the same instant happen in the order in which they were planned:
+so a run is a function of its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """The present, and everything that is planned."""
+
+    __slots__ = ("_heap", "_serial", "now_ns", "steps")
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.steps = 0  # how many planned things have happened
+        self._serial = 0
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def at(self, when_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Plan something; what lies in the past happens next."""
+        self._serial += 1
+        heappush(self._heap, (max(when_ns, self.now_ns), self._serial, action, arguments))
+
+    def after(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Plan something relative to now."""
+        self.at(self.now_ns + delay_ns, action, *arguments)
+
+    def run(self, until_ns: int, done: Callable[[], bool] = lambda: False) -> bool:
+        """Let things happen until that time, or until `done`; says whether it was `done`."""
+        while not done():
+            if not self._heap or self._heap[0][0] > until_ns:
+                self.now_ns = until_ns
+                return done()
+            self.now_ns, _, action, arguments = heappop(self._heap)
+            self.steps += 1
+            action(*arguments)
+        return True

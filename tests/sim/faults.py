@@ -1,0 +1,113 @@
+"""What goes wrong, and when: one fault after another, at drawn times, of drawn kinds, until the calm.
+
+A fault touches shells and connections only, never a machine: whatever a machine then does, it does by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pccl._core.events import AppGone, WorkerDied
+from pccl._core.messages import EdgeLost, Register, VotePending, VoteTopology, Wired
+
+from .clock import MILLISECOND
+from .network import Fin
+
+if TYPE_CHECKING:
+    from .nodes import PeerShell
+    from .world import World
+
+
+class Faults:
+    """The source of all trouble."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kinds = list(world.plan.faults)
+        self._weights = list(world.plan.faults.values())
+        if self._kinds:
+            self._plan_next()
+
+    def _plan_next(self) -> None:
+        mean_ns = self._world.plan.fault_every_ms * MILLISECOND
+        self._world.clock.after(int(self._world.random.expovariate(1 / mean_ns)), self._strike)
+
+    def _strike(self) -> None:
+        if self._world.calm:
+            return
+        (kind,) = self._world.random.choices(self._kinds, self._weights)
+        victims = [shell for shell in self._world.shells if shell.alive]
+        if kind in ("join", "freeze_master"):
+            getattr(self, f"_{kind}")()
+        elif victims:
+            victim = self._world.random.choice(victims)
+            self._world.note(f"{kind} {victim.name}")
+            getattr(self, f"_{kind}")(victim)
+        self._plan_next()
+
+    def _duration_ns(self) -> int:
+        return self._world.random.randint(*self._world.plan.trouble_for_ms) * MILLISECOND
+
+    def _crash(self, shell: PeerShell) -> None:
+        shell.end("connection reset by peer")
+
+    def _vanish(self, shell: PeerShell) -> None:
+        shell.end("", silently=True)
+
+    def _freeze_peer(self, shell: PeerShell) -> None:
+        shell.freeze(self._duration_ns())
+
+    def _freeze_master(self) -> None:
+        self._world.note("freeze_master")
+        self._world.master.freeze(self._duration_ns())
+
+    def _cut(self, shell: PeerShell) -> None:
+        shell.cut_until_ns = self._world.clock.now_ns + self._duration_ns()
+
+    def _break_control(self, shell: PeerShell) -> None:
+        if shell.control is not None:
+            shell.control.say_to_master(Fin("connection reset"))
+            shell.control.say_to_peer(Fin("connection reset"))
+
+    def _break_lane(self, shell: PeerShell) -> None:
+        if shell.links:
+            self._world.random.choice(list(shell.links.values())).lane.sever("connection reset")
+
+    def _partition(self, shell: PeerShell) -> None:
+        others = [other for other in self._world.shells if other.alive and other is not shell]
+        if others:
+            other = self._world.random.choice(others)
+            self._world.blocked[shell, other] = self._world.clock.now_ns + self._duration_ns()
+            # A partition that nobody notices is none: what stands between the two breaks with it, sometimes.
+            for end in shell.links.values():
+                if end.lane.joins(other) and self._world.chance(0.7):
+                    end.lane.sever("timed out")
+
+    def _kill_worker(self, shell: PeerShell) -> None:
+        if shell.workers:
+            shell.receive(self._worker_died, shell)
+
+    def _worker_died(self, shell: PeerShell) -> None:
+        if shell.workers:
+            self._world.feed(shell, WorkerDied("killed by signal 9"))
+
+    def _kill_app(self, shell: PeerShell) -> None:
+        shell.program.over = shell.program.killed = True
+        shell.receive(self._world.feed, shell, AppGone("the training process is gone"))
+
+    def _join(self) -> None:
+        self._world.spawn()
+
+    def _intruder(self, shell: PeerShell) -> None:
+        """A peer with the wrong secret, or one whose actor breaks the protocol."""
+        if self._world.plan.doors and self._world.chance(0.5):
+            self._world.spawn(knows_token=False)
+        elif shell.control is not None and shell.control.conn in self._world.master.links:
+            wrong = [
+                Register(bytes(32), 0, 1, "", 1),
+                EdgeLost(1, 1 << 40, 1 << 41, "somebody else's"),
+                Wired(1 << 30),
+            ]
+            if not self._world.plan.options.vote_timeout:  # a vote that nobody stands behind would make stragglers
+                wrong += [VoteTopology(1 << 30, 0), VotePending(1 << 30)]
+            shell.control.say_to_master(self._world.random.choice(wrong))

@@ -1,0 +1,140 @@
+"""What must hold between machines, after every event and at the end. What holds inside one machine it checks itself.
+
+Each function raises an AssertionError that says what was expected; the world adds seed, plan and story.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.events import Complete, MasterSaid, SendTo
+from pccl._core.messages import Accepted, Kick, TopologyDone
+from pccl.errors import KIND_MASTER_LOST
+from pccl.options import nanoseconds
+
+if TYPE_CHECKING:
+    from .nodes import PeerShell
+    from .world import World
+
+
+def check_master(world: World, actions: list[Any]) -> None:
+    """Everybody learns the same numbers, and nobody is put out without a cause."""
+    state = world.master.state
+    common: set[tuple[int, int, int]] = set()
+    per_group: dict[int, tuple[int, int]] = {}
+    for action in actions:
+        if type(action) is not SendTo:
+            continue
+        message = action.message
+        kind = type(message)
+        if kind is Accepted or kind is TopologyDone:
+            common.add((message.global_world, message.groups, message.largest_group))
+            group = state.conns[action.conn].group
+            told = message.epoch, message.group_world
+            assert per_group.setdefault(group, told) == told, f"group {group} was told {told} and {per_group[group]}"
+            assert told == (state.groups[group].epoch, len(state.groups[group].ring)), f"group {group} was told {told}"
+        elif kind is Kick:
+            _check_kick(world, action.conn, message.reason)
+    assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _check_kick(world: World, conn: int, reason: str) -> None:
+    shell = world.master.links[conn].peer
+    if world.calm:
+        assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
+    if reason.startswith("nothing heard"):
+        assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
+
+
+def _is_troubled(world: World, shell: PeerShell) -> bool:
+    """Whether this peer's silence has a cause that is not the master's own pause."""
+    options = world.plan.options
+    window_ns = nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval)
+    since_ns = world.clock.now_ns - window_ns
+    return not shell.alive or shell.frozen or shell.troubled_ns >= since_ns or shell.cut_until_ns >= since_ns
+
+
+def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -> None:
+    """The shell and its machine hold the same connections; numbers come with a ring that was wired for them."""
+    state, wiring = shell.state, shell.state.wiring
+    if shell.alive:
+        assert shell.links.keys() == wiring.links.keys() | wiring.early.keys(), (
+            f"{shell.name} holds links {sorted(shell.links)}, its machine {sorted(wiring.links)}, early {sorted(wiring.early)}"
+        )
+        assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
+    if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone) and state.phase == "member":
+        assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
+        assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
+    for action in actions:
+        if type(action) is Complete and action.kind == KIND_MASTER_LOST and b"nothing heard" in action.payload:
+            assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
+    if state.phase == "member" and state.id in world.master.state.peers:
+        assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+
+
+def _is_master_troubled(world: World, shell: PeerShell) -> bool:
+    options, master = world.plan.options, world.master
+    since_ns = world.clock.now_ns - nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval)
+    return master.frozen or master.troubled_ns >= since_ns or shell.cut_until_ns >= since_ns
+
+
+def is_agreed(world: World) -> bool:
+    """Whether everybody who lives is a member and counts everybody who lives."""
+    living = [shell for shell in world.shells if shell.alive and not shell.program.ending]
+    if any(shell.state.phase != "member" or shell.program.counted_ns < world.calm_ns for shell in living):
+        return False
+    sizes: dict[int, int] = {}
+    for shell in living:
+        sizes[shell.group] = sizes.get(shell.group, 0) + 1
+    for shell in living:
+        assert shell.program.numbers is not None
+        if shell.program.numbers[2:] != (len(living), sizes[shell.group], len(sizes), max(sizes.values())):
+            return False
+    return bool(living)
+
+
+def check_rings(world: World) -> None:
+    """Every ring is wired: both ends of every edge hold the same connections, and no connection is left over."""
+    master = world.master.state
+    assert not master.wiring, f"groups {master.wiring} are still being wired"
+    by_id = {shell.state.id: shell for shell in world.shells if shell.alive and not shell.program.ending}
+    assert by_id.keys() == master.accepted, f"alive {sorted(by_id)}, accepted {sorted(master.accepted)}"
+    for group in master.groups.values():
+        for (source_id, target_id), epoch in group.edges.items():
+            source, target = by_id[source_id], by_id[target_id]
+            forth, back = source.state.wiring.next_edge, target.state.wiring.previous_edge
+            assert forth is not None, f"edge {source_id}->{target_id} is not there at its source"
+            assert back is not None, f"edge {source_id}->{target_id} is not there at its target"
+            assert (forth.peer, back.peer) == (target_id, source_id), f"edge {source_id}->{target_id} leads elsewhere"
+            assert forth.epoch == back.epoch == epoch, (
+                f"edge {source_id}->{target_id}: {forth.epoch}, {back.epoch}, {epoch}"
+            )
+            assert forth.is_up(), f"edge {source_id}->{target_id} is not up at its source"
+            assert back.is_up(), f"edge {source_id}->{target_id} is not up at its target"
+            assert len(forth.lanes) == len(back.lanes) == min(source.lanes, target.lanes), "the pools differ"
+            for here, there in zip(forth.lanes, back.lanes, strict=True):
+                near, far = source.links[here.link], target.links[there.link]
+                assert near.lane is far.lane, f"lane {here.index} joins two connections"
+                assert near.attached, f"lane {here.index} is not served at its source"
+                assert far.attached, f"lane {here.index} is not served at its target"
+    for shell in by_id.values():
+        assert not shell.state.wiring.early, f"{shell.name} still keeps early lanes"
+        assert shell.state.wiring.epoch == master.groups[shell.group].epoch, f"{shell.name} is at another epoch"
+
+
+def check_empty(world: World) -> None:
+    """Everybody left, and nothing of them is left."""
+    master = world.master.state
+    assert not world.master.links, "control connections remain"
+    left = (
+        master.peers,
+        master.conns,
+        master.accepted,
+        master.registered,
+        master.admitting,
+        master.wiring,
+        master.groups,
+    )
+    assert not any(left), f"the master still holds {left}"
+    assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
+    assert not master.admission, "a round without anybody is open"

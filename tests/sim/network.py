@@ -1,0 +1,251 @@
+"""The network: connections that keep the order of what they carry and nothing else.
+
+A pipe is one direction of one connection; each item takes a delay of its own but never overtakes another. Different
+connections reorder freely. A cut between a peer and the master loses nothing for good, because TCP sends again: what
+was under way arrives after the cut, if anybody still listens. A close travels like a message. A host that vanished
+says nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.door import Admit, Caller, Door, Say
+from pccl._core.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp, PeerCame, PeerSaid, PeerWent
+from pccl._core.messages import JoinLane, Register
+from pccl._core.wire import decode, encode
+from pccl.records import record, replace
+
+from .clock import MILLISECOND
+
+if TYPE_CHECKING:
+    from .nodes import MasterShell, Node, PeerShell
+    from .world import World
+
+RESEND_NS = 200 * MILLISECOND  # when what was lost in a cut is sent again
+
+
+@record
+class Fin:
+    """The sender closed the connection, or the connection broke."""
+
+    reason: str
+
+
+@record
+class Opened:
+    """The answerer welcomed the caller."""
+
+
+@record
+class Turned:
+    """The answerer refused the caller for good."""
+
+    reason: str
+
+
+class Pipe:
+    """One direction of one connection."""
+
+    __slots__ = ("_deliver", "_held_by", "_queue", "_target", "_world")
+
+    def __init__(
+        self, world: World, target: Node, deliver: Callable[[Any], None], held_by: PeerShell | None = None
+    ) -> None:
+        self._world = world
+        self._target = target
+        self._deliver = deliver
+        self._held_by = held_by  # the peer whose cut from the master holds this pipe; none for lanes
+        self._queue: deque[Any] = deque()
+
+    def send(self, item: Any) -> None:
+        """Put an item under way."""
+        self._queue.append(item)
+        self._world.clock.after(self._world.delay_ns(), self._arrive)
+
+    def _arrive(self) -> None:
+        if self._held_by is not None and self._world.clock.now_ns < self._held_by.cut_until_ns:
+            self._world.clock.after(RESEND_NS + self._world.delay_ns(), self._arrive)
+            return
+        self._target.receive(self._deliver, self._queue.popleft())
+
+
+def shake_hands(door: Door, caller: Caller, conn: int, host: str, now_ns: int) -> tuple[Any, str]:
+    """The whole exchange at the door at one instant: the hello that was admitted, or None and the reason."""
+    door.arrived(conn, host, now_ns)
+    said, refusal = caller.opening(), "turned away"
+    for _ in range(2):
+        for action in door.received(conn, said):
+            if isinstance(action, Say):
+                try:
+                    said = caller.received(action.message)
+                except PermissionError as error:
+                    refusal = str(error)
+            elif isinstance(action, Admit):
+                caller.received(action.welcome)
+                assert caller.done, "the door was open and the caller did not notice"
+                door.check()
+                return action.hello, ""
+    assert conn not in door, "a stranger was neither admitted nor turned away"
+    return None, refusal
+
+
+class ControlLink:
+    """A connection between a peer and the master, from the first dial on."""
+
+    __slots__ = ("_master", "_token", "_up", "_world", "conn", "down", "peer", "register")
+
+    def __init__(self, world: World, peer: PeerShell, register: Register, token: bytes) -> None:
+        self._world = world
+        self.peer = peer
+        self._master: MasterShell = world.master
+        self._token = token
+        self.register = register
+        self.conn = 0  # the master's number for it; 0 until it is known there
+        self._up = Pipe(world, world.master, self._at_master, peer)
+        self.down = Pipe(world, peer, self._at_peer, peer)
+        self._up.send(Opened())
+
+    def say_to_master(self, item: Any) -> None:
+        """A message of the peer, or its Fin."""
+        self._up.send(self._through_bytes(item))
+
+    def say_to_peer(self, item: Any) -> None:
+        """A message of the master, or its Fin."""
+        self.down.send(self._through_bytes(item))
+
+    def _through_bytes(self, item: Any) -> Any:
+        return decode(*encode(item)) if self._world.plan.bytes and not isinstance(item, Fin) else item
+
+    def _at_master(self, item: Any) -> None:
+        master = self._master
+        if isinstance(item, Opened):
+            self._answer()
+        elif self.conn not in master.links:
+            return
+        elif isinstance(item, Fin):
+            del master.links[self.conn]
+            self._world.feed(master, PeerWent(self.conn, item.reason))
+        else:
+            self._world.feed(master, PeerSaid(self.conn, item))
+
+    def _answer(self) -> None:
+        """The caller is at the master's door."""
+        master, world = self._master, self._world
+        self.conn = master.new_conn()
+        register = self.register
+        if world.plan.doors:
+            caller = Caller(self._token, world.nonce(), lambda proof: replace(register, proof=proof))
+            hello, reason = shake_hands(master.door, caller, self.conn, self.peer.host, world.clock.now_ns)
+            if hello is None:
+                self.down.send(Turned(reason))
+                return
+            register = hello
+        master.links[self.conn] = self
+        self.down.send(Opened())
+        world.feed(master, PeerCame(self.conn, register, self.peer.host))
+
+    def _at_peer(self, item: Any) -> None:
+        peer, feed = self.peer, self._world.feed
+        if peer.control is not self:
+            return  # hung up meanwhile
+        if isinstance(item, Opened):
+            feed(peer, MasterUp())
+        elif isinstance(item, Turned):
+            peer.control = None
+            feed(peer, MasterDown(item.reason, final=True))
+        elif isinstance(item, Fin):
+            peer.control = None
+            feed(peer, MasterDown(item.reason))
+        else:
+            feed(peer, MasterSaid(item))
+
+
+class LaneEnd:
+    """One end of a lane's connection, and who holds it."""
+
+    __slots__ = ("attached", "dialled", "lane", "link", "out", "shell")
+
+    def __init__(self, lane: LaneLink, shell: PeerShell, link: int, *, dialled: bool) -> None:
+        self.lane = lane
+        self.shell = shell
+        self.link = link  # the shell's number for it
+        self.dialled = dialled
+        self.attached = False  # a worker serves it
+        self.out: Pipe | None = None  # to the other end, once there is one
+        shell.links[link] = self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shell still holds it."""
+        return self.shell.links.get(self.link) is self
+
+    def say(self, item: Any) -> None:
+        """Put something under way to the other end."""
+        if self.out is not None:
+            self.out.send(item)
+
+    def hear(self, item: Any) -> None:
+        """Something arrived from the other end."""
+        if not self.is_open:
+            return
+        if isinstance(item, Opened):
+            self.lane.world.feed(self.shell, LinkUp(self.link))
+        else:
+            del self.shell.links[self.link]
+            self.lane.world.feed(self.shell, LinkDown(self.link, item.reason))
+
+
+class LaneLink:
+    """A lane's connection: the end of the peer that dialled, and the end of the one that was dialled."""
+
+    __slots__ = ("_back", "_where", "far", "hello", "near", "world")
+
+    def __init__(self, world: World, dialler: PeerShell, link: int, where: tuple[str, int], hello: JoinLane) -> None:
+        self.world = world
+        self._where = where
+        self.hello = hello
+        self.near = LaneEnd(self, dialler, link, dialled=True)
+        self.far: LaneEnd | None = None  # until the dial arrived
+        self._back = Pipe(world, dialler, self.near.hear)
+        world.clock.after(2 * world.delay_ns(), self._reach)
+
+    def joins(self, shell: PeerShell) -> bool:
+        """Whether that peer holds one of the ends."""
+        return shell is self.near.shell or (self.far is not None and shell is self.far.shell)
+
+    def sever(self, reason: str) -> None:
+        """The connection breaks; both ends hear of it, each in its time."""
+        self._back.send(Fin(reason))
+        self.near.say(Fin(reason))
+
+    def _reach(self) -> None:
+        """The dial arrives where it goes, or does not."""
+        world, target = self.world, self.world.listeners.get(self._where)
+        if not self.near.is_open:
+            return
+        blocked = target is not None and world.is_blocked(self.near.shell, target)
+        if blocked or (target is not None and target.vanished):
+            if blocked and world.chance(0.5):
+                self._back.send(Fin("no route to host"))
+            return  # else a black hole: only time will tell
+        if target is None or not target.alive:
+            self._back.send(Fin("connection refused"))
+            return
+        target.receive(self._come, target)
+
+    def _come(self, target: PeerShell) -> None:
+        world, hello = self.world, self.hello
+        if not self.near.is_open:
+            return
+        link = target.state.new_link()
+        if world.plan.doors:
+            caller = Caller(world.token, world.nonce(), lambda proof: replace(self.hello, proof=proof))
+            hello, reason = shake_hands(target.door, caller, link, self.near.shell.host, world.clock.now_ns)
+            assert hello is not None, reason
+        self.far = LaneEnd(self, target, link, dialled=False)
+        self.far.out = self._back
+        self.near.out = Pipe(world, target, self.far.hear)
+        world.feed(target, LinkCame(link, hello))

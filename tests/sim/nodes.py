@@ -1,0 +1,234 @@
+"""The processes of the simulated cluster: thin shells that do what the machines ask, as the real actors do.
+
+A node can be stopped and go on: what reaches it meanwhile waits in its backlog, as it would in the kernel. When it goes
+on, whether it first looks at its backlog or at the time is drawn, because real event loops do either. A shell holds a
+machine to its word: every action must refer to something that exists.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pccl._core import events
+from pccl._core.door import Door
+from pccl._core.events import MasterDown, Tick
+from pccl._core.master_state import MasterState
+from pccl._core.messages import JoinLane, Register
+from pccl._core.peer_state import PeerState
+from pccl.options import STRANGERS_MAX, nanoseconds
+
+from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
+
+if TYPE_CHECKING:
+    from .programs import Program
+    from .world import World
+
+NEVER = 1 << 62
+
+
+class Node:
+    """A process with a machine inside."""
+
+    name: str
+    state: Any
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.alive = True
+        self.frozen = False
+        self.troubled_ns = -NEVER  # when something last went wrong for it, for judging whether silence had a cause
+        self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._tick_ns = NEVER  # when the next Tick is planned
+
+    def receive(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Something reaches this process: now, or once it goes on."""
+        if self.frozen:
+            self._backlog.append((function, arguments))
+        elif self.alive:
+            function(*arguments)
+
+    def freeze(self, duration_ns: int) -> None:
+        """Stop for a while."""
+        if not self.frozen:
+            self.frozen = True
+            self.world.clock.after(duration_ns, self.thaw)
+
+    def thaw(self) -> None:
+        """Go on."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        self.troubled_ns = self.world.clock.now_ns
+        if not self.alive:
+            return
+        time_first = self.world.random.random() < 0.5
+        if time_first:
+            self._tick(self._tick_ns)
+        while self._backlog and self.alive:
+            function, arguments = self._backlog.popleft()
+            function(*arguments)
+        if not time_first and self.alive:
+            self._tick(self._tick_ns)
+
+    def plan_tick(self) -> None:
+        """Wake at the machine's deadline."""
+        deadline_ns = self.state.next_deadline_ns
+        if deadline_ns < self._tick_ns:
+            self._tick_ns = deadline_ns
+            self.world.clock.at(deadline_ns, self._tick, deadline_ns)
+
+    def _tick(self, planned_ns: int) -> None:
+        if planned_ns != self._tick_ns or self.frozen or not self.alive:
+            return
+        self._tick_ns = NEVER
+        if self.world.clock.now_ns >= self.state.next_deadline_ns:
+            self.world.feed(self, Tick())
+            assert self.state.next_deadline_ns > self.world.clock.now_ns, (
+                f"{self.name} would spin: its deadline is past"
+            )
+        self.plan_tick()
+
+    def perform(self, action: Any) -> None:
+        """Do what the machine asks."""
+        raise NotImplementedError
+
+
+class MasterShell(Node):
+    """The master's process."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.name = "master"
+        self.state = MasterState(world.run, world.plan.options, world.clock.now_ns)
+        self.links: dict[int, ControlLink] = {}
+        self.door = Door(world.token, Register, world.nonce, NEVER // 2, STRANGERS_MAX)
+        self._conns = 0
+
+    def new_conn(self) -> int:
+        """A number for a connection."""
+        self._conns += 1
+        return self._conns
+
+    def perform(self, action: Any) -> None:
+        """Do what the machine asks."""
+        kind = type(action)
+        if kind is events.SendTo:
+            self.links[action.conn].say_to_peer(action.message)
+        elif kind is events.Dismiss:
+            self.links.pop(action.conn).say_to_peer(Fin("closed by the master"))
+        elif kind is not events.Log:
+            raise AssertionError(f"the master's machine asks for {action!r}")
+
+
+class PeerShell(Node):
+    """A peer actor's process with its workers, and the training process that started it."""
+
+    def __init__(self, world: World, number: int, port: int, group: int, lanes: int) -> None:
+        super().__init__(world)
+        self.name = f"p{number}"
+        self.number = number
+        self.host = "host"
+        self.port = port
+        self.group = group
+        self.lanes = lanes
+        self.state = PeerState(world.plan.options, world.clock.now_ns)
+        self.control: ControlLink | None = None
+        self.links: dict[int, LaneEnd] = {}
+        self.workers = 0  # pairs of processes that run
+        self.vanished = False
+        self.cut_until_ns = 0
+        self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.program: Program
+        self._doing: dict[type[Any], Callable[[Any], None]] = {
+            events.DialMaster: self._dial_master,
+            events.HangUp: self._hang_up,
+            events.SendMaster: self._send_master,
+            events.SpawnLanes: self._spawn_lanes,
+            events.KillLanes: self._kill_lanes,
+            events.Dial: self._dial,
+            events.AnswerLink: self._answer_link,
+            events.AttachLink: self._attach_link,
+            events.DropLink: self._drop_link,
+            events.Complete: self._complete,
+            events.Stop: lambda _: self.end("exited"),
+            events.Tell: lambda _: None,
+            events.Log: lambda _: None,
+        }
+
+    def perform(self, action: Any) -> None:
+        """Do what the machine asks."""
+        self._doing[type(action)](action)
+
+    def end(self, reason: str, *, silently: bool = False) -> None:
+        """The processes are gone. The kernel closes their connections, unless the whole host is gone."""
+        self.alive = False
+        self.vanished = silently
+        if not silently:
+            if self.control is not None:
+                self.control.say_to_master(Fin(reason))
+            for end in self.links.values():
+                end.say(Fin(reason))
+        self.control = None
+        self.links.clear()
+        self.world.ended(self)
+
+    def _dial_master(self, _action: Any) -> None:
+        world = self.world
+        assert self.control is None, "a second connection to the master"
+        token = world.token if self.program.knows_token else b"wrong"
+        self.control = ControlLink(
+            world, self, Register(bytes(32), self.group, self.lanes, self.host, self.port), token
+        )
+        options = world.plan.options
+        patience_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)
+        world.clock.after(patience_ns, self.receive, self._dial_timed_out, self.control)
+
+    def _dial_timed_out(self, link: ControlLink) -> None:
+        if self.control is link and self.state.phase == "dialling":
+            link.say_to_master(Fin("gave up dialling"))
+            self.control = None
+            self.world.feed(self, MasterDown("no answer"))
+
+    def _hang_up(self, _action: Any) -> None:
+        if self.control is not None:
+            self.control.say_to_master(Fin("hung up"))
+            self.control = None
+
+    def _send_master(self, action: Any) -> None:
+        assert self.control is not None, f"{action.message!r} without a connection to the master"
+        self.control.say_to_master(action.message)
+
+    def _spawn_lanes(self, action: Any) -> None:
+        assert action.lanes > self.workers, f"{action.lanes} workers wanted, {self.workers} run"
+        self.workers = action.lanes
+
+    def _kill_lanes(self, _action: Any) -> None:
+        assert not any(end.attached for end in self.links.values()), "workers killed with connections in hand"
+        self.workers = 0
+
+    def _dial(self, action: Any) -> None:
+        assert action.link not in self.links, f"link {action.link} is taken"
+        LaneLink(self.world, self, action.link, (action.host, action.port), action.hello)
+
+    def _answer_link(self, action: Any) -> None:
+        end = self.links[action.link]
+        assert not end.dialled, "an answer to our own dial"
+        end.say(Fin(action.reason) if action.reason else Opened())
+        if action.reason:
+            del self.links[action.link]
+
+    def _attach_link(self, action: Any) -> None:
+        end = self.links[action.link]
+        assert end.lane.hello.lane == action.lane, f"lane {end.lane.hello.lane} attached as {action.lane}"
+        assert action.sends == end.dialled, "a lane in the wrong direction"
+        assert action.lane < self.workers, f"lane {action.lane} attached, but only {self.workers} workers run"
+        assert not end.attached, "attached twice"
+        end.attached = True
+
+    def _drop_link(self, action: Any) -> None:
+        self.links.pop(action.link).say(Fin("dropped"))
+
+    def _complete(self, action: Any) -> None:
+        self.program.completed(action)

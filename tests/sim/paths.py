@@ -1,0 +1,281 @@
+"""Rare paths that the seeds must have taken: a simulation that never gets there proves nothing about it.
+
+Each path is recognised from outside, by an event, the actions it led to, and what the machine held before. A name that
+is marked below and never taken by the seeds of the test suite fails it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pccl._core import events, messages
+from pccl._core.master_state import PENDING, TOPOLOGY
+from pccl.options import nanoseconds
+
+if TYPE_CHECKING:
+    from .nodes import MasterShell, PeerShell
+
+PATHS = frozenset({
+    # membership
+    "a member is lost while newcomers are wired",
+    "a newcomer is lost while it is admitted",
+    "an empty run takes those who wait",
+    "a silent peer is kicked",
+    "a sweep after the master's own pause judges nobody",
+    "who breaks the protocol is kicked",
+    # rings
+    "a pair that cannot connect is routed around",
+    "a newcomer is refused because there is no ring",
+    "a veteran is kicked because there is no ring",
+    "a late report of an unreachable pair is ignored",
+    "a broken edge is ordered anew",
+    "the second report of a broken edge is ignored",
+    "a report of a past epoch is ignored",
+    "slow wiring ends a newcomer",
+    "slow wiring ends a veteran",
+    # votes
+    "a withdrawal counts",
+    "a withdrawal during an admission",
+    "a withdrawal comes too late",
+    "a vote is held for a larger group",
+    "a held vote is released by a newcomer",
+    "calls that never meet are explained",
+    "a long vote is named",
+    "a newcomer is told whom it waits for",
+    "a straggler is kicked",
+    "newcomers are pending",
+    "nobody is pending",
+    # lanes
+    "a lane comes before its order",
+    "a lane comes before its peer has a name",
+    "a lane comes for an edge that just broke",
+    "a lane comes after the end",
+    "a lane of the past is refused",
+    "a lane is not free",
+    "a lane meets a later life of its port",
+    "an early lane is explained by its order",
+    "an early lane is refused by an order",
+    "an early lane goes away",
+    "a lane is dialled again",
+    "a dial fails for good without an answer",
+    "a dial is refused for good",
+    "a dead worker costs all lanes",
+    # a peer and its master
+    "the master is dialled again",
+    "the wrong secret is refused",
+    "a newcomer hears nothing and starts again",
+    "a member gives a silent master up",
+    "a peer forgives the master what it could not hear itself",
+    # calls
+    "an answer comes after its call was given up",
+    "a cancel comes after the end",
+    "a call comes after the end",
+    "connect is given up",
+    "a second thread makes the same call",
+})  # fmt: skip
+
+
+class Paths:
+    """The paths that one run has taken."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+
+    def _mark(self, name: str) -> None:
+        assert name in PATHS, f"{name!r} is not in the list"
+        self.taken[name] += 1
+
+    # ------------------------------------------------------------------------------------------ the master
+
+    def before_master(self, shell: MasterShell, event: Any, now_ns: int) -> tuple[Any, ...]:
+        """What has to be remembered of the master before it handles an event."""
+        state = shell.state
+        late = type(event) is events.Tick and now_ns - state.next_deadline_ns > nanoseconds(
+            state.options.heartbeat_interval
+        )
+        vote = _vote_of(state, event)
+        return state.admission, set(state.admitting), set(state.accepted), late, _is_held(state), vote
+
+    def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
+        """The master handled an event."""
+        state = shell.state
+        admission, admitting, accepted, late, held, vote = before
+        if admission:
+            if accepted - state.accepted:
+                self._mark("a member is lost while newcomers are wired")
+            if admitting - state.admitting - state.accepted:
+                self._mark("a newcomer is lost while it is admitted")
+        if accepted and not state.accepted and state.admission:
+            self._mark("an empty run takes those who wait")
+        if late:
+            self._mark("a sweep after the master's own pause judges nobody")
+        if type(event) is events.PeerCame and held and state.admission:
+            self._mark("a held vote is released by a newcomer")
+        if type(event) is events.PeerSaid:
+            self._at_message(state, event.message, actions, admission, vote)
+        for action in actions:
+            if type(action) is events.SendTo:
+                self._at_send(action.message, admitting)
+
+    def _at_message(self, state: Any, message: Any, actions: list[Any], admission: bool, vote: Any) -> None:
+        kind = type(message)
+        if kind is messages.WireFailed and not actions:
+            self._mark("a late report of an unreachable pair is ignored")
+        elif kind is messages.WireFailed and not _sends(actions, messages.Kick):
+            self._mark("a pair that cannot connect is routed around")
+        elif kind is messages.EdgeLost and not actions:
+            self._mark("the second report of a broken edge is ignored")
+        elif kind is messages.EdgeLost and _sends(actions, messages.Wire):
+            self._mark("a broken edge is ordered anew")
+        elif (
+            kind is messages.Wired
+            and not actions
+            and all(message.epoch < group.epoch for group in state.groups.values())
+        ):
+            self._mark("a report of a past epoch is ignored")
+        elif kind is messages.Withdraw:
+            during = "a withdrawal during an admission" if admission else "a withdrawal counts"
+            self._mark("a withdrawal comes too late" if vote is None or vote.call != message.call else during)
+        elif kind is messages.VoteTopology and not actions and _is_held(state):
+            self._mark("a vote is held for a larger group")
+
+    def _at_send(self, message: Any, admitting: set[int]) -> None:
+        kind = type(message)
+        if kind is messages.Kick:
+            self._at_kick(message.reason, admitting)
+        elif kind is messages.CallFailed:
+            self._mark("calls that never meet are explained")
+        elif kind is messages.Notice:
+            waits = message.line.startswith("not admitted")
+            self._mark("a newcomer is told whom it waits for" if waits else "a long vote is named")
+        elif kind is messages.PendingAnswer:
+            self._mark("newcomers are pending" if message.pending else "nobody is pending")
+
+    def _at_kick(self, reason: str, admitting: set[int]) -> None:
+        if reason.startswith("no ring is possible with peer "):
+            newcomer = int(reason.split()[6].rstrip(":")) in admitting
+            who = "a newcomer is refused" if newcomer else "a veteran is kicked"
+            self._mark(f"{who} because there is no ring")
+        elif reason.startswith("its lanes were not up"):
+            self._mark("slow wiring ends a newcomer" if admitting else "slow wiring ends a veteran")
+        elif reason.startswith("nothing heard"):
+            self._mark("a silent peer is kicked")
+        elif reason.startswith("straggler"):
+            self._mark("a straggler is kicked")
+        else:
+            self._mark("who breaks the protocol is kicked")
+
+    # ------------------------------------------------------------------------------------------ a peer
+
+    def before_peer(self, shell: PeerShell, event: Any, now_ns: int) -> tuple[Any, ...]:
+        """What has to be remembered of a peer before it handles an event."""
+        state = shell.state
+        late_ns = now_ns - state.next_deadline_ns if type(event) is events.Tick else 0
+        early = type(event) is events.LinkDown and event.link in state.wiring.early
+        return state.phase, early, late_ns > nanoseconds(state.options.heartbeat_timeout), state.wiring.previous_edge
+
+    def at_peer(self, shell: PeerShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
+        """A peer handled an event."""
+        state = shell.state
+        phase, early, late, previous_edge = before
+        kind = type(event)
+        if kind is events.LinkCame:
+            self._at_lane(state, phase, event.hello, actions, previous_edge)
+        elif kind is events.LinkDown:
+            if early:
+                self._mark("an early lane goes away")
+            elif _tells(actions, messages.WireFailed):
+                self._mark("a dial is refused for good")
+        elif kind is events.Tick:
+            self._at_tick(state, phase, late, actions)
+        elif kind is events.MasterSaid:
+            self._at_master_word(event.message, actions)
+        elif kind is events.Called:
+            self._at_call(phase, event.call, actions)
+        elif kind is events.WorkerDied and actions:
+            self._mark("a dead worker costs all lanes")
+        elif kind is events.MasterDown and event.final:
+            self._mark("the wrong secret is refused")
+
+    def _at_lane(self, state: Any, phase: str, hello: Any, actions: list[Any], previous_edge: Any) -> None:
+        if not actions:
+            if not state.id:
+                self._mark("a lane comes before its peer has a name")
+            elif hello.epoch > state.wiring.epoch:
+                self._mark("a lane comes before its order")
+            else:
+                assert previous_edge is None, "a lane waits though its edge stands"
+                self._mark("a lane comes for an edge that just broke")
+            return
+        reason = actions[0].reason
+        if phase == "gone":
+            self._mark("a lane comes after the end")
+        elif "is over" in reason:
+            self._mark("a lane of the past is refused")
+        elif "not free" in reason:
+            self._mark("a lane is not free")
+        elif "later life" in reason:
+            self._mark("a lane meets a later life of its port")
+
+    def _at_tick(self, state: Any, phase: str, late: bool, actions: list[Any]) -> None:
+        if phase == "member" and state.phase == "gone":
+            self._mark("a member gives a silent master up")
+        elif phase == "joining" and state.phase != "joining":
+            self._mark("a newcomer hears nothing and starts again")
+        elif phase == "member" and late:
+            self._mark("a peer forgives the master what it could not hear itself")
+        for action in actions:
+            kind = type(action)
+            if kind is events.Dial:
+                self._mark("a lane is dialled again")
+            elif kind is events.DialMaster:
+                self._mark("the master is dialled again")
+            elif kind is events.SendMaster and type(action.message) is messages.WireFailed:
+                self._mark("a dial fails for good without an answer")
+
+    def _at_master_word(self, message: Any, actions: list[Any]) -> None:
+        if type(message) is messages.Wire:
+            for action in actions:
+                if type(action) is events.AnswerLink:
+                    explained = "an early lane is explained by its order"
+                    self._mark("an early lane is refused by an order" if action.reason else explained)
+        elif type(message) in (messages.TopologyDone, messages.PendingAnswer) and not actions:
+            self._mark("an answer comes after its call was given up")
+
+    def _at_call(self, phase: str, call: Any, actions: list[Any]) -> None:
+        kind = type(call)
+        if kind is messages.CallCancel and phase == "gone":
+            self._mark("a cancel comes after the end")
+        elif kind is messages.CallCancel and phase in ("dialling", "joining") and actions:
+            self._mark("connect is given up")
+        elif kind is messages.CallTopology and phase == "gone":
+            self._mark("a call comes after the end")
+        elif kind is messages.CallTopology and actions and type(actions[0]) is events.Complete:
+            self._mark("a second thread makes the same call")
+
+
+def _is_held(state: Any) -> bool:
+    """Whether the topology vote is unanimous and stays open all the same, with nothing else to wait for."""
+    return not state.wiring and bool(state.accepted) and len(state.votes[TOPOLOGY]) == len(state.accepted)
+
+
+def _vote_of(state: Any, event: Any) -> Any:
+    """The vote that a withdrawal may take back."""
+    if (
+        type(event) is not events.PeerSaid
+        or type(event.message) is not messages.Withdraw
+        or event.conn not in state.conns
+    ):
+        return None
+    peer = state.conns[event.conn].id
+    votes = [state.votes[name].get(peer) for name in (TOPOLOGY, PENDING)]
+    return next((vote for vote in votes if vote is not None and vote.call == event.message.call), None)
+
+
+def _sends(actions: list[Any], kind: type[Any]) -> bool:
+    return any(type(action) is events.SendTo and type(action.message) is kind for action in actions)
+
+
+def _tells(actions: list[Any], kind: type[Any]) -> bool:
+    return any(type(action) is events.SendMaster and type(action.message) is kind for action in actions)

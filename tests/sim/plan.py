@@ -1,0 +1,107 @@
+"""What a run looks like, drawn from its seed: how many peers, how slow the network, which faults, which programs.
+
+Swarm testing: every seed switches whole kinds of trouble on or off and draws its own bounds, so that a thousand runs
+are a thousand different environments and not one environment a thousand times. Printed first by the command line.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from pccl.options import Options
+from pccl.records import record
+
+FAULTS = (
+    "crash",  # a peer's processes die; its connections close
+    "vanish",  # a peer's host dies; nobody is told
+    "freeze_peer",  # a peer is stopped for a while and goes on
+    "freeze_master",  # the master is stopped for a while and goes on
+    "cut",  # a peer and the master cannot hear each other for a while
+    "break_control",  # a control connection is reset
+    "break_lane",  # a lane is reset
+    "partition",  # one peer cannot dial another for a while
+    "kill_worker",  # a worker process dies
+    "kill_app",  # a training process dies, its peer actor notices
+    "join",  # somebody new comes
+    "intruder",  # somebody breaks the protocol, or holds the wrong token
+)
+
+# What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
+STYLES = ("ask_then_update", "always_update", "wait_for_world", "anything")
+
+
+@record
+class Plan:
+    """Everything that was drawn for one run."""
+
+    seed: int
+    peers: int  # that start the run
+    groups: int
+    lanes: int  # pools are of one to so many lanes
+    delay_ms: tuple[int, int]  # of every message, each drawn anew
+    think_ms: tuple[int, int]  # between two calls of a program
+    styles: tuple[str, ...]  # of programs; each draws one
+    mistake: float  # how often a program makes another call than its style says
+    patience: float  # how often a call is given up after a while
+    threads: float  # how often a second thread makes a call of its own
+    leave: float  # how often a program closes instead of calling
+    rejoin: float  # how often an ended program starts again
+    faults: dict[str, int]  # kind to weight
+    fault_every_ms: int  # mean time between faults
+    trouble_ms: int  # how long the first phase lasts
+    trouble_for_ms: tuple[int, int]  # how long a freeze, a cut or a partition lasts
+    doors: bool  # strangers prove themselves with real proofs
+    bytes: bool  # messages travel as encoded bytes
+    options: Options
+
+
+def draw(seed: int) -> Plan:
+    """The plan of this seed."""
+    random = Random(seed)
+    interval = random.choice((0.3, 0.5, 1.0))
+    silence = interval * random.choice((4, 5, 8))
+    slowest_ms = int(interval * 1000 * random.choice((0.02, 0.1, 0.25)))
+    connect = max(random.choice((0.5, 1.0, 2.0)), 5 * slowest_ms / 1000)
+    dials = random.choice((1, 2, 2, 3))
+    deadlock = random.choice((0.5, 1.0, 3.0))
+    options = Options(
+        heartbeat_interval=interval,
+        heartbeat_timeout=silence,
+        connect_timeout=connect,
+        handshake_timeout=connect,
+        retry_interval=random.choice((0.2, 1.0)),
+        dial_attempts=dials,
+        wire_timeout=random.choice((1.1, 1.1, 3.0)) * (dials * (connect + 0.1) + 8 * slowest_ms / 1000),
+        unreachable_expiry=random.choice((0.5, 2.0, 5.0)),
+        vote_warning=random.choice((0.5, 2.0)),
+        vote_timeout=random.choice((0.0, 0.0, 0.0, deadlock + 3 * interval + 2)),
+        deadlock_timeout=deadlock,
+        check=True,
+    )
+    present = [fault for fault in FAULTS if random.random() < 0.5]
+    return Plan(
+        seed=seed,
+        peers=random.randint(1, 8),
+        groups=random.choice((1, 1, 2, 3)),
+        lanes=random.randint(1, 3),
+        delay_ms=(random.choice((0, slowest_ms // 2)), slowest_ms),
+        think_ms=(0, random.choice((1, 50, 500))),
+        styles=tuple(random.sample(STYLES, random.randint(1, len(STYLES)))),
+        mistake=random.choice((0.0, 0.0, 0.1)),
+        patience=random.choice((0.0, 0.1, 0.3)),
+        threads=random.choice((0.0, 0.0, 0.2)),
+        leave=random.choice((0.0, 0.02, 0.1)),
+        rejoin=random.choice((0.0, 0.5, 1.0)),
+        faults={fault: random.randint(1, 5) for fault in present},
+        fault_every_ms=random.choice((100, 200, 500, 1500)),
+        trouble_ms=random.choice((2000, 4000, 8000)),
+        trouble_for_ms=random.choice(((10, 300), (100, 3000), (1000, int(1500 * silence)))),
+        doors=random.random() < 0.2,
+        bytes=random.random() < 0.3,
+        options=options,
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan, one line to a field."""
+    return "\n".join(f"  {name} = {getattr(plan, name)}" for name in Plan.__match_args__)

@@ -1,0 +1,168 @@
+"""What training processes do: connect, call, think, give up, leave. Each one in a style of its own.
+
+A program holds its actor to the contract of calls: a completion belongs to a call that is under way, comes once, and
+carries numbers that make sense. Once the trouble is over every program only updates the topology, as fast as it can,
+until the world agrees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.events import NUMBERS, Called, Complete
+from pccl._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
+from pccl.errors import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST
+
+from .clock import MILLISECOND, SECOND
+
+if TYPE_CHECKING:
+    from .nodes import PeerShell
+    from .world import World
+
+CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
+SUCCESS, INVALID_USAGE = 0, 4
+
+
+class Program:
+    """One training process."""
+
+    def __init__(self, world: World, shell: PeerShell, style: str, *, knows_token: bool = True) -> None:
+        self.world = world
+        self.shell = shell
+        self.style = style
+        self.knows_token = knows_token
+        self.under_way: dict[tuple[int, int], str] = {}  # (slot, sequence) to the name of the call
+        self.numbers: tuple[int, ...] | None = None  # the latest: peer id, epoch, then the world
+        self.counted_ns = -1  # when those came
+        self.ending = False  # it knows that its membership is over
+        self.over = False  # it closes, or is no more
+        self.killed = False
+        self._sequence = 0
+        self._wanted = 0  # wait_for_world_size goes on until its group has so many
+        random = world.random
+        attempts = 5 if world.calm else random.choice((1, 3, 5))
+        self._post(CONNECT, CallConnect, attempts, shell.group, shell.lanes, b"", "", 0, b"")
+        if not world.calm and world.chance(world.plan.patience / 2):
+            self._give_up_later()
+
+    def completed(self, action: Complete) -> None:
+        """A call of this program ended."""
+        if self.killed:
+            return  # nobody is there to read it
+        key = action.slot, action.sequence
+        assert key in self.under_way, f"{action!r} ends a call that is not under way: {self.under_way}"
+        name = self.under_way.pop(key)
+        if name == LEAVE:
+            return
+        if action.kind in (KIND_KICKED, KIND_MASTER_LOST) or (name == CONNECT and action.result != SUCCESS):
+            self._finish()
+            return
+        if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
+            self._count(NUMBERS.unpack(action.payload))
+        if action.slot == 0:  # the main thread; what a second thread learns is its own affair
+            answer = action.result == SUCCESS and name == PENDING and action.payload == b"\1"
+            self._plan_step(asked_and_pending=answer, given_up=action.kind == KIND_CANCELLED)
+
+    def give_up(self, *slots: int) -> None:
+        """Give up the calls of these slots that are under way."""
+        for slot, sequence in self.under_way:
+            if slot in slots:
+                self._mail(CallCancel(slot, sequence))
+
+    def leave(self) -> None:
+        """close()."""
+        if not self.over and self.shell.alive:
+            self.over = True
+            self._post(LEAVE, CallLeave, slot=9)
+
+    def _count(self, numbers: tuple[int, ...]) -> None:
+        _peer, _epoch, everybody, group, groups, largest = numbers
+        assert 1 <= group <= largest <= everybody, numbers
+        assert 1 <= groups <= everybody, numbers
+        assert largest + groups - 1 <= everybody <= largest * groups, numbers
+        self.numbers = numbers
+        self.counted_ns = self.world.clock.now_ns
+        self.world.counted = True
+
+    def _finish(self) -> None:
+        """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
+        if self.over or self.ending:
+            return
+        self.ending = True
+        if self.world.chance(0.3):
+            self._post(TOPOLOGY, CallTopology, 0, slot=5)
+        if self.world.chance(0.3):
+            self._mail(CallCancel(0, self._sequence))
+        self.world.clock.after(self.world.random.choice((0, 200, 1000)) * MILLISECOND, self.leave)
+
+    def _plan_step(self, *, asked_and_pending: bool = False, given_up: bool = False) -> None:
+        low, high = self.world.plan.think_ms
+        if self.world.calm:
+            low, high = 0, min(high, 50)
+        delay_ns = self.world.random.randint(low, high) * MILLISECOND
+        self.world.clock.after(delay_ns, self._step, asked_and_pending, given_up)
+
+    def _step(self, asked_and_pending: bool, given_up: bool) -> None:
+        world, plan = self.world, self.world.plan
+        if self.over or self.ending or not self.shell.alive or world.settled:
+            return
+        if world.calm:
+            self._post(TOPOLOGY, CallTopology, 0)
+            return
+        if world.chance(plan.leave):
+            self.leave()
+            return
+        style = "anything" if world.chance(plan.mistake) else self.style
+        if self._wanted:
+            style = "wait_for_world"
+        if style == "always_update" or asked_and_pending:
+            self._post(TOPOLOGY, CallTopology, 0)
+        elif style == "ask_then_update":
+            self._post(PENDING, CallPending)
+        elif style == "wait_for_world":
+            self._wait_for_world(given_up)
+        else:
+            self._do_anything()
+        if world.chance(plan.patience):
+            self._give_up_later()
+        if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
+            self._post(*world.random.choice(((PENDING, CallPending), (TOPOLOGY, CallTopology, 0))), slot=1)
+
+    def _wait_for_world(self, given_up: bool) -> None:
+        """Until the group is large enough or the caller's patience is at its end."""
+        enough = self.numbers is not None and self.numbers[3] >= self._wanted > 0
+        self._wanted = (
+            0 if enough or given_up else self._wanted or self.world.random.randint(1, self.world.plan.peers + 1)
+        )
+        self._post(TOPOLOGY, CallTopology, self._wanted)
+        if self._wanted:
+            self._give_up_later()
+
+    def _do_anything(self) -> None:
+        choice = self.world.random.randrange(4)
+        if choice == 0:
+            self._post(PENDING, CallPending)
+        elif choice == 1:
+            self._plan_step()
+        else:
+            self._post(TOPOLOGY, CallTopology, 0)
+
+    def _give_up_later(self) -> None:
+        key = 0, self._sequence
+        self.world.clock.after(self.world.random.randint(0, 3 * SECOND), self._give_up, key)
+
+    def _give_up(self, key: tuple[int, int]) -> None:
+        """The answer may already be on its way to this process; then the cancel comes too late, which is legal."""
+        if self.world.calm and self.under_way.get(key) == CONNECT:
+            return  # the calm is there to show that everybody gets in
+        if self.shell.alive and (key in self.under_way or self.world.chance(0.2)):
+            self._mail(CallCancel(*key))
+
+    def _post(self, name: str, call: Any, *arguments: Any, slot: int = 0) -> None:
+        self._sequence += 1
+        self.under_way[slot, self._sequence] = name
+        self._mail(call(slot, self._sequence, *arguments))
+
+    def _mail(self, call: Any) -> None:
+        """The mailbox keeps the order, because it is one socket pair."""
+        self.world.clock.after(0, self.shell.receive, self.world.feed, self.shell, Called(call))

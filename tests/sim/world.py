@@ -1,0 +1,246 @@
+"""One simulated run: trouble first, then calm, then everybody leaves.
+
+*Safety*: while everything may fail, no invariant may ever be broken. *Liveness*: faults stop, what is frozen goes on,
+partitions heal; within a bounded time everybody who lives is a member, wired, and counts the same world. *The end*:
+everybody leaves, and the master is as empty as it began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections import Counter
+from random import Random
+from typing import Any
+
+from pccl.options import nanoseconds
+
+from . import invariants
+from .clock import MILLISECOND, SECOND, Clock
+from .faults import Faults
+from .nodes import MasterShell, Node, PeerShell
+from .paths import Paths
+from .plan import Plan, describe, draw
+from .programs import Program
+
+
+class ViolationError(AssertionError):
+    """A run broke a rule. Says which seed, which rule, which plan, and what the machine saw last."""
+
+
+class World:
+    """Master, peers, programs, network and faults of one seed."""
+
+    def __init__(self, plan: Plan, *, tell: bool = False) -> None:
+        self.plan = plan
+        self.random = Random(plan.seed * 2 + 1)
+        self.clock = Clock()
+        self.paths = Paths()
+        self.lines: list[str] | None = [] if tell else None
+        self.token = b"the secret of this run"
+        self.run = bytes(16)
+        self.calm = False
+        self.calm_ns = 0
+        self.kicks_end_ns = 0  # when the last consequence of the trouble must be over
+        self.settled = False
+        self.counted = False  # somebody learned new numbers
+        self.acting: Node | None = None
+        self.master = MasterShell(self)
+        self.shells: list[PeerShell] = []
+        self.listeners: dict[tuple[str, int], PeerShell] = {}
+        self.blocked: dict[tuple[PeerShell, PeerShell], int] = {}  # (source, target) that cannot connect, until when
+        self._ports: set[int] = set()
+        self._delay_ns = tuple(delay_ms * MILLISECOND for delay_ms in plan.delay_ms)
+        self.master.plan_tick()
+        for _ in range(plan.peers):
+            self.clock.after(self.random.randint(0, 1000) * MILLISECOND, self.spawn)
+        self.faults = Faults(self)
+
+    # ------------------------------------------------------------------------------------------ the one way in
+
+    def feed(self, node: Node, event: Any) -> None:
+        """Let a machine handle an event and its shell do what it asks."""
+        if not node.alive:
+            return
+        self.acting = node
+        if isinstance(node, PeerShell):
+            before = self.paths.before_peer(node, event, self.clock.now_ns)
+            actions = self._handle(node, event)
+            self.paths.at_peer(node, before, event, actions)
+            for action in actions:
+                node.perform(action)
+            invariants.check_peer(self, node, event, actions)
+        else:
+            before = self.paths.before_master(self.master, event, self.clock.now_ns)
+            actions = self._handle(node, event)
+            self.paths.at_master(self.master, before, event, actions)
+            invariants.check_master(self, actions)
+            for action in actions:
+                node.perform(action)
+        if node.alive:
+            node.plan_tick()
+
+    def _handle(self, node: Node, event: Any) -> list[Any]:
+        now_ns = self.clock.now_ns
+        actions: list[Any] = node.state.handle(event, now_ns)
+        if self.lines is not None:
+            self.lines.append(f"{now_ns / SECOND:12.6f} {node.name:7} {brief(event)} -> {brief(actions)}")
+        return actions
+
+    # ------------------------------------------------------------------------------------------ what the parts ask
+
+    def delay_ns(self) -> int:
+        """How long one message takes."""
+        return self.random.randint(*self._delay_ns)
+
+    def chance(self, probability: float) -> bool:
+        """Whether something happens that happens so often."""
+        return probability > 0 and self.random.random() < probability
+
+    def nonce(self) -> bytes:
+        """A number used once, from the seed."""
+        return self.random.randbytes(32)
+
+    def is_blocked(self, source: PeerShell, target: PeerShell) -> bool:
+        """Whether one peer cannot dial the other at present."""
+        return self.blocked.get((source, target), -1) > self.clock.now_ns
+
+    def note(self, line: str) -> None:
+        """A line of the story that is no transition."""
+        if self.lines is not None:
+            self.lines.append(f"{self.clock.now_ns / SECOND:12.6f} ***     {line}")
+
+    def spawn(self, *, knows_token: bool = True) -> None:
+        """A new training process with its peer actor; it takes the first port that is free."""
+        if self.settled or sum(shell.alive for shell in self.shells) >= 9:
+            return
+        port = next(port for port in range(1, 1000) if port not in self._ports)
+        self._ports.add(port)
+        plan, number = self.plan, len(self.shells) + 1
+        shell = PeerShell(self, number, port, self.random.randrange(plan.groups), self.random.randint(1, plan.lanes))
+        self.shells.append(shell)
+        self.listeners[shell.host, port] = shell
+        shell.program = Program(self, shell, self.random.choice(plan.styles), knows_token=knows_token)
+
+    def ended(self, shell: PeerShell) -> None:
+        """A peer's processes are gone; its port is free for the next one."""
+        if not shell.vanished:
+            self._ports.discard(shell.port)
+        alone = self.calm and not any(other.alive for other in self.shells)
+        if alone or (not self.calm and self.chance(self.plan.rejoin)):
+            self.clock.after(self.random.randint(0, 1000) * MILLISECOND, self.spawn)
+
+    # ------------------------------------------------------------------------------------------ the phases
+
+    def play(self) -> None:
+        """The whole run. Raises at the first violation."""
+        self.clock.run(self.plan.trouble_ms * MILLISECOND)
+        self._calm_down()
+        if not self.clock.run(self.clock.now_ns + self._bound_ns(), self._is_agreed):
+            raise AssertionError(f"no agreement {self._bound_ns() / SECOND:g} s after the calm: {self._standing()}")
+        self.settled = True
+        for shell in self.shells:
+            shell.program.give_up(0, 1)
+        self.clock.run(self.clock.now_ns + 2 * SECOND)
+        invariants.check_rings(self)
+        for shell in self.shells:
+            if shell.alive:
+                shell.program.leave()
+        self.clock.run(self.clock.now_ns + 2 * SECOND)
+        assert not any(shell.alive for shell in self.shells), f"somebody cannot leave: {self._standing()}"
+        invariants.check_empty(self)
+
+    def play_or_explain(self) -> None:
+        """The whole run; whatever goes wrong is told with seed, plan and the story of the machine concerned."""
+        try:
+            self.play()
+        except Exception as error:  # noqa: BLE001, whatever it is must be told with its seed
+            node = self.acting or self.master
+            story = "\n".join(
+                f"  {now_ns / SECOND:12.6f} {brief(event)} -> {brief(actions)}"
+                for now_ns, event, actions in list(node.state.story)[-12:]
+            )
+            raise ViolationError(
+                f"seed {self.plan.seed} at {self.clock.now_ns / SECOND:.6f} s, in {node.name}: {error!r}\n"
+                f"{describe(self.plan)}\nlast events of {node.name}:\n{story}\n{traceback.format_exc(limit=-4)}\n"
+                f"replay: python -m tests.sim --seed {self.plan.seed} --story"
+            ) from None
+
+    def _is_agreed(self) -> bool:
+        """Asked after every step, so it only looks again when somebody has learned new numbers."""
+        if not self.counted:
+            return False
+        self.counted = False
+        return invariants.is_agreed(self)
+
+    def _calm_down(self) -> None:
+        self.calm = True
+        self.calm_ns = self.clock.now_ns
+        self.note("calm")
+        options = self.plan.options
+        # A loss may still have to be noticed, then a ring to be wired in vain, and a victim to be chosen.
+        self.kicks_end_ns = self.calm_ns + nanoseconds(
+            options.heartbeat_timeout + 2 * options.heartbeat_interval + 2 * options.wire_timeout + options.vote_timeout
+        )
+        self.blocked.clear()
+        for shell in self.shells:
+            shell.cut_until_ns = min(shell.cut_until_ns, self.clock.now_ns)
+            shell.thaw()
+            shell.program.give_up(1)  # other threads would wait for calls that nobody makes any more
+        self.master.thaw()
+        self.spawn()
+
+    def _bound_ns(self) -> int:
+        """Everything that may have to run out, one after the other, with room for many messages in between."""
+        options = self.plan.options
+        joining = 5 * (options.connect_timeout + options.handshake_timeout + options.retry_interval)
+        waits = (
+            3 * options.heartbeat_timeout + 3 * options.wire_timeout + options.unreachable_expiry + options.vote_timeout
+        )
+        return nanoseconds(joining + waits + 2 * options.deadlock_timeout + 5) + 50 * self._delay_ns[1]
+
+    def _standing(self) -> str:
+        """Who stands where, for the message of a run that did not converge."""
+        lines = [
+            f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.wiring.epoch},"
+            f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers}"
+            for shell in self.shells
+            if shell.alive
+        ]
+        state = self.master.state
+        lines.append(f"master: accepted {state.accepted} registered {state.registered} votes {state.votes}")
+        return "\n  ".join(lines)
+
+
+def brief(value: Any) -> str:
+    """A record on little room: its name and its values."""
+    if isinstance(value, list):
+        return "[" + ", ".join(brief(item) for item in value) + "]"
+    if isinstance(value, bytes):
+        return f"<{len(value)}>" if len(value) >= 16 else repr(value)
+    names = getattr(type(value), "__match_args__", None)
+    if names is None:
+        return repr(value)
+    return f"{type(value).__name__}({', '.join(brief(getattr(value, name)) for name in names)})"
+
+
+def run(seed: int, *, tell: bool = False) -> World:
+    """Play one seed; a ViolationError says what went wrong and how to see it again."""
+    world = World(draw(seed), tell=tell)
+    world.play_or_explain()
+    return world
+
+
+def story_hash(seed: int) -> str:
+    """One value for everything that happened in a run."""
+    lines = run(seed, tell=True).lines
+    assert lines
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def run_many(seeds: range) -> Counter[str]:
+    """Play all these seeds; how often each rare path was taken."""
+    taken: Counter[str] = Counter()
+    for seed in seeds:
+        taken.update(run(seed).paths.taken)
+    return taken
