@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks examples setup.py)
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
-	@echo "make stress  a few minutes of churn with real processes"
+	@echo "make stress  a quarter of an hour: fuzzing, simulation, ten minutes of churn with real processes"
 	@echo "make bench   latency of the control calls"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
@@ -79,8 +79,11 @@ lint: build
 demo: build
 	@$(BIN)/pccl demo
 
+# The machines first, in virtual time and under random bytes, because they fail fast; then their processes.
 stress: build
-	@$(BIN)/pccl stress --churn --duration 5m
+	@$(BIN)/python -m tests.fuzz --frames 1000000
+	@$(BIN)/python -m tests.sim --hours 0.1
+	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
 
 bench: build
 	@$(BIN)/python -m benchmarks.control

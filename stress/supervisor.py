@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import time
 import uuid
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pccl import Options
+from pccl.addresses import parse_address
 
 from .checkers import Judge, judge_growth
 from .faults import ELDER, ENDINGS, STOPS, Fault, Kind, commit, draw_plan, family_of, send
@@ -80,6 +82,7 @@ class Supervisor:
         self.phase = "starting"
         self._show = show
         self._mark = uuid.uuid4().hex
+        self._descriptors = _count_descriptors(os.getpid())  # before the selector, which holds one
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None
         self._master_pid = 0
@@ -346,6 +349,13 @@ class Supervisor:
         for pid in left:
             self._object("remains", f"process {pid} is left: {_describe(pid)}")
             send(pid, signal.SIGKILL)
+        held = _count_descriptors(os.getpid())
+        if held > self._descriptors:
+            self._object("remains", f"this process holds {held} descriptors, {self._descriptors} before the run")
+        host, port = parse_address(self._address, 0)
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                self._object("remains", f"somebody still listens on {self._address}")
         for path in sorted(self.logs.iterdir()):
             count = path.read_text(errors="replace").count("Traceback (most recent call last)")
             if count:

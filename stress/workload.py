@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VANISHED = 7  # exit status of a process that was asked to leave without a goodbye
+ORDERS = (signal.SIGUSR1, signal.SIGUSR2)  # leave without a goodbye; close and exit
 CONNECT_ATTEMPTS = 5
 AFTER_TIMEOUT = 0.05  # seconds: a call that was given up late may just have been answered; let the others go on first
 ASKER_PATIENCE = 10.0  # seconds until a second thread that does not come back is left behind
@@ -97,6 +98,7 @@ class Training:
         """Until asked to leave."""
         signal.signal(signal.SIGUSR1, lambda *_: os._exit(VANISHED))
         signal.signal(signal.SIGUSR2, self._on_close)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ORDERS)
         while not self._closing:
             task = self._task
             membership = WatchedCommunicator(self._teller, task.address, task.group, task.lanes, self._options)

@@ -170,6 +170,8 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != parent:
         return 0  # the supervisor is gone already
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which ends the run in order
+    # A child may be told to leave before it has said how it wants to: it hears of it once it is ready.
+    signal.pthread_sigmask(signal.SIG_BLOCK, workload.ORDERS)
     # What lives here lives as long as every child; walking over it in each of them would only copy pages.
     gc.freeze()
     Nursery(socket.socket(fileno=control_fd)).serve()
