@@ -59,7 +59,7 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
     state, wiring = shell.state, shell.state.wiring
     if shell.alive:
         assert shell.links.keys() == wiring.links.keys() | wiring.early.keys(), (
-            f"{shell.name} holds links {sorted(shell.links)}, its machine {sorted(wiring.links)}, early {sorted(wiring.early)}"
+            f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(wiring.links)} and {sorted(wiring.early)}"
         )
         assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
     if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone) and state.phase == "member":
