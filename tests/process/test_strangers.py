@@ -1,0 +1,364 @@
+"""Strangers on the ports of a healthy run: whatever they send is refused, counted, and nobody else notices.
+
+A master in a process of its own, with its log on standard error, and two members here that hold topology rounds all the
+time. Each attack is made twice on either kind of port: the first of its kind is a warning, further ones only count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import re
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pccl import Attribute, Communicator, Result
+from pccl._core.framing import HEADER_BYTES
+from pccl._core.messages import Challenge, Knock, Refused, Registered, Welcome, Wired
+from pccl._core.wire import WIRE_VERSION
+from pccl.addresses import parse_address
+from pccl.errors import MasterConnectionError, UsageError
+
+from .guest import Guest, framed
+from .helpers import Script, background, crew_of, eventually, quick
+
+TOKEN = "a secret that never travels"
+OPTIONS = quick(token=TOKEN, handshake_timeout=0.5, wire_timeout=1.0)
+SILENT_CONNECTIONS = 1000
+STEP = 0.02  # seconds of training between two rounds
+
+
+class HealthyRun:
+    """A master and two members that are at work while a test does its worst."""
+
+    def __init__(self, script: Script, master: str, crew: list[Communicator], peer_log: Callable[[], str]) -> None:
+        self.ports = {"master": master, "peer": f"127.0.0.1:{crew[0]._options.port}"}
+        self._logs: dict[str, Callable[[], str]] = {"master": script.errors, "peer": peer_log}
+        self._crew = crew
+        self._rounds = [0] * len(crew)
+        self._over = False
+        self._members = [background(lambda index=index: self._train(index)) for index in range(len(crew))]
+
+    def _train(self, index: int) -> None:
+        peer = self._crew[index]
+        while not self._over:
+            try:
+                peer.update_topology()
+            except UsageError:
+                assert self._over, "only its own end may end a healthy member"
+                return
+            assert peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= 2
+            self._rounds[index] += 1
+            # A step of training, so that the machine has time for the strangers too.
+            time.sleep(STEP)
+
+    def goes_on(self) -> None:
+        """Both members complete further rounds, and are still a world of two."""
+        wanted = [rounds + 3 for rounds in self._rounds]
+        eventually(
+            lambda: (
+                all(done >= want for done, want in zip(self._rounds, wanted, strict=True))
+                or any(member.ended.is_set() for member in self._members)
+            ),
+            "the healthy members go on",
+        )
+        for member in self._members:
+            assert not member.ended.is_set(), member.error()
+
+    def lines(self, port: str, kind: str) -> list[tuple[str, int]]:
+        """Level and running total of each stranger of this kind that the owner of the port has logged."""
+        pattern = rf"(\w+) +pccl\.\w+\S* turned away a stranger kind={kind} total=(\d+): 127\.0\.0\.1"
+        return [(level, int(total)) for level, total in re.findall(pattern, self._logs[port]())]
+
+    def log_of(self, port: str) -> str:
+        """Everything that the owner of the port has logged."""
+        return self._logs[port]()
+
+    def end(self) -> None:
+        """Stop training: the members leave, whatever they are in; whoever failed before fails the test."""
+        self._over = True
+        for peer in self._crew:
+            peer.close()
+        for member in self._members:
+            member.result()
+
+
+@pytest.fixture
+def run(caplog: pytest.LogCaptureFixture) -> Iterator[HealthyRun]:
+    caplog.set_level(logging.DEBUG, "pccl.peer")
+    caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_HANDSHAKE_TIMEOUT": "0.5", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}
+    environment |= {"PCCL_WIRE_TIMEOUT": "1", "PCCL_HEARTBEAT_INTERVAL": "0.2", "PCCL_HEARTBEAT_TIMEOUT": "5"}
+    command = [sys.executable, "-m", "pccl.master", "--listen-address", "127.0.0.1:0"]
+    with Script.command(*command, **environment) as script:
+        address = eventually(lambda: re.search(r"listening on (\S+)", script.errors()), "the master listens")[1]
+        with crew_of(address) as crew:
+            for _ in range(2):
+                crew.newcomer(options=quick(token=TOKEN, handshake_timeout=0.5, wire_timeout=1.0, port=free_port()))
+            crew.admit(*crew)
+            healthy = HealthyRun(script, address, list(crew), lambda: caplog.text)
+            try:
+                yield healthy
+                healthy.goes_on()
+            finally:
+                healthy.end()
+        assert "Traceback" not in script.errors()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ---------------------------------------------------------------------------------------------- attacks
+
+
+def random_bytes(guest: Guest) -> None:
+    guest.send(random.Random(7).randbytes(5000))
+
+
+def huge_length(guest: Guest) -> None:
+    knock = framed(Knock(bytes(32)))
+    guest.send(knock[:4] + struct.pack("<I", 0xFFFFFFFF) + knock[8:])
+
+
+def half_a_header(guest: Guest) -> None:
+    guest.send(framed(Knock(bytes(32)))[: HEADER_BYTES // 2])
+
+
+def flipped_bit(guest: Guest) -> None:
+    knock = bytearray(framed(Knock(bytes(32))))
+    knock[-1] ^= 1
+    guest.send(bytes(knock))
+
+
+def unknown_message(guest: Guest) -> None:
+    guest.say(Wired(1))
+
+
+def knock_twice(guest: Guest) -> None:
+    guest.say(Knock(bytes(32)))
+    guest.hear(Challenge)
+    guest.say(Knock(bytes(32)))
+
+
+def knock_and_go(guest: Guest) -> None:
+    guest.say(Knock(bytes(32)))
+    guest.hear(Challenge)
+    guest.close()
+
+
+ATTACKS: dict[str, tuple[Callable[[Guest], None], str]] = {
+    "random bytes": (random_bytes, "magic"),
+    "a huge length": (huge_length, "length"),
+    "half a header, held open": (half_a_header, "silence"),
+    "a flipped bit": (flipped_bit, "crc"),
+    "a message of members": (unknown_message, "opcode"),
+    "two knocks": (knock_twice, "order"),
+    "a knock and no more": (knock_and_go, "closed"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
+    """Goal: closed, counted by kind, a warning once per host, and the run goes on; on both kinds of port."""
+    perform, kind = ATTACKS[attack]
+    for address in (*run.ports.values(), *run.ports.values()):
+        with Guest(address) as guest:
+            perform(guest)
+            if attack != "a knock and no more":
+                assert guest.is_turned_away()
+    for port in run.ports:
+        expected = [("WARNING", 1), ("DEBUG", 2)]
+        eventually(lambda: run.lines(port, kind) == expected, f"{port}: {expected} for {kind}")  # noqa: B023
+    run.goes_on()
+
+
+def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
+    """Goal: who comes with another version learns which one each side speaks, before it is turned away."""
+    for port, address in run.ports.items():
+        with Guest(address) as guest:
+            guest.send(framed(Knock(bytes(32)), version=WIRE_VERSION + 1))
+            refused = guest.hear(Refused)
+
+        assert refused.result == Result.INVALID_USAGE.value
+        assert f"version {WIRE_VERSION}" in refused.reason
+        assert str(WIRE_VERSION + 1) in refused.reason
+        eventually(lambda: run.lines(port, "version") == [("WARNING", 1)], "it is counted")  # noqa: B023
+
+
+@pytest.mark.parametrize("token", [b"", b"another secret"])
+def test_a_wrong_token_learns_nothing(run: HealthyRun, token: bytes) -> None:
+    """Goal: a challenge and a refusal with the remedy are all that a stranger ever hears."""
+    with Guest(run.ports["master"], token) as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        guest.register()
+    with Guest(run.ports["peer"], token) as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        guest.join_lane(bytes(16), 1, 1, 2)
+
+    for port in run.ports:
+        eventually(lambda: run.lines(port, "token") == [("WARNING", 1)], "it is counted")  # noqa: B023
+    assert "registered group=0 lanes=1 at=127.0.0.1:1\n" not in run.log_of("master")
+
+
+def test_a_replayed_hello_fails(run: HealthyRun) -> None:
+    """Goal: the recorded words of a real member are worth nothing on another connection."""
+    with Recorder(run.ports["master"]) as recorder:
+        peer = Communicator(recorder.address, options=OPTIONS)
+        peer.connect()
+        peer.close()
+        words = recorder.said()[0]
+    assert words.count(framed(Knock(bytes(32)))[:4]) == 1
+    hello_end = HEADER_BYTES + 32
+    hello_end += HEADER_BYTES + struct.unpack_from("<I", words, hello_end + 4)[0]
+    with Guest(run.ports["master"]) as guest:
+        guest.send(words[: HEADER_BYTES + 32])
+        guest.hear(Challenge)
+        guest.send(words[HEADER_BYTES + 32 : hello_end])
+
+        assert "token" in guest.hear(Refused).reason
+    eventually(lambda: run.lines("master", "token") == [("WARNING", 1)], "it is counted")
+
+
+def test_a_thousand_silent_connections(run: HealthyRun) -> None:
+    """Goal: the oldest strangers make room for the newest, so that a crowd keeps nobody out."""
+    count = min(SILENT_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    for port, address in run.ports.items():
+        with contextlib.ExitStack() as crowd:
+            for _ in range(count):
+                crowd.enter_context(socket.create_connection(parse_address(address)))
+            with Guest(address) as guest:
+                guest.say(Knock(bytes(32)))
+                guest.hear(Challenge)
+            run.goes_on()
+            levels = [level for level, _ in run.lines(port, "crowd")]
+
+        assert levels[0] == "WARNING"
+        assert levels.count("WARNING") == 1
+    kinds = ("crowd", "silence", "closed")
+    eventually(lambda: sum(len(run.lines("master", kind)) for kind in kinds) > count, "the master counted all of them")
+
+
+# ---------------------------------------------------------------------------------------------- lanes of others
+
+
+def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
+    """Goal: who holds the token and still does not belong in this ring is told why, and the ring stays whole."""
+    with Guest(run.ports["master"], TOKEN.encode()) as guest:
+        guest.register(group=9)
+        known = guest.hear(Registered)
+    cases = [
+        ((bytes(16), 2, 2, 1), "another run"),
+        ((known.run, 2, 2, 77), "another run or a later life"),
+        ((known.run, 0, 2, 1), "epoch 0 is over"),
+        ((known.run, 99, 2, 1), "no order for epoch 99 came"),
+    ]
+    for lane, reason in cases:
+        with Guest(run.ports["peer"], TOKEN.encode()) as guest, pytest.raises(PermissionError, match=reason):
+            guest.join_lane(*lane)
+    for _, reason in cases:
+        eventually(lambda: re.search(f"refused a lane: .*{reason}", run.log_of("peer")), reason)  # noqa: B023
+    run.goes_on()
+
+
+# ---------------------------------------------------------------------------------------------- the token
+
+
+def test_a_peer_without_the_token_is_told_at_once(run: HealthyRun) -> None:
+    """Goal: connect fails with the remedy at the first attempt, because a second would meet the same refusal."""
+    for token in ("", "another secret"):
+        peer = Communicator(run.ports["master"], options=quick(token=token, retry_interval=60.0))
+        with pytest.raises(MasterConnectionError, match="PCCL_TOKEN") as caught:
+            peer.connect(n_attempts=5)
+
+        assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+        assert TOKEN not in str(caught.value)
+
+
+def test_the_token_never_travels(run: HealthyRun) -> None:
+    """Goal: neither side ever sends it, also not to a proxy that sees every byte."""
+    with Recorder(run.ports["master"]) as recorder:
+        with Communicator(recorder.address, options=OPTIONS) as peer:
+            peer.connect()
+        eventually(lambda: len(recorder.said()[0]) > 100, "something was said")
+        words = b"".join(recorder.said())
+
+    assert TOKEN.encode() not in words
+    assert TOKEN not in run.log_of("master")
+    assert TOKEN not in run.log_of("peer")
+
+
+def test_an_impostor_is_recognised() -> None:
+    """Goal: a peer believes only a master that holds the token too."""
+
+    def pose_as_master(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(framed(Challenge(bytes(32))))
+            connection.recv(4096)
+            connection.sendall(framed(Welcome(bytes(32))))
+            connection.recv(4096)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        impostor = background(lambda: pose_as_master(listener))
+        peer = Communicator(f"127.0.0.1:{listener.getsockname()[1]}", options=OPTIONS)
+        with pytest.raises(MasterConnectionError, match="does not hold this run's token"):
+            peer.connect(n_attempts=5)
+        impostor.result()
+
+
+class Recorder:
+    """A proxy in front of a port, that keeps what both sides say."""
+
+    def __init__(self, target: str) -> None:
+        self._target = parse_address(target)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._words = [bytearray(), bytearray()]
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def said(self) -> tuple[bytes, bytes]:
+        """What callers said, and what they heard."""
+        return bytes(self._words[0]), bytes(self._words[1])
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                target = socket.create_connection(self._target)
+                self._sockets += [caller, target]
+                for way in ((caller, target, self._words[0]), (target, caller, self._words[1])):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=way, daemon=True))
+                    self._threads[-1].start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket, words: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                words += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A thread in accept or recv wakes up when its socket is shut down, not when it is closed.
+        for sock in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in (self._listener, *self._sockets):
+            sock.close()
