@@ -1,0 +1,42 @@
+"""`python -m tests.fuzz --frames 1000000 --seed 7`: one trial, with progress for people and an exit code for machines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from .trial import hold_trial
+
+
+def main() -> int:
+    """0 if the master stood it, 1 with the reason if not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames to send (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="what everything is drawn from")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}, {arguments.frames} frames", flush=True)
+    try:
+        outcome = hold_trial(arguments.frames, arguments.seed, Progress())
+    except Exception as error:  # noqa: BLE001 - whatever it is, the seed is what helps
+        print(f"\nfailed with seed {arguments.seed}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{outcome}")
+    return 0
+
+
+class Progress:
+    """One line that is written over, or a line every few seconds where nobody watches."""
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._shown > (0.2 if sys.stdout.isatty() else 5.0):
+            self._shown = now
+            print(f"\r{line}", end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

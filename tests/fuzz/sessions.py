@@ -1,0 +1,138 @@
+"""Who sends what when: each session is one connection's story, from a blind stranger to a member that lies.
+
+A session is a generator. It yields the frames it wants to send and is given the next message that it hears; it ends by
+returning, or when the other side hangs up. It knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from pccl._core.door import Caller
+from pccl._core.messages import (
+    Accepted,
+    Beat,
+    EdgeLost,
+    JoinLane,
+    Knock,
+    Leave,
+    Register,
+    Registered,
+    VotePending,
+    VoteTopology,
+    Wire,
+    Wired,
+    WireFailed,
+    Withdraw,
+)
+
+from .drawing import Drawing
+
+Session = Generator[list[bytes], Any, None]
+
+GROUPS = (101, 102, 103)  # where lying members live: in rings of their own, so that they meet each other
+HEALTHY_GROUP = 0  # and now and then they ask to be wired beside the healthy ones
+BURST = 40  # frames that are sent in one go
+
+
+def blind(draw: Drawing, hello: type[Any]) -> Session:
+    """Knows nothing and sends anything."""
+    frames = [draw.any_frame() for _ in range(draw.chance.randint(1, 4))]
+    yield [draw.spoil(data) if draw.chance.random() < 0.7 else data for data in frames]
+
+
+def careless(draw: Drawing, hello: type[Any]) -> Session:
+    """The words of a handshake, twice, in disorder, or with one of them spoiled."""
+    words = [draw.framed(draw.message(Knock)), draw.framed(draw.message(hello)), draw.framed(draw.message(hello))]
+    draw.chance.shuffle(words)
+    place = draw.chance.randrange(len(words))
+    words[place] = draw.spoil(words[place])
+    yield words[:1]
+    yield words[1:]
+
+
+def forger(draw: Drawing, hello: type[Any]) -> Session:
+    """Knocks as one should, then presents a hello without a valid proof, or one that was altered on its way."""
+    caller = Caller(b"", draw.chance.randbytes(32), lambda proof: draw_hello(draw, hello, proof))
+    challenge = yield [draw.framed(caller.opening())]
+    try:
+        answer = caller.received(challenge)
+    except PermissionError:
+        return
+    yield [draw.spoil(draw.framed(answer))]
+
+
+def newcomer(draw: Drawing, hello: type[Any]) -> Session:
+    """Comes through the door, then talks instead of waiting."""
+    yield from enter(draw, hello, draw.chance.choice(GROUPS))
+    yield babble(draw, (Beat, Beat, Wired, WireFailed, EdgeLost, Leave, VoteTopology))
+    yield babble(draw, None)
+
+
+def liar(draw: Drawing, hello: type[Any]) -> Session:
+    """Becomes a member, claims to be wired, votes, and reports what never happened."""
+    group = HEALTHY_GROUP if draw.chance.random() < 0.02 else draw.chance.choice(GROUPS)
+    heard = yield from enter(draw, hello, group)
+    for _ in range(8):
+        if isinstance(heard, Registered):
+            draw.learn(heard.peer)
+        if isinstance(heard, Wire):
+            draw.learn(heard.epoch, heard.next_peer, heard.previous_peer, heard.next_epoch)
+            heard = yield [draw.framed(Wired(heard.epoch))]
+        elif isinstance(heard, Accepted):
+            break
+        else:
+            heard = yield []
+    for _ in range(draw.chance.randint(1, 5)):
+        yield babble(draw, (Beat, Withdraw, Wired, EdgeLost, WireFailed, VoteTopology, VotePending))
+    yield babble(draw, None)
+
+
+# Which stories are told on which port, and how often. Members are rare: a round waits for each of them.
+STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], float]]] = {
+    Register: [(blind, 4), (careless, 2), (forger, 2), (newcomer, 4), (liar, 4)],
+    JoinLane: [(blind, 2), (careless, 1), (forger, 1)],
+}
+
+
+def draw_session(draw: Drawing, hello: type[Any]) -> Session:
+    """One of the stories for a port that answers this kind of hello."""
+    stories, weights = zip(*STORIES[hello], strict=True)
+    story: Callable[[Drawing, type[Any]], Session] = draw.chance.choices(stories, weights)[0]
+    return story(draw, hello)
+
+
+def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
+    """A hello with this proof; the rest is the same each time it is built, because the proof covers it."""
+    if hello is Register:
+        return Register(proof, GROUPS[0], 1, "", 1)
+    return JoinLane(proof, bytes(16), 1, 1, 2, 0)
+
+
+def enter(draw: Drawing, hello: type[Any], group: int) -> Generator[list[bytes], Any, Any]:
+    """The whole handshake, as it should be; returns the first message behind the door."""
+    lanes = draw.chance.choice((1, 2, 0, 256, 65535))
+    caller = Caller(b"", draw.chance.randbytes(32), lambda proof: Register(proof, group, lanes, "", 1))
+    reply: Any = caller.opening()
+    while reply is not None:
+        heard = yield [draw.framed(reply)]
+        try:
+            reply = caller.received(heard)
+        except PermissionError:
+            return None
+    return (yield [])
+
+
+def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None) -> list[bytes]:
+    """A burst of messages, mostly legal in form; None: of any kind, and some of them spoiled."""
+    count = draw.chance.randint(1, BURST)
+    if kinds is None:
+        return [draw.spoil(draw.any_frame()) if draw.chance.random() < 0.5 else draw.any_frame() for _ in range(count)]
+    # One vote is enough; a second would end the session before the rest is heard.
+    votes = [kind for kind in kinds if kind in (VoteTopology, VotePending)]
+    others = [kind for kind in kinds if kind not in votes]
+    chosen = [draw.chance.choice(others) for _ in range(count)]
+    if votes and draw.chance.random() < 0.5:
+        chosen.insert(draw.chance.randrange(count), draw.chance.choice(votes))
+    return [draw.framed(draw.message(kind)) for kind in chosen]

@@ -1,0 +1,202 @@
+"""Messages and their bytes: the table of the protocol, held to its word byte by byte."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl._core import messages as m
+from pccl._core.wire import (
+    BLOB_BYTES_MAX,
+    BY_CLASS,
+    BY_OPCODE,
+    FIXED,
+    SIZED,
+    TEXT_BYTES_MAX,
+    WireError,
+    cut_text,
+    decode,
+    encode,
+    limits,
+    message,
+)
+from tests.fuzz.frames import fuzz
+
+NONCE = bytes(range(32))
+RUN = bytes(range(16))
+
+# One of each: opcode, message, body. Written out, so that a change of the protocol is seen as one: peers of different
+# builds meet on this.
+# fmt: off
+GOLDEN: list[tuple[int, Any, str]] = [
+    (0x01, m.Knock(NONCE), f"{NONCE.hex()}"),
+    (0x02, m.Challenge(NONCE), f"{NONCE.hex()}"),
+    (0x03, m.Welcome(NONCE), f"{NONCE.hex()}"),
+    (0x04, m.Refused(8, "é1"), "080300c3a931"),
+    (0x10, m.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
+    (0x11, m.JoinLane(NONCE, RUN, 3, 4, 5, 6),
+     f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
+    (0x20, m.VoteTopology(1, 2), "0100000002000000"),
+    (0x21, m.VotePending(1), "01000000"),
+    (0x22, m.Withdraw(1), "01000000"),
+    (0x23, m.Wired(1), "01000000"),
+    (0x24, m.WireFailed(1, 2, "é2"), "0100000002000000000000000300c3a932"),
+    (0x25, m.EdgeLost(1, 2, 3, "é3"), "01000000020000000000000003000000000000000300c3a933"),
+    (0x26, m.Leave("é0"), "0300c3a930"),
+    (0x27, m.Beat(1), "0100000000000000"),
+    (0x30, m.Registered(1, RUN, 3, 4), f"0100000000000000{RUN.hex()}0300000004000000"),
+    (0x31, m.Accepted(1, 2, 3, 4, 5), "0100000002000000030000000400000005000000"),
+    (0x32, m.TopologyDone(1, 2, 3, 4, 5, 6), "010000000200000003000000040000000500000006000000"),
+    (0x33, m.PendingAnswer(1, True), "0100000001"),
+    (0x34, m.CallFailed(1, 8, "é2"), "01000000080300c3a932"),
+    (0x35, m.Wire(1, 2, 3, 4, 5, 6, 7, 8, "é8"),
+     "010000000200000000000000030000000400050000000000000006000000070008000300c3a938"),
+    (0x36, m.Kick(8, "é1"), "080300c3a931"),
+    (0x37, m.Notice(8, "é1"), "080300c3a931"),
+    (0x50, m.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
+     "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
+    (0x51, m.CallTopology(1, 2, 3), "010000000200000003000000"),
+    (0x52, m.CallPending(1, 2), "0100000002000000"),
+    (0x53, m.CallCancel(1, 2), "0100000002000000"),
+    (0x54, m.CallLeave(1, 2), "0100000002000000"),
+    (0x60, m.Attach(1), "0100000000000000"),
+    (0x61, m.Detach(1), "0100000000000000"),
+    (0x62, m.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
+]
+# fmt: on
+
+IDS = [type(value).__name__ for _, value, _ in GOLDEN]
+
+STRATEGIES = {
+    "u8": st.integers(0, 2**8 - 1),
+    "u16": st.integers(0, 2**16 - 1),
+    "u32": st.integers(0, 2**32 - 1),
+    "u64": st.integers(0, 2**64 - 1),
+    "flag": st.booleans(),
+    "bytes16": st.binary(min_size=16, max_size=16),
+    "bytes32": st.binary(min_size=32, max_size=32),
+    "text": st.text(st.characters(exclude_categories=["Cs"]), max_size=TEXT_BYTES_MAX // 4),
+    "blob": st.binary(max_size=64),
+}
+
+
+@pytest.mark.parametrize(("opcode", "value", "body"), GOLDEN, ids=IDS)
+def test_bytes_are_as_agreed(opcode: int, value: Any, body: str) -> None:
+    """Goal: every message has the opcode and the bytes that all peers out there expect, both ways."""
+    assert encode(value) == (opcode, bytes.fromhex(body))
+    assert decode(opcode, bytes.fromhex(body)) == value
+
+
+def test_every_message_has_golden_bytes() -> None:
+    """Goal: whoever adds a message writes its bytes down."""
+    assert {opcode for opcode, _, _ in GOLDEN} == set(BY_OPCODE)
+
+
+@given(st.data())
+def test_what_is_encoded_is_decoded(data: st.DataObject) -> None:
+    """Goal: decode(encode(x)) == x for every message and every value of its fields."""
+    layout = data.draw(st.sampled_from(sorted(BY_OPCODE.values(), key=lambda layout: layout.opcode)))
+    value = layout.cls(*[data.draw(STRATEGIES[kind]) for kind in layout.types])
+
+    opcode, body = encode(value)
+
+    assert decode(opcode, body) == value
+    assert len(body) <= layout.limit
+
+
+@pytest.mark.parametrize("layout", BY_OPCODE.values(), ids=lambda layout: layout.cls.__name__)
+def test_limits_follow_from_the_fields(layout: Any) -> None:
+    """Goal: the largest legal body has exactly the size that framing allows for it."""
+    largest = {
+        "flag": True,
+        "text": "x" * TEXT_BYTES_MAX,
+        "blob": bytes(BLOB_BYTES_MAX),
+        "bytes16": RUN,
+        "bytes32": NONCE,
+    }
+
+    _, body = encode(layout.cls(*[largest.get(kind, 1) for kind in layout.types]))
+
+    assert len(body) == layout.limit
+    assert limits(layout.cls) == {layout.opcode: layout.limit}
+
+
+@pytest.mark.parametrize(("opcode", "value", "body"), GOLDEN, ids=IDS)
+def test_a_body_of_the_wrong_length_is_refused(opcode: int, value: Any, body: str) -> None:
+    """Goal: no prefix of a message is a message, nor is anything longer."""
+    whole = bytes.fromhex(body)
+    for length in range(len(whole)):
+        with pytest.raises(WireError, match=type(value).__name__):
+            decode(opcode, whole[:length])
+    with pytest.raises(WireError, match=type(value).__name__):
+        decode(opcode, whole + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("opcode", "body", "reason"),
+    [
+        (0xEE, b"", "opcode 0xee is not in the table"),
+        (0x33, struct.pack("<IB", 1, 2), "a flag is 0 or 1, not 2"),
+        (0x26, struct.pack("<H", TEXT_BYTES_MAX + 1) + bytes(TEXT_BYTES_MAX + 1), "at most 768 are allowed"),
+        (0x26, struct.pack("<H", 2) + b"\xff\xfe", "can't decode"),
+        (0x26, struct.pack("<H", 9) + b"short", "9 bytes announced, 5 there"),
+    ],
+)
+def test_what_does_not_parse_is_a_wire_error(opcode: int, body: bytes, reason: str) -> None:
+    """Goal: malformed bodies have one kind of error, and it says what is wrong."""
+    with pytest.raises(WireError, match=reason):
+        decode(opcode, body)
+
+
+def test_long_reasons_are_cut_between_characters() -> None:
+    """Goal: a reason for people may be cut, but what arrives is still text, and shows that it was cut."""
+    opcode, body = encode(m.Leave("é" * 1000))
+
+    reason = decode(opcode, body).reason
+
+    assert len(reason.encode()) <= TEXT_BYTES_MAX
+    assert reason.endswith("é...")
+    assert cut_text("short") == b"short"
+
+
+def test_an_oversized_blob_is_our_own_mistake() -> None:
+    """Goal: data is never cut silently."""
+    with pytest.raises(ValueError, match="the wire takes 4096"):
+        encode(m.CallConnect(1, 1, 1, 0, 1, bytes(BLOB_BYTES_MAX + 1), "", 0, b""))
+
+
+def test_an_opcode_belongs_to_one_message() -> None:
+    """Goal: two messages under one opcode fail when they are declared, not when they meet."""
+    with pytest.raises(ValueError, match="opcode 0x1 is Knock"):
+
+        @message(0x01, "nobody to nobody")
+        class Twice:
+            """Never declared."""
+
+
+def test_every_wire_type_is_known() -> None:
+    """Goal: the tests above draw values for every type there is."""
+    assert set(STRATEGIES) == set(FIXED) | set(SIZED)
+    assert {kind for layout in BY_CLASS.values() for kind in layout.types} <= set(STRATEGIES)
+
+
+def test_conversations_only_name_what_belongs_there() -> None:
+    """Goal: what a stranger may say is no more than what the door understands."""
+    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10}
+    assert set(m.AT_PEER_DOOR) == {0x01, 0x11}
+    assert all(0x20 <= opcode < 0x30 for opcode in m.TO_MASTER)
+    assert all(0x27 <= opcode < 0x40 for opcode in m.TO_PEER)
+
+
+def test_mutated_frames_parse_or_fail_cleanly() -> None:
+    """Goal: whatever arrives, a frame either is a message or raises a FrameError or a WireError."""
+    outcome = fuzz(20_000, seed=1)
+
+    assert sum(outcome.values()) == 20_000
+    assert outcome["message"] > 100
+    assert outcome["FrameError"] > 100
+    assert outcome["WireError"] > 100
