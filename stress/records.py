@@ -123,6 +123,7 @@ class Tally:
     faults: dict[str, int] = field(default_factory=dict)
     missed: int = 0  # faults whose victim was not there, or had no such process
     longest: float = 0.0  # seconds of the longest update_topology
+    lateness: float = 0.0  # seconds that the supervisor itself was kept from running: how overloaded the machine was
     responses: list[float] = field(default_factory=list)  # seconds from a fault until the last survivor went on
 
     def as_json(self) -> dict[str, Any]:

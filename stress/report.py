@@ -104,7 +104,7 @@ def picture(run: Supervisor) -> list[str]:
         f"  calls      {tally.steps} steps, {tally.rounds} rounds, {tally.joins} joins, {tally.lives} processes",
         f"  faults     {_words(faults)}; {tally.missed} missed",
         f"  after one  {_response(run)}",
-        f"  longest    update_topology {tally.longest:.3f} s",
+        f"  longest    update_topology {tally.longest:.3f} s; this process was kept waiting {tally.lateness:.3f} s",
         f"  memory     {_memory(run)}",
         f"  violations {len(violations)}{'; last: ' + str(violations[-1])[:100] if violations else ''}",
     ]
@@ -155,6 +155,8 @@ def conclude(run: Supervisor) -> bool:
         return True
     for line in found["violations"][:10]:
         print(f"  {line}")
+    if run.judge.tally.lateness > run.settings.bounds.call / 4:
+        print(f"  The machine is overloaded: it kept the supervisor waiting for {run.judge.tally.lateness:.2f} s.")
     print(f"FAILED: {len(found['violations'])} violations. Everything about it is in {folder}; to run the plan again:")
     print(f"  {found['replay']}")
     return False

@@ -275,7 +275,10 @@ class Supervisor:
 
     def _serve(self) -> None:
         """One turn: what was told, who ended, what is due."""
-        for key, _ in self._selector.select(TICK):
+        slept = time.monotonic()
+        ready = self._selector.select(TICK)
+        self.judge.tally.lateness = max(self.judge.tally.lateness, time.monotonic() - slept - TICK)
+        for key, _ in ready:
             if isinstance(key.data, Peer):
                 self._read(key.data)
         self._note_exits()
