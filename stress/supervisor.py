@@ -375,9 +375,9 @@ class Supervisor:
 # ---------------------------------------------------------------------------------------------- what /proc shows
 
 
-def marked_processes(mark: str) -> set[int]:
+def marked_processes(mark: str, variable: str = MARK) -> set[int]:
     """Every process of a run, wherever it hangs by now. One that has ended and waits to be reaped does not count."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{variable}={mark}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -45,7 +45,11 @@ class Zygote:
         environment = {**os.environ, MARK: mark}
         with theirs:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which ends the run in order
             )
         self.pid = self._process.pid
         self._exits: list[Exit] = []
@@ -169,7 +173,6 @@ def main(arguments: list[str]) -> int:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 0  # the supervisor is gone already
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which ends the run in order
     # A child may be told to leave before it has said how it wants to: it hears of it once it is ready.
     signal.pthread_sigmask(signal.SIG_BLOCK, workload.ORDERS)
     # What lives here lives as long as every child; walking over it in each of them would only copy pages.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -15,7 +19,9 @@ from pccl.stress.checkers import SECOND, Agreement, Judge, Round, judge_growth, 
 from pccl.stress.faults import ELDER, WORKER_KILLS, Kind, draw_plan
 from pccl.stress.records import CONNECT, PENDING, TOPOLOGY, WAIT, Bounds, Numbers, Step, Task, spread
 from pccl.stress.report import replay_command
-from pccl.stress.supervisor import Settings
+from pccl.stress.supervisor import Settings, marked_processes
+
+from tests import leaks
 
 BOUNDS = Bounds(call=1.0, silence=2.0, join=5.0, hang=10.0)
 
@@ -77,6 +83,29 @@ def test_a_broken_promise_fails_the_run_and_leaves_a_bundle(tmp_path: Path) -> N
     assert "--seed 5" in (tmp_path / "replay.txt").read_text()
     assert (tmp_path / "faults.txt").exists()
     assert not json.loads((tmp_path / "report.json").read_text())["passed"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """Goal: Ctrl-C ends a run in order, with its verdict; even a killed supervisor takes everybody with it."""
+    command = [sys.executable, "-m", "pccl.cli", "stress", "--churn", "--no-tty", "--peers", "3", "--seed", "2"]
+    run = subprocess.Popen([*command, "--report", str(tmp_path)], stdout=subprocess.DEVNULL, start_new_session=True)
+    log = tmp_path / "logs" / "master.log"
+    until(lambda: log.exists() and "world=3" in log.read_text())
+
+    os.killpg(run.pid, number)
+
+    assert run.wait(30) == status
+    mark = os.environ[leaks.MARK]
+    until(lambda: marked_processes(mark, leaks.MARK) <= {os.getpid()})
+
+
+def until(reached: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something that takes as long as the machine is slow."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # --- Plans ------------------------------------------------------------------
