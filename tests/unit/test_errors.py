@@ -1,0 +1,90 @@
+"""The exception tree: what a caller should do next decides the class, and every part survives the trip."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pccl import errors
+from pccl.errors import (
+    KIND_CANCELLED,
+    KIND_KICKED,
+    KIND_MASTER_LOST,
+    KIND_PLAIN,
+    KickedError,
+    MasterConnectionError,
+    MasterLostError,
+    PCCLError,
+    PeerLostError,
+    TooFewPeersError,
+    UsageError,
+    error_from_outcome,
+)
+from pccl.values import Result
+
+CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, PCCLError)]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_they_pickle_with_all_their_parts(cls: type[PCCLError]) -> None:
+    """Goal: an error that crosses a process is still what it was."""
+    error = cls(Result.INVALID_USAGE, "update_topology", "who, what, what to do")
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is cls
+    assert (copy.result, copy.func_name, copy.message) == (error.result, error.func_name, error.message)
+    assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_each_says_what_to_do(cls: type[PCCLError]) -> None:
+    """Goal: every class is a PCCLError, so one `except` catches all, and its docstring is a sentence for the reader."""
+    assert issubclass(cls, PCCLError)
+    assert cls.__doc__
+    assert cls.__doc__.endswith(".")
+
+
+def test_the_text_names_the_call_and_the_result() -> None:
+    """Goal: a traceback alone tells where, what and which result."""
+    assert str(PCCLError(Result.INVALID_USAGE, "connect", "call it once")) == "connect: call it once [INVALID_USAGE]"
+    assert str(PCCLError(Result.INTERNAL_ERROR, "connect")) == "connect: INTERNAL_ERROR"
+    assert str(PCCLError(Result.INTERNAL_ERROR)) == "INTERNAL_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "cls"),
+    [
+        (Result.TOO_FEW_PEERS, KIND_PLAIN, TooFewPeersError),
+        (Result.RANK_CONNECTION_LOST, KIND_PLAIN, PeerLostError),
+        (Result.INVALID_USAGE, KIND_PLAIN, UsageError),
+        (Result.INVALID_ARGUMENT, KIND_PLAIN, UsageError),
+        (Result.NOT_INITIALIZED, KIND_PLAIN, UsageError),
+        (Result.PENDING_ASYNC_OPS, KIND_PLAIN, UsageError),
+        (Result.MASTER_CONNECTION_FAILED, KIND_PLAIN, MasterConnectionError),
+        (Result.INTERNAL_ERROR, KIND_PLAIN, PCCLError),
+        (Result.INVALID_USAGE, KIND_CANCELLED, UsageError),
+        # The kind has precedence: a kick for a lost connection is a kick.
+        (Result.RANK_CONNECTION_LOST, KIND_KICKED, KickedError),
+        (Result.MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, MasterLostError),
+    ],
+)
+def test_an_outcome_becomes_the_class_of_its_remedy(result: Result, kind: int, cls: type[PCCLError]) -> None:
+    """Goal: two numbers and a text from the actor become the exception that tells the caller what to do."""
+    error = error_from_outcome(result.value, kind, "update_topology", "because")
+
+    assert type(error) is cls
+    assert (error.result, error.func_name, error.message) == (result, "update_topology", "because")
+
+
+def test_every_result_can_be_raised() -> None:
+    """Goal: no outcome is without an exception, and the first two parts are those of the contract."""
+    for result in Result:
+        error = error_from_outcome(result.value, KIND_PLAIN, "f", "m")
+        assert error.args[:2] == (result, "f")
+
+
+def test_a_kick_gives_its_reason() -> None:
+    """Goal: `.reason` is the master's own sentence."""
+    assert KickedError(Result.INVALID_USAGE, "f", "straggler").reason == "straggler"

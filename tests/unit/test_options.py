@@ -1,0 +1,125 @@
+"""Options: every bound has a default that holds together, can be overridden by the operator, and survives the trip."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pccl.options
+from pccl.options import Options, nanoseconds
+from pccl.records import replace
+
+NAMES = Options.__match_args__  # type: ignore[attr-defined]
+
+
+def test_the_defaults_are_valid() -> None:
+    """Goal: a user who sets nothing gets bounds that agree with each other and with the contract."""
+    options = Options().validated()
+
+    assert (options.heartbeat_interval, options.heartbeat_timeout) == (1.0, 10.0)
+    assert options.vote_warning == 30.0
+    assert options.vote_timeout == 0.0
+    # Two intervals of sweeping may pass before a deadlock is looked at, and five seconds are promised.
+    assert options.deadlock_timeout + 2 * options.heartbeat_interval <= 5.0
+    # Every dial of a rewiring may time out before the rewiring does.
+    assert options.dial_attempts * (options.connect_timeout + 0.1) < options.wire_timeout
+
+
+def test_every_field_has_its_reason_beside_it() -> None:
+    """Goal: no bound without a sentence that says why."""
+    text = Path(pccl.options.__file__).read_text()
+    for name in NAMES:
+        assert re.search(rf"^    {name}: \w+ = \S+  # \w", text, re.MULTILINE), f"{name} has no reason"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("PCCL_HEARTBEAT_TIMEOUT", "3", "heartbeat_timeout", 3.0),
+        ("PCCL_DIAL_ATTEMPTS", "5", "dial_attempts", 5),
+        ("PCCL_ADVERTISE", "host:1", "advertise", "host:1"),
+        ("PCCL_CHECK", "1", "check", True),
+        ("PCCL_CHECK", "yes", "check", True),
+        ("PCCL_CHECK", "0", "check", False),
+        ("PCCL_TOKEN", "secret", "token", "secret"),
+    ],
+)
+def test_the_environment_has_the_last_word(variable: str, text: str, name: str, value: object) -> None:
+    """Goal: who operates a run can change every bound without touching the program."""
+    changed = Options().overridden({variable: text, "PCCL_UNRELATED": "x", "PATH": "/bin"})
+
+    assert changed == replace(Options(), **{name: value})
+    assert type(getattr(changed, name)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "reason"),
+    [
+        ("PCCL_HEARTBEAT_TIMEOUT", "soon", "PCCL_HEARTBEAT_TIMEOUT must be a number, not 'soon'"),
+        ("PCCL_DIAL_ATTEMPTS", "1.5", "PCCL_DIAL_ATTEMPTS must be a number"),
+        ("PCCL_PORT", "-1", "port must be a number"),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, text: str, reason: str) -> None:
+    """Goal: the error says which variable is wrong, as its user wrote it."""
+    with pytest.raises(ValueError, match=reason):
+        Options().overridden({variable: text})
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"heartbeat_interval": 0.0}, "heartbeat_interval must be above 0"),
+        ({"connect_timeout": 0.0}, "connect_timeout must be above 0"),
+        ({"wire_timeout": -1.0}, "wire_timeout must be a number"),
+        ({"deadlock_timeout": 0}, "deadlock_timeout must be above 0"),
+        ({"heartbeat_timeout": 1.5}, "at least twice heartbeat_interval"),
+        ({"port": 65536}, "port must be 0 to 65535"),
+        ({"slots": 0}, "slots must be 1 to 65536"),
+        ({"slots": "many"}, "slots must be a number"),
+        ({"advertise": "a\nport=1"}, "advertise must be one host"),
+        ({"token": "a\nb"}, "token must be one line"),
+        ({"token": "x" * 513}, "token must be one line of at most 512"),
+    ],
+)
+def test_what_does_not_hold_together_is_refused(field: dict[str, Any], reason: str) -> None:
+    """Goal: a value without which a call could wait for ever, or that would fail far away, fails here."""
+    with pytest.raises(ValueError, match=reason):
+        replace(Options(), **field).validated()
+
+
+@given(
+    st.builds(
+        Options,
+        heartbeat_interval=st.floats(0.001, 100),
+        slots=st.integers(1, 1 << 16),
+        advertise=st.text(st.characters(codec="ascii", exclude_characters="\n"), max_size=20),
+        token=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20),
+        check=st.booleans(),
+    )
+)
+def test_they_survive_the_way_to_the_actor(options: Options) -> None:
+    """Goal: the peer actor works with exactly the values that the training process chose."""
+    assert Options.decode(options.encode()) == options
+
+
+def test_the_secret_is_never_shown() -> None:
+    """Goal: options land in logs and tracebacks; the token does not."""
+    assert "hunter2" not in repr(Options(token="hunter2"))
+
+
+def test_an_unknown_option_is_refused() -> None:
+    """Goal: an actor of another build notices that it is one."""
+    with pytest.raises(ValueError, match="there is no option of that name"):
+        Options.decode("colour=green")
+
+
+def test_time_is_whole_nanoseconds() -> None:
+    """Goal: machines compare times for equality."""
+    assert nanoseconds(1.5) == 1_500_000_000
+    assert isinstance(nanoseconds(0.1), int)
