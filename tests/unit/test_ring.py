@@ -54,7 +54,7 @@ def test_it_is_deterministic() -> None:
     members = list(range(1, 11))
     forbidden = random_pairs(Random(5), members, 0.3)
 
-    assert find_ring(members, forbidden) == find_ring(list(members), set(list(forbidden)[::-1]))
+    assert find_ring(members, forbidden) == find_ring(list(members), set(forbidden))
 
 
 @pytest.mark.parametrize("count", [EXACT_MAX + 1, 30, 100])
