@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
 NATIVE := $(wildcard pccl/_core/*.pyx pccl/_core/*.pxd pccl/_core/*.h)
-LINTED := $(wildcard pccl cli stress tests benchmarks examples setup.py)
+LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 .PHONY: help setup build test check lint demo stress bench clean
 
