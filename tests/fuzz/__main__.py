@@ -1,8 +1,9 @@
-"""`python -m tests.fuzz --frames 1000000 --seed 7`: one trial, with progress for people and an exit code for machines."""
+"""`python -m tests.fuzz --frames 1000000 --seed 7`: one trial, with progress for people, an exit code for machines."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 
@@ -15,6 +16,8 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames to send (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="what everything is drawn from")
     arguments = parser.parse_args()
+    # The members' own log would be one line for every kind of stranger; here strangers are all there is.
+    logging.getLogger("pccl").setLevel(logging.ERROR)
     print(f"seed {arguments.seed}, {arguments.frames} frames", flush=True)
     try:
         outcome = hold_trial(arguments.frames, arguments.seed, Progress())

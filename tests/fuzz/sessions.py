@@ -26,6 +26,7 @@ from pccl._core.messages import (
     WireFailed,
     Withdraw,
 )
+from pccl.records import replace
 
 from .drawing import Drawing
 
@@ -33,7 +34,7 @@ Session = Generator[list[bytes], Any, None]
 
 GROUPS = (101, 102, 103)  # where lying members live: in rings of their own, so that they meet each other
 HEALTHY_GROUP = 0  # and now and then they ask to be wired beside the healthy ones
-BURST = 40  # frames that are sent in one go
+BURST = 16  # frames that are sent in one go
 
 
 def blind(draw: Drawing, hello: type[Any]) -> Session:
@@ -61,6 +62,19 @@ def forger(draw: Drawing, hello: type[Any]) -> Session:
     except PermissionError:
         return
     yield [draw.spoil(draw.framed(answer))]
+
+
+def trespasser(draw: Drawing, hello: type[Any]) -> Session:
+    """Holds the token, and claims a place that is not its own."""
+    claim = draw.message(hello)
+    caller = Caller(b"", draw.chance.randbytes(32), lambda proof: replace(claim, proof=proof))
+    challenge = yield [draw.framed(caller.opening())]
+    try:
+        answer = caller.received(challenge)
+    except PermissionError:
+        return
+    yield [draw.framed(answer)]
+    yield [draw.any_frame()]
 
 
 def newcomer(draw: Drawing, hello: type[Any]) -> Session:
@@ -91,8 +105,8 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
 
 # Which stories are told on which port, and how often. Members are rare: a round waits for each of them.
 STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], float]]] = {
-    Register: [(blind, 4), (careless, 2), (forger, 2), (newcomer, 4), (liar, 4)],
-    JoinLane: [(blind, 2), (careless, 1), (forger, 1)],
+    Register: [(blind, 4), (careless, 2), (forger, 2), (trespasser, 1), (newcomer, 4), (liar, 4)],
+    JoinLane: [(blind, 2), (careless, 1), (forger, 1), (trespasser, 2)],
 }
 
 
