@@ -290,7 +290,7 @@ class Supervisor:
         if now - self._watched >= WATCH_INTERVAL:
             self._watched = now
             self._watch()
-        self.judge.tick(time.monotonic_ns())
+            self.judge.tick(time.monotonic_ns())
         self._show(self)
 
     def _read(self, peer: Peer) -> None:
