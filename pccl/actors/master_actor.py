@@ -7,6 +7,7 @@ mean is decided there. Runs until `stop`, in whatever process called `run`.
 from __future__ import annotations
 
 import os
+import socket
 
 from pccl._core.events import Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
@@ -19,7 +20,6 @@ from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -88,6 +88,12 @@ class MasterActor:
 
     def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
         connection.become(TO_MASTER, self._heard, self._broke)
+        if hello.host and not _is_numeric(hello.host):
+            # It would stand in logs and in the orders of others, who cannot dial it.
+            connection.send(welcome)
+            connection.send(Kick(INVALID_USAGE, f"{hello.host!r} is not a numeric address that others could dial"))
+            connection.finish()
+            return
         self._connections[connection.number] = connection
         connection.send(welcome)
         self._feed(PeerCame(connection.number, hello, host))
@@ -123,12 +129,19 @@ class MasterActor:
                 raise TypeError(f"the master cannot perform {action!r}")
 
 
+def _is_numeric(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """Entry of a master in a process of its own: its listener, the mailbox of whoever started it, and that process."""
     listener_fd, mailbox_fd, parent, die = (int(argument) for argument in arguments)
     import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
     import signal
-    import socket
 
     from pccl._core.park import die_with_parent, open_pidfd, set_process_name
     from pccl.logs import configure_from_environment

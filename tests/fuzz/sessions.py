@@ -80,7 +80,7 @@ def trespasser(draw: Drawing, hello: type[Any]) -> Session:
 def newcomer(draw: Drawing, hello: type[Any]) -> Session:
     """Comes through the door, then talks instead of waiting."""
     yield from enter(draw, hello, draw.chance.choice(GROUPS))
-    yield babble(draw, (Beat, Beat, Wired, WireFailed, EdgeLost, Leave, VoteTopology))
+    yield babble(draw, (*[Beat] * 12, Wired, WireFailed, EdgeLost, Leave))
     yield babble(draw, None)
 
 
@@ -88,9 +88,11 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
     """Becomes a member, claims to be wired, votes, and reports what never happened."""
     group = HEALTHY_GROUP if draw.chance.random() < 0.02 else draw.chance.choice(GROUPS)
     heard = yield from enter(draw, hello, group)
+    me = 0
     for _ in range(8):
         if isinstance(heard, Registered):
-            draw.learn(heard.peer)
+            me = heard.peer
+            draw.learn(me)
         if isinstance(heard, Wire):
             draw.learn(heard.epoch, heard.next_peer, heard.previous_peer, heard.next_epoch)
             heard = yield [draw.framed(Wired(heard.epoch))]
@@ -99,7 +101,7 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
         else:
             heard = yield []
     for _ in range(draw.chance.randint(1, 5)):
-        yield babble(draw, (Beat, Withdraw, Wired, EdgeLost, WireFailed, VoteTopology, VotePending))
+        yield babble(draw, (Beat, Withdraw, Wired, EdgeLost, WireFailed, VoteTopology, VotePending), me)
     yield babble(draw, None)
 
 
@@ -138,7 +140,7 @@ def enter(draw: Drawing, hello: type[Any], group: int) -> Generator[list[bytes],
     return (yield [])
 
 
-def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None) -> list[bytes]:
+def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None, me: int = 0) -> list[bytes]:
     """A burst of messages, mostly legal in form; None: of any kind, and some of them spoiled."""
     count = draw.chance.randint(1, BURST)
     if kinds is None:
@@ -149,4 +151,11 @@ def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None) -> list[bytes]:
     chosen = [draw.chance.choice(others) for _ in range(count)]
     if votes and draw.chance.random() < 0.5:
         chosen.insert(draw.chance.randrange(count), draw.chance.choice(votes))
-    return [draw.framed(draw.message(kind)) for kind in chosen]
+    return [draw.framed(draw.message(kind, **about(draw, kind, me))) for kind in chosen]
+
+
+def about(draw: Drawing, kind: type[Any], me: int) -> dict[str, int]:
+    """Whose edge is reported: nearly always one's own, because any other lie is found out at once."""
+    if kind is not EdgeLost or not me or draw.chance.random() < 0.05:
+        return {}
+    return {draw.chance.choice(("source", "target")): me, "epoch": draw.chance.choice(draw.known) & 0xFFFFFFFF}

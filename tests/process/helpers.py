@@ -206,11 +206,13 @@ def sockets(pid: int) -> set[str]:
 
 
 def _inodes(pid: int) -> Iterator[str]:
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = os.readlink(entry)
-            if target.startswith("socket:["):
-                yield target[8:-1]
+    # A process may end, and a descriptor be closed, while we look.
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith("socket:["):
+                    yield target[8:-1]
 
 
 @contextlib.contextmanager

@@ -235,13 +235,14 @@ def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
             assert peer.end() == 0
 
 
-def test_a_newcomer_that_advertises_a_name_is_refused(master: MasterNode) -> None:
-    """Goal: an address that is none, from a program that holds the token, harms nobody who is told to dial it."""
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "127.0.0.1\nERROR a line of its own", "1", "\0", "::1%lo"])
+def test_a_newcomer_that_advertises_no_number_is_refused(master: MasterNode, host: str) -> None:
+    """Goal: what a foreign program says about itself reaches neither the log nor those who would have to dial it."""
     with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
-        guest.register(host="no.such.host.invalid", port=1)
-        crew[0].update_topology()
+        guest.register(host=host, port=1)
         kick = guest.hear(Kick)
 
-        assert kick.result == Result.RANK_CONNECTION_FAILED.value
-        assert "no.such.host.invalid" in kick.reason
+        assert kick.result == Result.INVALID_USAGE.value
+        assert repr(host) in kick.reason
+        assert not crew[0].are_peers_pending()
         crew[0].update_topology()
