@@ -1,4 +1,4 @@
-"""The master's machine: scenarios whose names say the hazard. Connections have the numbers of their peers."""
+"""The master's machine: who comes, who goes, and how rings are wired; scenarios whose names say the hazard."""
 
 from __future__ import annotations
 
@@ -7,75 +7,11 @@ from typing import Any
 import pytest
 
 from pccl._core import messages as m
-from pccl._core.events import INFO, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
-from pccl._core.master_state import TRANSITIONS, MasterState
-from pccl._core.roster import ACCEPTED, REGISTERED
-from pccl._core.wire import BY_OPCODE
+from pccl._core.events import INFO, Dismiss, Log, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.master_state import MasterState
 from pccl.options import Options
 
-SECOND = 1_000_000_000
-RUN = bytes(range(16))
-INVALID_USAGE, UNREACHABLE, LOST = 4, 7, 8
-
-
-class Scene:
-    """A master, and peers that do what they are told."""
-
-    def __init__(self, **options: Any) -> None:
-        self.state = MasterState(RUN, Options(**{"check": True, **options}))
-        self.now_ns = 0
-
-    def feed(self, event: Any) -> list[Any]:
-        return self.state.handle(event, self.now_ns)
-
-    def come(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
-        return self.feed(PeerCame(peer, m.Register(bytes(32), group, lanes, "", 1000 + peer), f"host{peer}"))
-
-    def say(self, peer: int, message: Any) -> list[Any]:
-        return self.feed(PeerSaid(peer, message))
-
-    def wire(self, actions: list[Any]) -> list[Any]:
-        """Everybody who was given an order reports it; returns what follows from the last report."""
-        orders = [(action.conn, action.message) for action in actions if is_sent(action, m.Wire)]
-        return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
-
-    def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
-        """Let peers in: everybody who is already in votes for it."""
-        actions = [action for peer in peers for action in self.come(peer, group, lanes)]
-        for voter in sorted(self.state.accepted):
-            actions += self.say(voter, m.VoteTopology(99, 0))
-        while actions := self.wire(actions):
-            if any(is_sent(action, m.Accepted) for action in actions) and self.state.registered:
-                actions += [a for voter in sorted(self.state.accepted) for a in self.say(voter, m.VoteTopology(99, 0))]
-        assert set(peers) <= self.state.accepted
-
-    def pass_time(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Any]:
-        """Time passes in sweeps; who is not silent beats. Returns all actions but heartbeats."""
-        actions = []
-        end_ns = self.now_ns + int(seconds * SECOND)
-        while self.now_ns < end_ns:
-            self.now_ns = min(self.state.next_deadline_ns, end_ns)
-            for peer in list(self.state.peers):
-                if peer not in silent:
-                    self.say(peer, m.Beat(self.now_ns))
-            actions += self.feed(Tick())
-        return [action for action in actions if not is_sent(action, m.Beat)]
-
-
-def is_sent(action: Any, kind: type[Any]) -> bool:
-    return isinstance(action, SendTo) and isinstance(action.message, kind)
-
-
-def sent(actions: list[Any], kind: type[Any]) -> dict[int, Any]:
-    """Who was sent a message of that kind."""
-    return {action.conn: action.message for action in actions if is_sent(action, kind)}
-
-
-def of(*peers: int, **options: Any) -> Scene:
-    scene = Scene(**options)
-    scene.admit(*peers)
-    return scene
-
+from .scene import LOST, RUN, SECOND, UNREACHABLE, Scene, of, sent
 
 # --- Joining ----------------------------------------------------------------
 
@@ -169,7 +105,7 @@ def test_too_many_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("event", [PeerWent(2, "reset"), PeerSaid(2, m.Leave("close"))], ids=["lost", "left"])
 def test_a_lost_member_costs_its_own_group_one_order(event: Any) -> None:
-    """Goal: survivors are rewired at once, without a vote; standing edges keep their epoch; other groups hear nothing."""
+    """Goal: survivors are rewired at once and unasked; standing edges keep their epoch; other groups hear nothing."""
     scene = of(1, 2, 3)
     scene.admit(4, group=1)
     epoch = scene.state.groups[0].epoch
@@ -430,103 +366,3 @@ def test_the_story_is_kept_and_bounded() -> None:
 
     assert len(scene.state.story) == 256
     assert scene.state.story[-1] == (0, PeerSaid(1, m.Beat(1)), [])
-
-
-# --- The table --------------------------------------------------------------
-
-MESSAGES = {
-    m.VoteTopology: m.VoteTopology(1, 0),
-    m.VotePending: m.VotePending(1),
-    m.Withdraw: m.Withdraw(1),
-    m.Wired: m.Wired(77),
-    m.WireFailed: m.WireFailed(77, 2, "x"),
-    m.EdgeLost: m.EdgeLost(77, 3, 4, "x"),
-    m.Leave: m.Leave("bye"),
-    m.Beat: m.Beat(1),
-}
-
-
-def in_phase(phase: str) -> Scene:
-    """Peer 3 is registered (and being admitted) or accepted, beside two veterans."""
-    scene = of(1, 2)
-    scene.come(3)
-    orders = [*scene.say(1, m.VoteTopology(1, 0)), *scene.say(2, m.VoteTopology(1, 0))]
-    if phase is ACCEPTED:
-        scene.wire(orders)
-    assert scene.state.peers[3].phase == phase
-    return scene
-
-
-@pytest.mark.parametrize(("phase", "kind"), TRANSITIONS, ids=lambda part: getattr(part, "__name__", part))
-def test_every_row_of_the_table_is_legal(phase: str, kind: type[Any]) -> None:
-    """Goal: what the table allows costs nobody its connection."""
-    scene = in_phase(phase)
-
-    actions = scene.say(3, MESSAGES[kind])
-
-    assert not sent(actions, m.Kick)
-    assert (3 in scene.state.peers) == (kind is not m.Leave)
-
-
-ILLEGAL = [
-    (phase, layout.cls)
-    for phase in (REGISTERED, ACCEPTED)
-    for layout in BY_OPCODE.values()
-    if (phase, layout.cls) not in TRANSITIONS
-]
-
-
-@pytest.mark.parametrize(("phase", "kind"), ILLEGAL, ids=lambda part: getattr(part, "__name__", part))
-def test_what_is_not_in_the_table_costs_the_connection(phase: str, kind: type[Any]) -> None:
-    """Goal: the reason goes first, then the connection; nobody else is kicked and no vote is lost."""
-    scene = in_phase(phase)
-    layout = next(layout for layout in BY_OPCODE.values() if layout.cls is kind)
-    values = {"text": "", "blob": b"", "bytes16": bytes(16), "bytes32": bytes(32), "flag": False}
-    votes = dict(scene.state.votes["update_topology"])
-
-    actions = scene.say(3, kind(*[values.get(wire_type, 1) for wire_type in layout.types]))
-
-    reason = f"{kind.__name__} is not legal while {phase}"
-    assert actions[:2] == [SendTo(3, m.Kick(INVALID_USAGE, reason)), Dismiss(3)]
-    assert actions[2] == Log(WARNING, f"peer=3 kicked group=0 reason={reason!r}")
-    assert scene.state.accepted == {1, 2}
-    assert scene.state.votes["update_topology"] == votes
-
-
-def test_last_words_of_the_dismissed_are_ignored() -> None:
-    """Goal: what was under way when a connection was closed changes nothing."""
-    scene = of(1)
-
-    assert scene.say(9, m.VoteTopology(1, 0)) == []
-    assert scene.feed(PeerWent(9, "closed")) == []
-
-
-def test_an_unknown_event_is_our_own_mistake() -> None:
-    """Goal: a shell that feeds something else is told so."""
-    with pytest.raises(TypeError, match="knows no event"):
-        of(1).feed("something")
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (m.Wired(1), "reported on a ring that it was never ordered into"),
-        (m.WireFailed(1, 1, "x"), "reported on a ring that it was never ordered into"),
-        (m.EdgeLost(1, 1, 9, "x"), "reported on a ring that it was never ordered into"),
-    ],
-)
-def test_reports_of_who_was_never_ordered_are_lies(message: Any, reason: str) -> None:
-    """Goal: a newcomer that only waits has nothing to report."""
-    scene = of(1)
-    scene.come(2)
-
-    assert scene.say(2, message)[0] == SendTo(2, m.Kick(INVALID_USAGE, reason))
-
-
-def test_an_edge_of_others_is_none_of_its_business() -> None:
-    """Goal: a peer can only break its own edges."""
-    scene = of(1, 2, 3)
-
-    kick = sent(scene.say(1, m.EdgeLost(scene.state.groups[0].epoch, 2, 3, "x")), m.Kick)
-
-    assert "not its own" in kick[1].reason

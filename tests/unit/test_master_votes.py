@@ -9,7 +9,7 @@ import pytest
 from pccl._core import messages as m
 from pccl._core.events import SendTo
 
-from .test_master_state import INVALID_USAGE, LOST, of, sent
+from .scene import INVALID_USAGE, LOST, of, sent
 
 PENDING, TOPOLOGY = "are_peers_pending", "update_topology"
 

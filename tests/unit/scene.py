@@ -1,0 +1,76 @@
+"""A scene for the master's machine: peers that do what they are told, time that passes in sweeps. No test in here.
+
+Connections have the numbers of their peers, so that a scenario can be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl._core import messages as m
+from pccl._core.events import PeerCame, PeerSaid, SendTo, Tick
+from pccl._core.master_state import MasterState
+from pccl.options import Options
+
+SECOND = 1_000_000_000
+RUN = bytes(range(16))
+INVALID_USAGE, UNREACHABLE, LOST = 4, 7, 8
+
+
+class Scene:
+    """A master, and peers that do what they are told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.state = MasterState(RUN, Options(**{"check": True, **options}))
+        self.now_ns = 0
+
+    def feed(self, event: Any) -> list[Any]:
+        return self.state.handle(event, self.now_ns)
+
+    def come(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
+        return self.feed(PeerCame(peer, m.Register(bytes(32), group, lanes, "", 1000 + peer), f"host{peer}"))
+
+    def say(self, peer: int, message: Any) -> list[Any]:
+        return self.feed(PeerSaid(peer, message))
+
+    def wire(self, actions: list[Any]) -> list[Any]:
+        """Everybody who was given an order reports it; returns what follows from the last report."""
+        orders = [(action.conn, action.message) for action in actions if is_sent(action, m.Wire)]
+        return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
+
+    def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
+        """Let peers in: everybody who is already in votes for it."""
+        actions = [action for peer in peers for action in self.come(peer, group, lanes)]
+        for voter in sorted(self.state.accepted):
+            actions += self.say(voter, m.VoteTopology(99, 0))
+        while actions := self.wire(actions):
+            if any(is_sent(action, m.Accepted) for action in actions) and self.state.registered:
+                actions += [a for voter in sorted(self.state.accepted) for a in self.say(voter, m.VoteTopology(99, 0))]
+        assert set(peers) <= self.state.accepted
+
+    def pass_time(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Any]:
+        """Time passes in sweeps; who is not silent beats. Returns all actions but heartbeats."""
+        actions = []
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns = min(self.state.next_deadline_ns, end_ns)
+            for peer in list(self.state.peers):
+                if peer not in silent:
+                    self.say(peer, m.Beat(self.now_ns))
+            actions += self.feed(Tick())
+        return [action for action in actions if not is_sent(action, m.Beat)]
+
+
+def is_sent(action: Any, kind: type[Any]) -> bool:
+    return isinstance(action, SendTo) and isinstance(action.message, kind)
+
+
+def sent(actions: list[Any], kind: type[Any]) -> dict[int, Any]:
+    """Who was sent a message of that kind."""
+    return {action.conn: action.message for action in actions if is_sent(action, kind)}
+
+
+def of(*peers: int, **options: Any) -> Scene:
+    scene = Scene(**options)
+    scene.admit(*peers)
+    return scene
