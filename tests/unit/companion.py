@@ -1,0 +1,111 @@
+"""A companion for the peer's machine: takes it to the phase a test is about. No test in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl._core import messages as m
+from pccl._core.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, SendMaster, Tick
+from pccl._core.peer_state import PeerState
+from pccl.options import Options
+
+SECOND = 1_000_000_000
+RUN = bytes(range(16))
+ALONE = m.Wire(1, 0, 0, 0, 0, 0, 0, 0, "")
+SUCCESS, INVALID_USAGE, MASTER_FAILED = 0, 4, 6
+PLAIN, KICKED, MASTER_LOST, CANCELLED = 0, 1, 2, 3
+
+
+def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int = 1, back_lanes: int = 1) -> m.Wire:
+    """An order: dial `to` for an edge ordered at `since`, await `back` for one ordered at `back_since`."""
+    return m.Wire(epoch, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
+
+
+def connect(attempts: int = 3, lanes: int = 2) -> m.CallConnect:
+    return m.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
+
+
+def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
+    return m.JoinLane(bytes(32), RUN, epoch, source, target, index)
+
+
+class Companion:
+    """A peer's machine, and the words of everybody around it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.state = PeerState(Options(**{"check": True, **options}))
+        self.now_ns = 0
+
+    def feed(self, event: Any) -> list[Any]:
+        return self.state.handle(event, self.now_ns)
+
+    def call(self, call: Any) -> list[Any]:
+        return self.feed(Called(call))
+
+    def hear(self, message: Any) -> list[Any]:
+        return self.feed(MasterSaid(message))
+
+    def come(self, hello: m.JoinLane) -> tuple[int, list[Any]]:
+        """A lane arrives; its number and what was done about it."""
+        link = self.state.new_link()
+        return link, self.feed(LinkCame(link, hello))
+
+    def pass_time(self, seconds: float, *, master_beats: bool = True) -> list[Any]:
+        """Time passes; all actions but heartbeats."""
+        actions = []
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns = min(self.state.next_deadline_ns, end_ns)
+            if master_beats:
+                self.hear(m.Beat(1))
+            actions += self.feed(Tick())
+        return [action for action in actions if not is_told(action, m.Beat)]
+
+
+def is_told(action: Any, kind: type[Any]) -> bool:
+    return isinstance(action, SendMaster) and isinstance(action.message, kind)
+
+
+def told(actions: list[Any], kind: type[Any]) -> list[Any]:
+    """What the master was told, of that kind."""
+    return [action.message for action in actions if is_told(action, kind)]
+
+
+def ends(actions: list[Any]) -> list[tuple[int, int, int]]:
+    """(slot, result, kind) of the calls that ended."""
+    return [(action.slot, action.result, action.kind) for action in actions if isinstance(action, Complete)]
+
+
+def dialling(**options: Any) -> Companion:
+    peer = Companion(**options)
+    peer.call(connect())
+    return peer
+
+
+def joining(lanes: int = 2, **options: Any) -> Companion:
+    """Registered as peer 2."""
+    peer = Companion(**options)
+    peer.call(connect(lanes=lanes))
+    peer.feed(MasterUp())
+    peer.hear(m.Registered(2, RUN, 1000, 10000))
+    return peer
+
+
+def member(**options: Any) -> Companion:
+    """Peer 2, alone in its ring."""
+    peer = joining(**options)
+    peer.hear(ALONE)
+    peer.hear(m.Accepted(1, 1, 1, 1, 1, 1))
+    return peer
+
+
+def wired(lanes: int = 1, **options: Any) -> Companion:
+    """Peer 2 at epoch 2 between peer 1 and peer 3, every lane up: links 1.. to peer 3, then those from peer 1."""
+    peer = member(lanes=lanes, **options)
+    peer.hear(wire(2, 3, 2, 1, 2, lanes, lanes))
+    for link in range(1, lanes + 1):
+        peer.feed(LinkUp(link))
+    for index in range(lanes):
+        peer.come(lane(1, 2, 2, index))
+    assert peer.state.wiring.reported == 2
+    return peer
