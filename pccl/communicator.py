@@ -72,7 +72,7 @@ class Communicator:
         self._group = peer_group
         self._lanes = p2p_connection_pool_size or 1
         self._options = (options or Options()).overridden()
-        self._numbers: tuple[int, ...] = ()  # peer id, epoch, world sizes: what the last round said
+        self._numbers: tuple[int, ...] = ()  # peer id, round, epoch, world sizes: what the last round said
         self._closed = False
         configure_from_environment()
 
@@ -149,7 +149,7 @@ class Communicator:
     def get_attribute(self, attribute: Attribute) -> int:
         """A number of the world as the last round left it. Peers that wait to be admitted are never counted."""
         self._member("get_attribute")
-        _, _, global_world, group_world, groups, largest = self._numbers
+        _, _, _, global_world, group_world, groups, largest = self._numbers
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return global_world
         if attribute is Attribute.LOCAL_WORLD_SIZE:
@@ -165,6 +165,12 @@ class Communicator:
         """The number by which the master and its log know this peer."""
         self._member("peer_id")
         return self._numbers[0]
+
+    @property
+    def topology_round(self) -> int:
+        """How many rounds the run has made: the same number on all members after the same round."""
+        self._member("topology_round")
+        return self._numbers[1]
 
     def close(self) -> None:
         """Leave the run and tell everybody at once. Harmless when done before."""
@@ -252,6 +258,7 @@ class _Actor:
 
     def __init__(self, options: Options) -> None:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
+        self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._noticed_ns = monotonic_ns()
         self._awake_ns = self._looked_ns = self._noticed_ns
         self._left = False  # close() was called, maybe by another thread than the one that waits
@@ -348,8 +355,9 @@ class _Actor:
         if now_ns - self._looked_ns > self._silence_ns // 2:
             self._awake_ns = now_ns
         self._looked_ns = now_ns
-        silent_ns = now_ns - max(self.slots.last_beat_ns, self._awake_ns)
-        if silent_ns > self._silence_ns:
+        beat_ns = self.slots.last_beat_ns
+        silent_ns = now_ns - max(beat_ns, self._awake_ns)
+        if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.over = True
             message = (
                 f"the peer actor (pid {self.process.pid}) has not run for {silent_ns / 1e9:.0f} s; it may be stopped. "

@@ -45,6 +45,7 @@ class Options:
     vote_warning: float = 30.0  # a vote that waits this long names who is missing
     vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else stragglers are kicked
     deadlock_timeout: float = 3.0  # calls that can never meet are explained after this, well under five seconds
+    start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
     close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
     slots: int = 1024  # calls in flight per communicator
     port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up
@@ -83,7 +84,7 @@ class Options:
             value = getattr(self, name)
             if kind is not str and not (isinstance(value, (int, float)) and 0 <= value < SECONDS_MAX):
                 raise ValueError(f"Options.{name} must be a number from 0 to {SECONDS_MAX}, not {value!r}")
-        for name in ("heartbeat_interval", "connect_timeout", "handshake_timeout", "wire_timeout", "deadlock_timeout"):
+        for name in _NEVER_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"Options.{name} must be above 0: without that bound a call could wait for ever")
         if self.heartbeat_timeout < 2 * self.heartbeat_interval:
@@ -101,6 +102,11 @@ class Options:
             raise ValueError(f"the token must be one line of at most {TOKEN_BYTES_MAX} bytes")
         return self
 
+
+_NEVER_ZERO = (
+    *("heartbeat_interval", "connect_timeout", "handshake_timeout"),
+    *("wire_timeout", "deadlock_timeout", "start_timeout"),
+)
 
 _TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Options.__match_args__}
 

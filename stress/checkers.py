@@ -1,12 +1,8 @@
 """The laws of a run, checked over what its processes tell. Pure: time, steps and deeds are arguments.
 
-**Agreement.** A round ends for all of its members at one instant, after the last of them has asked and before the first
-has returned. Whoever returned from a round begins its next call after that round's first return; so the earliest round
-whose first return lies behind the beginning of a call is the round of that call, provided that the call before it was
-placed as well. A peer whose last call is not placed (it was let in, or has given up waiting) is placed when there is no
-doubt: it began after all known rounds, or before somebody else who took part. Members of a round must have been told
-the same. Since a member takes part in every round, the calls before those belong to one round, too, which is how a
-newcomer's `connect` is judged.
+**Agreement.** Every round has a number, which all its members are told. Whoever was told the same number was told the
+same world; members of one group also the same epoch and size. A member takes part in every round, so its rounds follow
+each other without a gap, unless it gave a call up that was answered all the same. Epochs never fall.
 
 **Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
 a stopped peer holds the others up until it goes on or its silence is noticed.
@@ -16,10 +12,8 @@ a stopped peer holds the others up until it goes on or its silence is noticed.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SECOND = 1_000_000_000
-SETTLED_NS = 8 * SECOND  # steps are put in order for so long: longer than anybody is stopped
+SETTLED_NS = 8 * SECOND  # how late somebody may still tell of a round: longer than anybody is stopped
 REMEMBERED_NS = 60 * SECOND  # rounds, deaths and faults older than this concern nobody any more
 SAMPLES_MIN = 12  # fewer say nothing about a trend
 
@@ -40,92 +34,71 @@ class Round:
     """What is known about one topology round."""
 
     first_return_ns: int
-    last_start_ns: int
+    last_start_ns: int = 0
     common: tuple[Numbers, int] | None = None  # what somebody was told, and which life
     groups: dict[int, tuple[Numbers, int]] = field(default_factory=dict)
-    before: tuple[Numbers, int] | None = None  # the same, one round earlier
     lives: set[int] = field(default_factory=set)
 
 
 class Agreement:
-    """Sorts steps into rounds and compares. Feed with `add`, in any order of arrival; `settle` judges."""
+    """Sorts steps into rounds and compares. Feed with `add`, each life's steps in their order; `settle` ends rounds."""
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
-        self.finished: deque[Round] = deque()  # judged, for others to look at and take
+        self.finished: deque[Round] = deque()  # complete, for others to look at and take
         self.count = 0
-        self._waiting: list[tuple[int, int, Step]] = []
-        self._arrived = 0
-        self._rounds: list[Round] = []
-        self._returns: list[int] = []  # first_return_ns of each, in order
-        self._last: dict[int, Step] = {}  # life -> its previous step with numbers
-        self._placed: set[int] = set()  # lives whose previous step is in a known round
+        self._rounds: dict[int, Round] = {}
+        self._last: dict[int, Step] = {}  # life -> its previous round, unless a call failed since
 
     def add(self, step: Step) -> None:
         """A connect or a round of some peer."""
-        self._arrived += 1
-        heappush(self._waiting, (step.end_ns, self._arrived, step))
+        previous = self._last.pop(step.life, None)
+        if step.numbers is None:
+            return  # given up or failed: whether a round took place without its answer is not known
+        self._last[step.life] = step
+        number = step.numbers.round
+        if number not in self._rounds:
+            self._rounds[number] = Round(step.end_ns)
+            self.count += 1
+        found = self._rounds[number]
+        found.first_return_ns = min(found.first_return_ns, step.end_ns)
+        found.lives.add(step.life)
+        if step.call != CONNECT:  # a newcomer may have asked long before the round began
+            found.last_start_ns = max(found.last_start_ns, step.start_ns)
+        self._compare(found, step)
+        self._check_order(previous, step)
 
     def settle(self, until_ns: int) -> None:
-        """Judge every step that ended before that time."""
-        while self._waiting and self._waiting[0][0] < until_ns:
-            self._place(heappop(self._waiting)[2])
-        while self._rounds and self._rounds[0].first_return_ns < until_ns - SETTLED_NS:
-            self.finished.append(self._rounds.pop(0))
-            self._returns.pop(0)
+        """Nobody will tell of rounds that ended before that time any more."""
+        for number in [n for n, found in self._rounds.items() if found.first_return_ns < until_ns]:
+            self.finished.append(self._rounds.pop(number))
 
     def forget(self, life: int) -> None:
         """It has ended; its number is never used again."""
         self._last.pop(life, None)
-        self._placed.discard(life)
 
-    def _place(self, step: Step) -> None:
-        if step.numbers is None or step.call == CONNECT:
-            self._placed.discard(step.life)
-        previous = self._last.pop(step.life, None)
-        if step.numbers is None:
-            return
-        self._last[step.life] = step
-        if step.call == CONNECT:
-            return
-        self._check_growth(previous, step)
-        index = bisect_right(self._returns, step.start_ns)
-        if index == len(self._rounds):
-            self._rounds.append(Round(step.end_ns, step.start_ns))
-            self._returns.append(step.end_ns)
-            self.count += 1
-        elif step.life not in self._placed and step.start_ns >= self._rounds[index].last_start_ns:
-            return
-        found = self._rounds[index]
-        found.lives.add(step.life)
-        found.last_start_ns = max(found.last_start_ns, step.start_ns)
-        self._placed.add(step.life)
-        self._compare(found, step, previous)
-
-    def _compare(self, found: Round, step: Step, previous: Step | None) -> None:
+    def _compare(self, found: Round, step: Step) -> None:
         assert step.numbers is not None
         mine = (step.numbers, step.life)
         found.common = found.common or mine
         found.groups.setdefault(step.group, mine)
-        self._expect_same(step, mine, found.common, whole=False)
-        self._expect_same(step, mine, found.groups[step.group], whole=True)
-        if previous is not None and previous.numbers is not None:
-            earlier = (previous.numbers, previous.life)
-            found.before = found.before or earlier
-            self._expect_same(previous, earlier, found.before, whole=False)
+        self._expect_same(step, found.common, whole=False)
+        self._expect_same(step, found.groups[step.group], whole=True)
 
-    def _expect_same(self, step: Step, mine: tuple[Numbers, int], other: tuple[Numbers, int], *, whole: bool) -> None:
-        a, b = mine[0], other[0]
-        if a.common != b.common or (whole and (a.epoch, a.group_world) != (b.epoch, b.group_world)):
-            text = f"in one round life {mine[1]} was told {a}, life {other[1]} {b}"
+    def _expect_same(self, step: Step, other: tuple[Numbers, int], *, whole: bool) -> None:
+        mine, theirs = step.numbers, other[0]
+        assert mine is not None
+        if mine.common != theirs.common or (whole and mine.of_group != theirs.of_group):
+            text = f"in one round life {step.life} was told {mine}, life {other[1]} {theirs}"
             self.found.append(Violation(step.end_ns, "agreement", text))
 
-    def _check_growth(self, previous: Step | None, step: Step) -> None:
+    def _check_order(self, previous: Step | None, step: Step) -> None:
         if previous is None or previous.numbers is None or step.numbers is None:
             return
-        if previous.numbers.peer == step.numbers.peer and step.numbers.epoch < previous.numbers.epoch:
-            text = f"life {step.life} went from {previous.numbers} to {step.numbers}"
-            self.found.append(Violation(step.end_ns, "epochs grow", text))
+        before, after = previous.numbers, step.numbers
+        if before.peer == after.peer and (after.epoch < before.epoch or after.round != before.round + 1):
+            text = f"life {step.life} went from {before} to {after}"
+            self.found.append(Violation(step.end_ns, "order", text))
 
 
 def judge_round(found: Round, living: int) -> list[str]:

@@ -22,6 +22,7 @@ class Numbers(NamedTuple):
     """What a round told a peer."""
 
     peer: int
+    round: int
     epoch: int
     global_world: int
     group_world: int
@@ -32,6 +33,11 @@ class Numbers(NamedTuple):
     def common(self) -> tuple[int, int, int]:
         """The part that is the same for all groups."""
         return self.global_world, self.groups, self.largest
+
+    @property
+    def of_group(self) -> tuple[int, int]:
+        """The part that is the same within a group."""
+        return self.epoch, self.group_world
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from pccl import Communicator, KickedError, MasterLostError, Options, PCCLError, TooFewPeersError
+from pccl import Attribute, Communicator, KickedError, MasterLostError, Options, PCCLError, TooFewPeersError
 from pccl.master import serve
 
 from .records import CONNECT, PENDING, Numbers, Step, Task
@@ -132,7 +132,7 @@ class Training:
         if self._random.random() >= self._task.wait_share:
             membership.update_topology()
             return
-        wanted = self._random.randint(1, membership._numbers[3] + 1)
+        wanted = self._random.randint(1, membership.get_attribute(Attribute.LOCAL_WORLD_SIZE) + 1)
         try:
             membership.wait_for_world_size(wanted, self._task.wait_timeout)
         except TooFewPeersError:

@@ -15,6 +15,7 @@ cdef class MasterState:
     cdef readonly dict votes            # call name -> {peer id: Vote}
     cdef readonly dict warned           # call name -> the round's wait was already reported
     cdef readonly object next_id        # the next peer's id
+    cdef readonly object round          # how many topology rounds were completed
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions
     cdef public object counters         # what happened how often

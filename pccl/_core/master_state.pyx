@@ -58,8 +58,9 @@ cdef class MasterState:
         self.votes = {TOPOLOGY: {}, PENDING: {}}
         self.warned = {TOPOLOGY: False, PENDING: False}
         self.next_id = 1
+        self.round = 0
         self.story = deque(maxlen=STORY_EVENTS_MAX)
-        self.counters = {"rounds": 0, "admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
+        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.checking = options.check
@@ -288,6 +289,7 @@ cdef class MasterState:
 
     def _complete_round(self):
         votes = self.votes[TOPOLOGY]
+        self.round += 1
         self.accepted |= self.admitting
         for peer in [self.peers[peer_id] for peer_id in self.admitting]:
             peer.phase, peer.phase_ns = ACCEPTED, self.now_ns
@@ -298,7 +300,6 @@ cdef class MasterState:
             self._tell_numbers(self.peers[peer_id], None, common)
         for peer_id, vote in votes.items():
             self._tell_numbers(self.peers[peer_id], vote.call, common)
-        self.counters["rounds"] += 1
         self.counters["admitted"] += len(self.admitting)
         if self.admitting:
             self._log(INFO, f"admitted {name_peers(sorted(self.admitting))} world={len(self.accepted)} groups={sizes}")
@@ -311,9 +312,9 @@ cdef class MasterState:
         group = self.groups[peer.group]
         world, groups, largest = common
         if call is None:
-            self._send(peer, Accepted(group.epoch, world, len(group.ring), groups, largest))
+            self._send(peer, Accepted(self.round, group.epoch, world, len(group.ring), groups, largest))
         else:
-            self._send(peer, TopologyDone(call, group.epoch, world, len(group.ring), groups, largest))
+            self._send(peer, TopologyDone(call, self.round, group.epoch, world, len(group.ring), groups, largest))
 
     def _answer_pending(self):
         votes = self.votes[PENDING]
@@ -403,16 +404,15 @@ cdef class MasterState:
 
     def _break_deadlocks(self):
         oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)
-        calls, names = [], []
         electorate = frozenset(self.accepted)
-        for name, votes in self.votes.items():
-            if votes and not (self.admission and name == TOPOLOGY):
-                calls.append(Waiting(name, electorate, frozenset(votes)))
-                names.append(name)
+        calls = [
+            Waiting(name, electorate, frozenset(votes)) for name, votes in self.votes.items()
+            if votes and not (self.admission and name == TOPOLOGY)
+        ]
         if len(calls) < 2:
             return
         stuck = find_stuck(calls)
-        involved = [(name, peer_id) for name in names for peer_id in self.votes[name] if peer_id in stuck]
+        involved = [(call.name, peer_id) for call in calls for peer_id in sorted(call.present & stuck)]
         if not stuck or any(self.votes[name][peer_id].since_ns > oldest_ns for name, peer_id in involved):
             return
         reason = explain_stuck(calls, stuck)
@@ -424,10 +424,6 @@ cdef class MasterState:
 
     # ------------------------------------------------------------------------------------------ reports
 
-    def waiting_for(self):
-        """Call name to a sentence that says who is missing: what logs and status displays show."""
-        return {name: self._missing(name) for name, votes in self.votes.items() if votes}
-
     def _missing(self, str name):
         """Who has not made that call, and what they do instead."""
         return describe_missing(self.votes, sorted(self.accepted - set(self.votes[name])))
@@ -438,13 +434,14 @@ cdef class MasterState:
             number: {"epoch": group.epoch, "revision": group.revision, "digest": group.digest.hex()}
             for number, group in sorted(self.groups.items())
         }
-        return {"run": self.run.hex(), "next_id": self.next_id, "groups": groups}
+        return {"run": self.run.hex(), "next_id": self.next_id, "round": self.round, "groups": groups}
 
     @classmethod
     def restore(cls, snapshot, options, now_ns=0):
         """A master that goes on with a run whose peers are all gone."""
         cdef MasterState state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
         state.next_id = snapshot["next_id"]
+        state.round = snapshot["round"]
         for number, saved in snapshot["groups"].items():
             group = state.groups[int(number)] = Group(int(number))
             group.epoch = saved["epoch"]

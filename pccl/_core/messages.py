@@ -160,6 +160,7 @@ class Registered:
 class Accepted:
     """The newcomer is a member, wired into its ring, and counted by everyone."""
 
+    round: u64  # counts the topology rounds of the run: the one clock that all members share
     epoch: u32
     global_world: u32
     group_world: u32
@@ -172,6 +173,7 @@ class TopologyDone:
     """The round this peer voted in is closed; the same numbers go to everybody."""
 
     call: u32
+    round: u64
     epoch: u32
     global_world: u32
     group_world: u32

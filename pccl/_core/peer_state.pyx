@@ -219,7 +219,8 @@ cdef class PeerState:
 
     def _complete_numbers(self, call, numbers):
         payload = NUMBERS.pack(
-            self.wiring.id, numbers.epoch, numbers.global_world, numbers.group_world, numbers.groups, numbers.largest_group
+            self.wiring.id, numbers.round, numbers.epoch,
+            numbers.global_world, numbers.group_world, numbers.groups, numbers.largest_group,
         )
         self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, payload))
 

@@ -11,7 +11,7 @@ import os
 import socket
 
 from pccl._core.door import Admit, Door, Say, TurnAway
-from pccl._core.events import DEBUG, WARNING
+from pccl._core.events import DEBUG, INFO, WARNING
 from pccl._core.messages import Refused
 from pccl._core.park import monotonic_ns
 from pccl._core.wire import WIRE_VERSION
@@ -147,7 +147,9 @@ class Listening:
                     connection.close()
                 total = self.door.counts[action.kind]
                 line = f"turned away a stranger kind={action.kind} total={total}: {action.reason}"
-                self._log(WARNING if action.first else DEBUG, line)
+                # Whoever hangs up before it has proven itself is more often a peer that died than somebody to warn of.
+                level = INFO if action.kind in ("closed", "error") else WARNING
+                self._log(level if action.first else DEBUG, line)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 
-import pccl
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # The package's own folder goes first on the path; then the module's main gets the arguments.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
+
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # where the package lies
 
 KILL_WAIT = 5.0  # a killed process is gone at once, unless the kernel is stuck; then we do not wait for it
 
@@ -31,10 +31,9 @@ class ActorProcess:
     def __init__(self, module: str, arguments: Sequence[int], fds: Sequence[int]) -> None:
         if not sys.executable:
             raise OSError("sys.executable is empty: there is no interpreter to start the actor with")
-        root = os.path.dirname(os.path.abspath(pccl.__path__[0]))
         # A parent-death signal comes when the starting *thread* ends; only the main one lasts as long as the process.
         die = int(threading.current_thread() is threading.main_thread())
-        command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), root]
+        command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), _ROOT]
         command += [str(argument) for argument in (*arguments, os.getpid(), die)]
         self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
         self.pid = self._process.pid

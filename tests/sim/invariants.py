@@ -88,7 +88,7 @@ def is_agreed(world: World) -> bool:
         sizes[shell.group] = sizes.get(shell.group, 0) + 1
     for shell in living:
         assert shell.program.numbers is not None
-        if shell.program.numbers[2:] != (len(living), sizes[shell.group], len(sizes), max(sizes.values())):
+        if shell.program.numbers[3:] != (len(living), sizes[shell.group], len(sizes), max(sizes.values())):
             return False
     return bool(living)
 

@@ -32,7 +32,7 @@ class Program:
         self.style = style
         self.knows_token = knows_token
         self.under_way: dict[tuple[int, int], str] = {}  # (slot, sequence) to the name of the call
-        self.numbers: tuple[int, ...] | None = None  # the latest: peer id, epoch, then the world
+        self.numbers: tuple[int, ...] | None = None  # the latest: peer id, round, epoch, then the world
         self.counted_ns = -1  # when those came
         self.ending = False  # it knows that its membership is over
         self.over = False  # it closes, or is no more
@@ -76,7 +76,10 @@ class Program:
             self._post(LEAVE, CallLeave, slot=9)
 
     def _count(self, numbers: tuple[int, ...]) -> None:
-        _peer, _epoch, everybody, group, groups, largest = numbers
+        _peer, count, _epoch, everybody, group, groups, largest = numbers
+        assert not self.numbers or count > self.numbers[1], f"round {count} after {self.numbers}"
+        common = self.world.rounds.setdefault(count, (everybody, groups, largest))
+        assert common == (everybody, groups, largest), f"round {count}: {numbers}, but others heard {common}"
         assert 1 <= group <= largest <= everybody, numbers
         assert 1 <= groups <= everybody, numbers
         assert largest + groups - 1 <= everybody <= largest * groups, numbers
@@ -130,7 +133,7 @@ class Program:
 
     def _wait_for_world(self, given_up: bool) -> None:
         """Until the group is large enough or the caller's patience is at its end."""
-        enough = self.numbers is not None and self.numbers[3] >= self._wanted > 0
+        enough = self.numbers is not None and self.numbers[4] >= self._wanted > 0
         self._wanted = (
             0 if enough or given_up else self._wanted or self.world.random.randint(1, self.world.plan.peers + 1)
         )

@@ -44,6 +44,7 @@ class World:
         self.kicks_end_ns = 0  # when the last consequence of the trouble must be over
         self.settled = False
         self.counted = False  # somebody learned new numbers
+        self.rounds: dict[int, tuple[int, int, int]] = {}  # round -> what its members were told
         self.acting: Node | None = None
         self.master = MasterShell(self)
         self.shells: list[PeerShell] = []

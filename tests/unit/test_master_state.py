@@ -27,7 +27,7 @@ def test_the_first_peer_is_in_at_once() -> None:
         Log(INFO, "group=0 epoch=1 ring=[1]"),
     ]
     assert scene.say(1, m.Wired(1)) == [
-        SendTo(1, m.Accepted(1, 1, 1, 1, 1)),
+        SendTo(1, m.Accepted(1, 1, 1, 1, 1, 1)),
         Log(INFO, "admitted peer 1 world=1 groups={0: 1}"),
     ]
 
@@ -47,9 +47,9 @@ def test_a_newcomer_waits_for_everybody_and_everybody_gets_the_same_numbers() ->
     }, "only the ring that grew is ordered, with as many lanes as both ends have"
     assert scene.say(1, m.Wired(2)) == []
     assert scene.say(3, m.Wired(2))[:3] == [
-        SendTo(3, m.Accepted(2, 3, 2, 2, 2)),
-        SendTo(1, m.TopologyDone(7, 2, 3, 2, 2, 2)),
-        SendTo(2, m.TopologyDone(8, 1, 3, 1, 2, 2)),
+        SendTo(3, m.Accepted(3, 2, 3, 2, 2, 2)),
+        SendTo(1, m.TopologyDone(7, 3, 2, 3, 2, 2, 2)),
+        SendTo(2, m.TopologyDone(8, 3, 1, 3, 1, 2, 2)),
     ]
 
 
@@ -59,8 +59,8 @@ def test_a_settled_round_is_a_barrier_and_nothing_else() -> None:
 
     assert scene.say(1, m.VoteTopology(5, 0)) == []
     assert scene.say(2, m.VoteTopology(6, 0)) == [
-        SendTo(1, m.TopologyDone(5, 2, 2, 2, 1, 2)),
-        SendTo(2, m.TopologyDone(6, 2, 2, 2, 1, 2)),
+        SendTo(1, m.TopologyDone(5, 3, 2, 2, 2, 1, 2)),
+        SendTo(2, m.TopologyDone(6, 3, 2, 2, 2, 1, 2)),
     ]
 
 

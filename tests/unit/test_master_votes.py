@@ -142,7 +142,6 @@ def test_a_long_vote_names_the_missing_once() -> None:
     assert set(notices) == {1}
     assert notices[1].line == "update_topology waits since 30 s for peers 2, 3 (in no call)"
     assert not sent(scene.pass_time(100), m.Notice)
-    assert scene.state.waiting_for() == {TOPOLOGY: "peers 2, 3 (in no call)"}
 
 
 def test_each_round_has_a_warning_of_its_own() -> None:
