@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.events import Complete, MasterSaid, SendTo
-from pccl._core.messages import Accepted, Kick, TopologyDone
+from pccl._core.events import Complete, MasterSaid, PeerSaid, SendTo
+from pccl._core.messages import Accepted, Kick, TopologyDone, WireFailed
 from pccl.errors import KIND_MASTER_LOST
 from pccl.options import nanoseconds
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from .world import World
 
 
-def check_master(world: World, actions: list[Any]) -> None:
-    """Everybody learns the same numbers, and nobody is put out without a cause."""
+def check_master(world: World, event: Any, actions: list[Any]) -> None:
+    """Everybody learns the same numbers, and nobody is put out or avoided without a cause."""
     state = world.master.state
+    if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
+        _check_mark(world, world.master.links[event.conn].peer, event.message)
     common: set[tuple[int, int, int]] = set()
     per_group: dict[int, tuple[int, int]] = {}
     for action in actions:
@@ -36,6 +38,20 @@ def check_master(world: World, actions: list[Any]) -> None:
         elif kind is Kick:
             _check_kick(world, action.conn, message.reason)
     assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
+    """A pair counts as unreachable only if something stood between: a partition, a broken lane, a troubled target."""
+    target = next((shell for shell in world.shells if shell.state.id == failure.target and shell.alive), None)
+    if target is None or target.frozen:
+        return
+    options = world.plan.options
+    dialled_ns = nanoseconds(options.dial_attempts * (options.connect_timeout + 0.1) + 1) + 8 * world.delay_ns_max
+    broken_ns = max(source.severed_ns, target.severed_ns, world.blocked.get((source, target), 0))
+    caused_ns = max(broken_ns, target.troubled_ns, target.cut_until_ns)
+    assert caused_ns >= world.clock.now_ns - dialled_ns, (
+        f"{source.name} cannot reach {target.name} without a cause: {failure.reason}"
+    )
 
 
 def _check_kick(world: World, conn: int, reason: str) -> None:

@@ -218,6 +218,9 @@ class LaneLink:
 
     def sever(self, reason: str) -> None:
         """The connection breaks; both ends hear of it, each in its time."""
+        self.near.shell.severed_ns = self.world.clock.now_ns
+        if self.far is not None:
+            self.far.shell.severed_ns = self.world.clock.now_ns
         self._back.send(Fin(reason))
         self.near.say(Fin(reason))
 

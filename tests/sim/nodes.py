@@ -138,6 +138,7 @@ class PeerShell(Node):
         self.links: dict[int, LaneEnd] = {}
         self.workers = 0  # pairs of processes that run
         self.vanished = False
+        self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
         self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
         self.program: Program

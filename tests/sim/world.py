@@ -51,7 +51,7 @@ class World:
         self.listeners: dict[tuple[str, int], PeerShell] = {}
         self.blocked: dict[tuple[PeerShell, PeerShell], int] = {}  # (source, target) that cannot connect, until when
         self._ports: set[int] = set()
-        self._delay_ns = tuple(delay_ms * MILLISECOND for delay_ms in plan.delay_ms)
+        self._delay_ns_min, self.delay_ns_max = (delay_ms * MILLISECOND for delay_ms in plan.delay_ms)
         self.master.plan_tick()
         for _ in range(plan.peers):
             self.clock.after(self.random.randint(0, 1000) * MILLISECOND, self.spawn)
@@ -75,7 +75,7 @@ class World:
             before = self.paths.before_master(self.master, event, self.clock.now_ns)
             actions = self._handle(node, event)
             self.paths.at_master(self.master, before, event, actions)
-            invariants.check_master(self, actions)
+            invariants.check_master(self, event, actions)
             for action in actions:
                 node.perform(action)
         if node.alive:
@@ -92,7 +92,7 @@ class World:
 
     def delay_ns(self) -> int:
         """How long one message takes."""
-        return self.random.randint(*self._delay_ns)
+        return self.random.randint(self._delay_ns_min, self.delay_ns_max)
 
     def chance(self, probability: float) -> bool:
         """Whether something happens that happens so often."""
@@ -183,7 +183,7 @@ class World:
         self.kicks_end_ns = self.calm_ns + nanoseconds(
             options.heartbeat_timeout + 2 * options.heartbeat_interval + 2 * options.wire_timeout + options.vote_timeout
         )
-        self.blocked.clear()
+        self.blocked = {pair: min(until_ns, self.clock.now_ns) for pair, until_ns in self.blocked.items()}
         for shell in self.shells:
             shell.cut_until_ns = min(shell.cut_until_ns, self.clock.now_ns)
             shell.thaw()
@@ -198,7 +198,7 @@ class World:
         waits = (
             3 * options.heartbeat_timeout + 3 * options.wire_timeout + options.unreachable_expiry + options.vote_timeout
         )
-        return nanoseconds(joining + waits + 2 * options.deadlock_timeout + 5) + 50 * self._delay_ns[1]
+        return nanoseconds(joining + waits + 2 * options.deadlock_timeout + 5) + 50 * self.delay_ns_max
 
     def _standing(self) -> str:
         """Who stands where, for the message of a run that did not converge."""
