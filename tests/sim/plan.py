@@ -74,7 +74,7 @@ def draw(seed: int) -> Plan:
         wire_timeout=random.choice((1.1, 1.1, 3.0)) * (dials * (connect + 0.1) + 8 * slowest_ms / 1000),
         unreachable_expiry=random.choice((0.5, 2.0, 5.0)),
         vote_warning=random.choice((0.5, 2.0)),
-        vote_timeout=random.choice((0.0, 0.0, 0.0, deadlock + 3 * interval + 2)),
+        vote_timeout=random.choice((0.0, 0.0, deadlock + 3 * interval + 0.5)),
         deadlock_timeout=deadlock,
         check=True,
     )
@@ -93,7 +93,7 @@ def draw(seed: int) -> Plan:
         leave=random.choice((0.0, 0.02, 0.1)),
         rejoin=random.choice((0.0, 0.5, 1.0)),
         faults={fault: random.randint(1, 5) for fault in present},
-        fault_every_ms=random.choice((100, 200, 500, 1500)),
+        fault_every_ms=random.choice((50, 100, 200, 500, 1500)),
         trouble_ms=random.choice((2000, 4000, 8000)),
         trouble_for_ms=random.choice(((10, 300), (100, 3000), (1000, int(1500 * silence)))),
         doors=random.random() < 0.2,
