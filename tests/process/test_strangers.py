@@ -92,7 +92,9 @@ class HealthyRun:
 
 
 @pytest.fixture
-def run(caplog: pytest.LogCaptureFixture) -> Iterator[HealthyRun]:
+def run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyRun]:
+    # Members whose rounds never wait collect their actor's lines only now and then; here they are what is looked at.
+    monkeypatch.setattr("pccl.communicator.NOTICE_INTERVAL_NS", 0)
     caplog.set_level(logging.DEBUG, "pccl.peer")
     caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_HANDSHAKE_TIMEOUT": "0.5", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}
@@ -178,7 +180,8 @@ def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
             if attack != "a knock and no more":
                 assert guest.is_turned_away()
     for port in run.ports:
-        expected = [("WARNING", 1), ("DEBUG", 2)]
+        # Who hangs up in mid-sentence is more often a peer that died than somebody to warn of.
+        expected = [("INFO" if kind == "closed" else "WARNING", 1), ("DEBUG", 2)]
         eventually(lambda: run.lines(port, kind) == expected, f"{port}: {expected} for {kind}")  # noqa: B023
     run.goes_on()
 
@@ -239,8 +242,9 @@ def test_a_thousand_silent_connections(run: HealthyRun) -> None:
                 guest.say(Knock(bytes(32)))
                 guest.hear(Challenge)
             run.goes_on()
-            levels = [level for level, _ in run.lines(port, "crowd")]
+            eventually(lambda: run.lines(port, "crowd"), "the crowd is noticed")  # noqa: B023
 
+        levels = [level for level, _ in run.lines(port, "crowd")]
         assert levels[0] == "WARNING"
         assert levels.count("WARNING") == 1
     kinds = ("crowd", "silence", "closed")
