@@ -25,6 +25,7 @@ STRANGERS_MAX = 128  # connections that have not proven themselves; the oldest m
 EARLY_LINKS_MAX = 1024  # lanes that arrived before the order that explains them: two neighbours with full pools
 LANES_MAX = 256  # largest connection pool; the report saw no gain beyond 128
 SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as gone
+EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was ever whole counts as unreachable
 STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
 SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinity has no nanoseconds
 GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop

@@ -7,6 +7,7 @@ cdef class Group:
     cdef public unsigned int epoch     # of the latest order; grows by one with each
     cdef readonly dict edges           # (source, target) -> epoch in which the edge was ordered
     cdef readonly set waiting          # members that have not reported this epoch
+    cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
     cdef readonly long long ordered_ns # when the latest order was given
     cdef public object revision        # expected revision of the shared state; -1 before the first agreement

@@ -4,7 +4,8 @@
 A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
 which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
 epoch, leaves it alone: so only changed edges are rewired, and both ends of an edge always agree on which connection is
-meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks.
+meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
+edge breaks again and again before the ring is whole counts as one.
 
 Part of the master's machine; pure, and knows nothing of votes.
 """
@@ -23,6 +24,7 @@ cdef class Group:
         self.epoch = 0
         self.edges = {}
         self.waiting = set()
+        self.losses = {}
         self.marks = {}
         self.ordered_ns = 0
         self.revision = -1
@@ -44,13 +46,16 @@ cdef class Group:
         self.waiting.discard(peer)
         self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
         self.marks = {pair: mark for pair, mark in self.marks.items() if peer not in pair}
+        self.losses = {pair: count for pair, count in self.losses.items() if peer not in pair}
 
     def lose_edge(self, source, target, epoch):
-        """An edge broke though its peers live. False if that edge is already history."""
-        if self.edges.get((source, target)) != epoch:
-            return False
-        del self.edges[(source, target)]
-        return True
+        """An edge broke though its peers live: how often since the ring was whole. 0 if that edge is already history."""
+        pair = source, target
+        if self.edges.get(pair) != epoch:
+            return 0
+        del self.edges[pair]
+        self.losses[pair] = self.losses.get(pair, 0) + 1
+        return self.losses[pair]
 
     def mark(self, source, target, reason, expiry_ns):
         """The pair cannot connect; go around it until the mark expires."""
@@ -108,7 +113,10 @@ cdef class Group:
         if epoch != self.epoch or peer not in self.waiting:
             return False
         self.waiting.discard(peer)
-        return not self.waiting
+        if self.waiting:
+            return False
+        self.losses.clear()
+        return True
 
     def check(self):
         """Invariants of a ring between two events."""

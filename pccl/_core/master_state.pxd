@@ -12,8 +12,8 @@ cdef class MasterState:
     cdef readonly set registered        # ids of newcomers that wait for a round
     cdef readonly set admitting         # newcomers of the round that is being wired
     cdef readonly bint admission        # a closed round waits for its rings
-    cdef readonly dict votes            # call name -> {peer id: Vote}
-    cdef readonly dict warned           # call name -> the round's wait was already reported
+    cdef readonly object ballots        # who is in which blocking call
+    cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
     cdef readonly object next_id        # the next peer's id
     cdef readonly object round          # how many topology rounds were completed
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick

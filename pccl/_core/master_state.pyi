@@ -4,8 +4,9 @@ from typing import Any, Final, Self, final
 
 from pccl.options import Options
 
+from .ballots import Ballots, Vote
 from .group import Group
-from .roster import Peer, Vote
+from .roster import Peer
 
 TOPOLOGY: Final[str]
 PENDING: Final[str]
@@ -35,9 +36,9 @@ class MasterState:
     @property
     def wiring(self) -> set[int]: ...
     @property
-    def votes(self) -> dict[str, dict[int, Vote]]: ...
+    def ballots(self) -> Ballots: ...
     @property
-    def warned(self) -> dict[str, bool]: ...
+    def votes(self) -> dict[str, dict[int, Vote]]: ...
     @property
     def next_id(self) -> int: ...
     @property

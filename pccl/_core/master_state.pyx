@@ -21,17 +21,18 @@ No socket, clock, file, thread or random source in here: time is an argument, th
 
 from collections import deque
 
-from pccl.options import GROUPS_MAX, STORY_EVENTS_MAX, nanoseconds
+from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, STORY_EVENTS_MAX, nanoseconds
 
 from .roster cimport Peer
-from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck, name_peers
+from .ballots import Ballots, Vote
+from .deadlock import name_peers
 from .events import INFO, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from .group import Group
 from .messages import (
     Accepted, Beat, CallFailed, EdgeLost, Kick, Leave, Notice, PendingAnswer, Registered, TopologyDone, VotePending,
     VoteTopology, WireFailed, Wired, Withdraw,
 )
-from .roster import ACCEPTED, REGISTERED, Vote
+from .roster import ACCEPTED, REGISTERED
 
 # Calls are known by the names their users know them by.
 TOPOLOGY = "update_topology"
@@ -55,8 +56,8 @@ cdef class MasterState:
         self.registered = set()
         self.admitting = set()
         self.admission = False
-        self.votes = {TOPOLOGY: {}, PENDING: {}}
-        self.warned = {TOPOLOGY: False, PENDING: False}
+        self.ballots = Ballots(TOPOLOGY, PENDING)
+        self.votes = self.ballots.votes
         self.next_id = 1
         self.round = 0
         self.story = deque(maxlen=STORY_EVENTS_MAX)
@@ -106,7 +107,7 @@ cdef class MasterState:
 
     def _register(self, event):
         register = event.register
-        if register.group not in self.groups and len(self.groups) >= GROUPS_MAX:
+        if register.group not in self.groups and len(self.groups) + len(self.registered) >= GROUPS_MAX:
             self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
             self.actions.append(Dismiss(event.conn))
             return
@@ -124,8 +125,7 @@ cdef class MasterState:
         self.accepted.discard(peer.id)
         self.registered.discard(peer.id)
         self.admitting.discard(peer.id)
-        for votes in self.votes.values():
-            votes.pop(peer.id, None)
+        self.ballots.drop(peer.id)
         if group is not None:
             group.remove(peer.id)
             self.changed.add(peer.group)
@@ -170,11 +170,7 @@ cdef class MasterState:
             self.held = False
 
     def _on_withdraw(self, Peer peer, message):
-        """Too late is no error: then the answer is already on its way, and its call number says that it is stale."""
-        for votes in self.votes.values():
-            vote = votes.get(peer.id)
-            if vote is not None and vote.call == message.call:
-                del votes[peer.id]
+        self.ballots.withdraw(peer.id, message.call)
 
     # ------------------------------------------------------------------------------------------ rings
 
@@ -199,10 +195,7 @@ cdef class MasterState:
     def _on_wire_failed(self, Peer peer, message):
         group = self._ring_reported_by(peer)
         if group is not None and group.lose_edge(peer.id, message.target, message.epoch):
-            expiry_ns = self.now_ns + nanoseconds(self.options.unreachable_expiry)
-            group.mark(peer.id, message.target, message.reason, expiry_ns)
-            self.changed.add(peer.group)
-            self._log(WARNING, f"peer={peer.id} cannot reach peer={message.target} reason={message.reason!r}")
+            self._avoid(group, peer.id, message.target, message.reason)
 
     def _on_edge_lost(self, Peer peer, message):
         group = self._ring_reported_by(peer)
@@ -210,10 +203,20 @@ cdef class MasterState:
             return
         if peer.id not in (message.source, message.target):
             self._kick(peer, INVALID_USAGE, f"reported an edge {message.source}-{message.target} that is not its own")
-        elif group.lose_edge(message.source, message.target, message.epoch):
+            return
+        losses = group.lose_edge(message.source, message.target, message.epoch)
+        if losses:
             self.changed.add(peer.group)
             edge = f"{message.source}->{message.target}"
             self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
+        if losses >= EDGE_LOSSES_MAX:
+            self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")
+
+    def _avoid(self, group, source, target, str reason):
+        """Find a ring around this pair, for a while."""
+        group.mark(source, target, reason, self.now_ns + nanoseconds(self.options.unreachable_expiry))
+        self.changed.add(group.number)
+        self._log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
 
     # ------------------------------------------------------------------------------------------ settling
 
@@ -288,7 +291,6 @@ cdef class MasterState:
         return False
 
     def _complete_round(self):
-        votes = self.votes[TOPOLOGY]
         self.round += 1
         self.accepted |= self.admitting
         for peer in [self.peers[peer_id] for peer_id in self.admitting]:
@@ -298,15 +300,13 @@ cdef class MasterState:
         common = len(self.accepted), len(sizes), max(sizes.values(), default=0)
         for peer_id in sorted(self.admitting):
             self._tell_numbers(self.peers[peer_id], None, common)
-        for peer_id, vote in votes.items():
+        for peer_id, vote in self.ballots.close(TOPOLOGY).items():
             self._tell_numbers(self.peers[peer_id], vote.call, common)
         self.counters["admitted"] += len(self.admitting)
         if self.admitting:
             self._log(INFO, f"admitted {name_peers(sorted(self.admitting))} world={len(self.accepted)} groups={sizes}")
         self.admission = False
         self.admitting = set()
-        self.votes[TOPOLOGY] = {}
-        self.warned[TOPOLOGY] = False
 
     def _tell_numbers(self, Peer peer, call, common):
         group = self.groups[peer.group]
@@ -321,10 +321,8 @@ cdef class MasterState:
         if not votes or len(votes) < len(self.accepted):
             return
         pending = bool(self.registered or self.admitting)
-        for peer_id, vote in votes.items():
+        for peer_id, vote in self.ballots.close(PENDING).items():
             self._send(self.peers[peer_id], PendingAnswer(vote.call, pending))
-        self.votes[PENDING] = {}
-        self.warned[PENDING] = False
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -339,7 +337,7 @@ cdef class MasterState:
         if not self.stopped:
             self._end_the_silent()
             self._end_slow_wiring()
-            for name in self.votes:
+            for name in self._open_calls():
                 self._watch_votes(name)
             self._warn_newcomers()
             self._break_deadlocks()
@@ -375,10 +373,7 @@ cdef class MasterState:
 
     def _watch_votes(self, str name):
         votes = self.votes[name]
-        if not votes or len(votes) >= len(self.accepted) or self.admission and name == TOPOLOGY:
-            self.warned[name] = False
-            return
-        waited_ns = self.now_ns - min(vote.since_ns for vote in votes.values())
+        waited_ns = self.ballots.waited_ns(name, self.accepted, self.now_ns)
         limit_ns = nanoseconds(self.options.vote_timeout)
         if limit_ns and waited_ns >= limit_ns:
             for peer_id in sorted(self.accepted - set(votes)):
@@ -386,9 +381,8 @@ cdef class MasterState:
                     continue  # a vote that is older than a membership is not held against it
                 reason = f"straggler: {name_peers(sorted(votes))} waited {waited_ns / 1e9:.1f} s for it in {name} (vote_timeout)"
                 self._kick(self.peers[peer_id], RANK_CONNECTION_LOST, reason)
-        elif waited_ns >= nanoseconds(self.options.vote_warning) and not self.warned[name]:
-            self.warned[name] = True
-            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self._missing(name)}"
+        elif waited_ns and waited_ns >= nanoseconds(self.options.vote_warning) and self.ballots.is_news(name):
+            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self.ballots.missing(name, self.accepted)}"
             self._log(WARNING, line)
             for peer_id in votes:
                 self._send(self.peers[peer_id], Notice(WARNING, line))
@@ -399,34 +393,24 @@ cdef class MasterState:
             peer = self.peers[peer_id]
             if not peer.warned and self.now_ns - peer.phase_ns >= limit_ns:
                 peer.warned = True
-                why = "a ring is being wired" if self.wiring else f"update_topology waits for {self._missing(TOPOLOGY)}"
+                missing = self.ballots.missing(TOPOLOGY, self.accepted)
+                why = "a ring is being wired" if self.wiring else f"update_topology waits for {missing}"
                 self._send(peer, Notice(WARNING, f"not admitted yet: {why}"))
 
     def _break_deadlocks(self):
         oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)
-        electorate = frozenset(self.accepted)
-        calls = [
-            Waiting(name, electorate, frozenset(votes)) for name, votes in self.votes.items()
-            if votes and not (self.admission and name == TOPOLOGY)
-        ]
-        if len(calls) < 2:
-            return
-        stuck = find_stuck(calls)
-        involved = [(call.name, peer_id) for call in calls for peer_id in sorted(call.present & stuck)]
-        if not stuck or any(self.votes[name][peer_id].since_ns > oldest_ns for name, peer_id in involved):
-            return
-        reason = explain_stuck(calls, stuck)
-        self.counters["deadlocks"] += 1
-        self._log(WARNING, reason)
-        for name, peer_id in involved:
-            vote = self.votes[name].pop(peer_id)
-            self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
+        reason, stuck = self.ballots.take_stuck(self._open_calls(), self.accepted, oldest_ns)
+        if stuck:
+            self.counters["deadlocks"] += 1
+            self._log(WARNING, reason)
+        for peer_id, call in stuck:
+            self._send(self.peers[peer_id], CallFailed(call, INVALID_USAGE, reason))
+
+    def _open_calls(self):
+        """Calls that wait for votes; a closed round only waits for its rings."""
+        return [name for name in self.votes if not (self.admission and name == TOPOLOGY)]
 
     # ------------------------------------------------------------------------------------------ reports
-
-    def _missing(self, str name):
-        """Who has not made that call, and what they do instead."""
-        return describe_missing(self.votes, sorted(self.accepted - set(self.votes[name])))
 
     def snapshot(self):
         """The durable part: what a master that starts again must know."""

@@ -1,7 +1,5 @@
 from typing import Final, final
 
-from pccl.records import record
-
 from .messages import Register
 
 REGISTERED: Final[str]
@@ -26,9 +24,3 @@ class Peer:
     def host(self) -> str: ...
     @property
     def port(self) -> int: ...
-
-@record
-class Vote:
-    call: int
-    wanted: int
-    since_ns: int

@@ -1,8 +1,7 @@
 # cython: language_level=3
-"""What the master keeps of one peer, and of its part in a round. Part of the master's machine; pure."""
+"""What the master keeps of one peer. Part of the master's machine; pure."""
 
 from pccl.options import LANES_MAX
-from pccl.records import record
 
 REGISTERED = "registered"  # through the door, waiting for a round
 ACCEPTED = "accepted"  # a member
@@ -22,12 +21,3 @@ cdef class Peer:
         self.heard_ns = now_ns
         self.phase_ns = now_ns
         self.warned = False
-
-
-@record
-class Vote:
-    """One peer's part in a round."""
-
-    call: int
-    wanted: int  # members of its group that are worth waiting for; 0: does not wait
-    since_ns: int

@@ -9,7 +9,7 @@ import pytest
 from pccl._core import messages as m
 from pccl._core.events import INFO, Dismiss, Log, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
-from pccl.options import Options
+from pccl.options import EDGE_LOSSES_MAX, Options
 
 from .scene import LOST, RUN, SECOND, UNREACHABLE, Scene, of, sent
 
@@ -279,6 +279,31 @@ def test_an_unreachable_pair_is_believed_whatever_else_changes_in_its_group() ->
     scene.say(source, m.WireFailed(edge_epoch, target, "no route"))
 
     assert (source, target) in group.marks
+
+
+def test_an_edge_that_never_holds_is_gone_around() -> None:
+    """Goal: a lane that connects and breaks at once must not keep a ring from ever being whole."""
+    scene = of(1, 2, 3)
+    group = scene.state.groups[0]
+    source, target = group.ring[0], group.ring[1]
+    for _ in range(EDGE_LOSSES_MAX):
+        assert not group.marks
+        scene.say(source, m.EdgeLost(group.edges[source, target], source, target, "reset"))
+
+    assert set(group.marks) == {(source, target)}
+    assert (source, target) not in group.edges
+
+
+def test_an_edge_that_held_for_a_while_starts_from_scratch() -> None:
+    """Goal: workers that die once an hour do not add up to an unreachable pair."""
+    scene = of(1, 2, 3)
+    group = scene.state.groups[0]
+    source, target = group.ring[0], group.ring[1]
+    for _ in range(3 * EDGE_LOSSES_MAX):
+        scene.wire(scene.say(source, m.EdgeLost(group.edges[source, target], source, target, "worker died")))
+
+    assert not group.marks
+    assert not group.losses
 
 
 def test_an_edge_that_breaks_is_ordered_anew_once() -> None:

@@ -32,7 +32,20 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.re
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    *("wire", "messages", "records", "events", "actions", "door", "ring", "edge", "group", "roster", "wiring"),
+    *(
+        "wire",
+        "messages",
+        "records",
+        "events",
+        "actions",
+        "door",
+        "ring",
+        "edge",
+        "group",
+        "roster",
+        "wiring",
+        "ballots",
+    ),
     *("master_state", "peer_state", "deadlock"),
 )
 IMPURE = {
