@@ -236,6 +236,11 @@ def gone(pid: int) -> bool:
         return True
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the process waits for something, rather than for its turn on a busy machine."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 # ---------------------------------------------------------------------------------------------- scripts
 
 

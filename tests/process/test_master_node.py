@@ -11,7 +11,7 @@ import pytest
 from pccl import Communicator, MasterNode, Result
 from pccl.errors import UsageError
 
-from .helpers import QUICK, Script, comm, eventually, gone, master_pid, running_master
+from .helpers import QUICK, Script, comm, eventually, gone, is_asleep, master_pid, running_master
 
 
 def can_connect(address: str) -> bool:
@@ -150,7 +150,7 @@ def test_a_script_that_ends_waits_for_its_master(ending: str, number: signal.Sig
         address, pid = script.expect("address"), int(script.expect("pid"))
         assert can_connect(address)
         assert can_connect(address)
-        assert script.process.poll() is None
+        eventually(lambda: is_asleep(script.pid), "the script waits for its master")
         script.signal(number)
         status = script.end()
 
@@ -167,6 +167,7 @@ def test_ctrl_c_in_a_terminal_ends_both() -> None:
     with Script(SCRIPT) as script:
         script.expect("address")
         pid = int(script.expect("pid"))
+        eventually(lambda: is_asleep(script.pid), "the script waits for its master")
         script.signal_group(signal.SIGINT)
 
         assert script.end() in (0, -signal.SIGINT)

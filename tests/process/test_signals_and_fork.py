@@ -11,13 +11,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from pccl import Attribute, MasterNode
 
-from .helpers import Script, background, children, crew_of, eventually, gone, running_master, together
+from .helpers import Script, background, children, crew_of, eventually, gone, is_asleep, running_master, together
 
 PROMPT = 1.0  # seconds in which an interrupt must have had its effect: twenty times the longest sleep of a caller
 
@@ -26,11 +25,6 @@ PROMPT = 1.0  # seconds in which an interrupt must have had its effect: twenty t
 def master() -> Iterator[MasterNode]:
     with running_master() as node:
         yield node
-
-
-def is_asleep(pid: int) -> bool:
-    """Whether the process waits for something."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 # ---------------------------------------------------------------------------------------------- Ctrl-C

@@ -42,6 +42,7 @@ class HealthyRun:
     def __init__(self, script: Script, master: str, crew: list[Communicator], peer_log: Callable[[], str]) -> None:
         self.ports = {"master": master, "peer": f"127.0.0.1:{crew[0]._options.port}"}
         self._logs: dict[str, Callable[[], str]] = {"master": script.errors, "peer": peer_log}
+        self.attacked, self.neighbour = crew[0].peer_id, crew[1].peer_id  # whose port it is, and who else there is
         self._crew = crew
         self._rounds = [0] * len(crew)
         self._over = False
@@ -260,10 +261,10 @@ def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
         guest.register(group=9)
         known = guest.hear(Registered)
     cases = [
-        ((bytes(16), 2, 2, 1), "another run"),
-        ((known.run, 2, 2, 77), "another run or a later life"),
-        ((known.run, 0, 2, 1), "epoch 0 is over"),
-        ((known.run, 99, 2, 1), "no order for epoch 99 came"),
+        ((bytes(16), 2, run.neighbour, run.attacked), "another run"),
+        ((known.run, 2, run.neighbour, 77), "another run or a later life"),
+        ((known.run, 0, run.neighbour, run.attacked), "epoch 0 is over"),
+        ((known.run, 99, run.neighbour, run.attacked), "no order for epoch 99 came"),
     ]
     for lane, reason in cases:
         with Guest(run.ports["peer"], TOKEN.encode()) as guest, pytest.raises(PermissionError, match=reason):
