@@ -29,9 +29,9 @@ PAUSE = 1.5  # seconds between two acts, so that a viewer can follow
 @click.command()
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), help="How many start the run.")
 def demo(peers: int) -> None:
-    """Watch a run survive: peers join, one is killed with SIGKILL, another takes its place.
+    """Watch a run survive a killed peer.
 
-    Takes about ten seconds, needs no network and no GPU.
+    Peers join, one is killed with SIGKILL, another takes its place. Takes about ten seconds, needs no network and no GPU.
     """
     stage = Stage()
     try:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
               help="How much to say.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Say it on standard output, one JSON object per line.")
 def run_master(listen: str, token_file: str | None, log_level: str, as_json: bool) -> None:
-    """Run the master: it orders who is in, in which ring, and what was agreed.
+    """Run the master that peers connect to.
 
-    One process per run. It moves no tensors, so the smallest machine will do; peers must reach its port. Ctrl-C or
+    It orders who is in, in which ring, and what was agreed. One process per run. It moves no tensors, so the smallest machine will do; peers must reach its port. Ctrl-C or
     SIGTERM end it; peers then get MasterLostError and may connect to the next one.
     """
     try:

@@ -77,9 +77,9 @@ def stress(
     report: Path,
     no_tty: bool,
 ) -> None:
-    """Hours of real processes that are killed, stopped and replaced, while every promise is checked.
+    """Kill real processes for hours, check every promise.
 
-    Exits with 0 if none was broken, else with 1.
+    Training processes come, go, are killed, stopped and replaced, while their reports are judged. Exits with 0 if none was broken, else with 1.
     """
     assert churn
     settings = Settings(

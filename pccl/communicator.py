@@ -31,7 +31,7 @@ from .errors import (
 )
 from .logs import configure_from_environment
 from .memory.slots import SlotTable
-from .options import LANES_MAX, MASTER_PORT, Options, nanoseconds
+from .options import LANES_MAX, Options, nanoseconds
 from .values import Attribute, Result
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Communicator:
     ) -> None:
         self._actor: _Actor | None = None  # first, so that __del__ works after any error below
         self._process = os.getpid()
-        self._host, self._port = parse_address(address, MASTER_PORT)
+        self._host, self._port = parse_address(address)
         if not 0 <= peer_group < 1 << 32:
             raise ValueError(f"peer_group must be 0 to {(1 << 32) - 1}, not {peer_group}")
         if not 0 <= p2p_connection_pool_size <= LANES_MAX:

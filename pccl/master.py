@@ -38,7 +38,7 @@ class MasterNode:
         self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
         self._mailbox: socket.socket | None = None
         self._owner = os.getpid()
-        self._host, self._port = parse_address(listen_address, MASTER_PORT)
+        self._host, self._port = parse_address(listen_address)
         self._options = (options or Options()).overridden()
 
     @property

@@ -53,7 +53,7 @@ class Dialler:
         self._reasons: list[str] = []
         self._over = False
         if timeout_ns:
-            loop.after(timeout_ns, lambda: self._fail(f"no answer within {timeout_ns / 1e9:g} s", final=False))
+            loop.after(timeout_ns, lambda: self._time_out(timeout_ns))
         # From the loop, so that the owner never hears of the end before it has heard of the beginning.
         loop.after(0, self._dial_next)
 
@@ -121,6 +121,12 @@ class Dialler:
             self._fail(f"{reason}: what listens there does not speak pccl's protocol", final=True)
         else:
             self._next_after(reason)
+
+    def _time_out(self, timeout_ns: int) -> None:
+        what = "no answer"
+        if self._connection is not None and self._connection.is_idle():
+            what = "it took the connection, but did not answer as pccl does"
+        self._fail(f"{what} within {timeout_ns / 1e9:g} s", final=False)
 
     def _next_after(self, reason: str) -> None:
         self._reasons.append(reason)
