@@ -31,7 +31,8 @@ PAUSE = 1.5  # seconds between two acts, so that a viewer can follow
 def demo(peers: int) -> None:
     """Watch a run survive a killed peer.
 
-    Peers join, one is killed with SIGKILL, another takes its place. Takes about ten seconds, needs no network and no GPU.
+    Peers join, one is killed with SIGKILL, another takes its place. Takes about ten seconds, needs no network and no
+    GPU.
     """
     stage = Stage()
     try:

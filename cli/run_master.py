@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 def run_master(listen: str, token_file: str | None, log_level: str, as_json: bool) -> None:
     """Run the master that peers connect to.
 
-    It orders who is in, in which ring, and what was agreed. One process per run. It moves no tensors, so the smallest machine will do; peers must reach its port. Ctrl-C or
-    SIGTERM end it; peers then get MasterLostError and may connect to the next one.
+    It orders who is in, in which ring, and what was agreed: one process per run. It moves no tensors, so the smallest
+    machine will do; peers must reach its port. Ctrl-C or SIGTERM end it; peers then get MasterLostError and may
+    connect to the next one.
     """
     try:
         options = Options().overridden()

@@ -79,7 +79,8 @@ def stress(
 ) -> None:
     """Kill real processes for hours, check every promise.
 
-    Training processes come, go, are killed, stopped and replaced, while their reports are judged. Exits with 0 if none was broken, else with 1.
+    Training processes come, go, are killed, stopped and replaced, while their reports are judged. Exits with 0 if no
+    promise was broken, else with 1.
     """
     assert churn
     settings = Settings(
