@@ -359,9 +359,10 @@ class _Actor:
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.over = True
+            self.process.kill()  # or it might go on one day, as a member that nobody speaks for
             message = (
-                f"the peer actor (pid {self.process.pid}) has not run for {silent_ns / 1e9:.0f} s; it may be stopped. "
-                "connect() starts a new one"
+                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
+                "starved, and is ended. connect() starts a new one"
             )
             raise MasterLostError(Result.INTERNAL_ERROR, name, message)
 

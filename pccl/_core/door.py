@@ -56,6 +56,7 @@ class TurnAway:
     kind: str
     reason: str
     first: bool
+    total: int  # of its kind, this one included
 
 
 class Stranger:
@@ -136,7 +137,7 @@ class Door:
         if len(self._logged) >= 64 * self._most:
             self._logged.clear()
         self._logged.add((stranger.host, kind))
-        return [TurnAway(conn, kind, f"{stranger.host}: {reason}", first)]
+        return [TurnAway(conn, kind, f"{stranger.host}: {reason}", first, self.counts[kind])]
 
     def tick(self, now_ns: int) -> list[Any]:
         """Turn away everyone whose time is up."""

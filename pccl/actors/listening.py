@@ -145,8 +145,7 @@ class Listening:
                     connection.finish()
                 else:
                     connection.close()
-                total = self.door.counts[action.kind]
-                line = f"turned away a stranger kind={action.kind} total={total}: {action.reason}"
+                line = f"turned away a stranger kind={action.kind} total={action.total}: {action.reason}"
                 # Whoever hangs up before it has proven itself is more often a peer that died than somebody to warn of.
                 level = INFO if action.kind in ("closed", "error") else WARNING
                 self._log(level if action.first else DEBUG, line)

@@ -164,6 +164,7 @@ def main(arguments: list[str]) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: actor.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     actor.loop.watch(parent_fd, lambda _: actor.stop())
     actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # its end says that the master is wanted no longer
     mailbox.send(b"ready")

@@ -352,8 +352,10 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != parent:
         return 0  # the same, and its number means another process by now
     set_process_name("pccl-peer")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in held:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
     actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd))
     # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
     gc.freeze()

@@ -9,6 +9,7 @@ watches it.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # where the package lies
+
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main lets them through
 
 KILL_WAIT = 5.0  # a killed process is gone at once, unless the kernel is stuck; then we do not wait for it
 
@@ -35,7 +38,12 @@ class ActorProcess:
         die = int(threading.current_thread() is threading.main_thread())
         command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), _ROOT]
         command += [str(argument) for argument in (*arguments, os.getpid(), die)]
-        self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
+        # A Ctrl-C that comes while the actor boots must find it deaf, as it will be later: it waits for its handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+        try:
+            self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
 
     def wait(self, timeout: float | None) -> bool:

@@ -107,6 +107,27 @@ def test_ctrl_c_ends_a_connect_that_finds_no_master(master: MasterNode) -> None:
         eventually(lambda: gone(actor), "the actor is gone")
 
 
+def test_an_interrupt_finds_a_booting_actor_deaf(master: MasterNode) -> None:
+    """Goal: a Ctrl-C that the training process handles does not cost it the actor that it is just starting."""
+    code = """
+        import subprocess
+        signal.signal(signal.SIGINT, lambda *_: say("interrupted"))
+        start = subprocess.Popen.__init__
+        def interrupted_start(*arguments, **options):
+            start(*arguments, **options)
+            os.killpg(0, signal.SIGINT)  # the actor has been started, and has had no time to do anything
+        subprocess.Popen.__init__ = interrupted_start
+        peer = Communicator(sys.argv[1], options=QUICK)
+        peer.connect()
+        say("connected", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+        peer.close()
+    """
+    with Script(code, master.address) as script:
+        assert script.expect("connected") == "1"
+        assert "interrupted" in script.lines
+        assert script.end() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_group_is_the_training_process_s_business(master: MasterNode, number: signal.Signals) -> None:
     """Goal: a terminal's signal reaches actor and workers too; they leave it to the process that may want to save."""

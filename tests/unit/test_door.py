@@ -71,7 +71,7 @@ def test_a_wrong_token_is_refused_with_the_remedy() -> None:
 
     assert isinstance(refused, Say)
     assert isinstance(refused.message, Refused)
-    assert turned == TurnAway(1, "token", "somewhere: wrong token", True)
+    assert turned == TurnAway(1, "token", "somewhere: wrong token", True, 1)
     with pytest.raises(PermissionError, match="PCCL_TOKEN"):
         caller.received(refused.message)
     assert door.counts == {"token": 1}
@@ -150,8 +150,8 @@ def test_silence_has_a_deadline() -> None:
     assert door.next_deadline_ns == 5 * SECOND
 
     assert door.tick(5 * SECOND - 1) == []
-    assert door.tick(5 * SECOND) == [TurnAway(1, "silence", "a: silent for 5 s", True)]
-    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its knock for 5 s", True)]
+    assert door.tick(5 * SECOND) == [TurnAway(1, "silence", "a: silent for 5 s", True, 1)]
+    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its knock for 5 s", True, 2)]
     assert door.next_deadline_ns is None
     assert door.counts == {"silence": 2}
 
