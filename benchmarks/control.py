@@ -4,6 +4,11 @@ For each world size a master and that many training processes run on loopback. B
 then Gloo's barrier if torch is here, and round again), so that a noisy neighbour hits both alike; each peer reports its
 own durations, and the table shows medians over all peers and rounds. Also: how fast an actor and a lane's worker
 start, and the private memory of an idle worker.
+
+What a round consists of, by `strace -c` and by the threads' CPU clocks, with 2 peers on 2 cores: four wake-ups in a row
+(training process, actor, master, actor, training process), six system calls of each actor (two epoll_wait, two recv,
+one send, one futex) and no others, some 24 µs of CPU per wake-up, about half of it in the kernel. Compiling the glue in
+`actors/` with Cython changed nothing measurable, so it stays Python; what is left is the cost of waking processes.
 """
 
 from __future__ import annotations
