@@ -32,3 +32,4 @@ cdef class MasterState:
 
     cdef _send(self, Peer peer, message)
     cdef _log(self, int level, str line)
+    cdef list _handle(self, event, long long now_ns)

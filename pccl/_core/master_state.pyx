@@ -33,6 +33,7 @@ from .messages import (
     VoteTopology, WireFailed, Wired, Withdraw,
 )
 from .roster import ACCEPTED, REGISTERED
+from .story import attach
 
 # Calls are known by the names their users know them by.
 TOPOLOGY = "update_topology"
@@ -72,7 +73,14 @@ cdef class MasterState:
         self.held = self.stopped = False
 
     def handle(self, event, long long now_ns):
-        """The one way in."""
+        """The one way in. An error in here is a bug; it carries the story."""
+        try:
+            return self._handle(event, now_ns)
+        except BaseException as error:
+            attach(error, self, event)
+            raise
+
+    cdef list _handle(self, event, long long now_ns):
         cdef Peer peer
         self.now_ns = now_ns
         self.actions = actions = []

@@ -25,3 +25,4 @@ cdef class PeerState:
     cdef list actions                     # of the event being handled
 
     cdef _set_deadline(self)
+    cdef list _handle(self, event, long long now_ns)

@@ -28,6 +28,7 @@ from .messages import (
     Accepted, Beat, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallTopology, Kick, Leave, Notice,
     PendingAnswer, Registered, TopologyDone, VotePending, VoteTopology, Wire, Withdraw,
 )
+from .story import attach
 
 NEW = "new"
 DIALLING = "dialling"
@@ -89,7 +90,14 @@ cdef class PeerState:
         return self.wiring.id
 
     def handle(self, event, long long now_ns):
-        """The one way in."""
+        """The one way in. An error in here is a bug; it carries the story."""
+        try:
+            return self._handle(event, now_ns)
+        except BaseException as error:
+            attach(error, self, event)
+            raise
+
+    cdef list _handle(self, event, long long now_ns):
         self.now_ns = now_ns
         self.actions = actions = []
         self.wiring.begin(actions, now_ns)

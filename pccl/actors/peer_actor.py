@@ -240,7 +240,12 @@ class PeerActor:
             self._master = None
 
     def _spawn_lanes(self, action: SpawnLanes) -> None:
-        self._lanes.spawn(action.lanes)
+        try:
+            self._lanes.spawn(action.lanes)
+        except OSError as error:
+            # Out of processes or descriptors. The ring does without this peer until the machine gives up on it.
+            reason = f"cannot start workers: {error.strerror}"
+            self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
 
     def _kill_lanes(self, _: KillLanes) -> None:
         self._lanes.kill()

@@ -165,3 +165,23 @@ def test_many_lives_leave_no_trace(master: MasterNode) -> None:
             crew[0].update_topology()
 
         eventually(lambda: len(descriptors(master_pid(master))) <= before, "the master has closed its side")
+
+
+def test_a_peer_without_descriptors_for_its_workers_is_told_so(master: MasterNode) -> None:
+    """Goal: a machine that has run out of something costs one newcomer its place, with the reason, and nobody else."""
+    code = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        try:
+            Communicator(sys.argv[1], 0, 64, options=QUICK).connect()
+        except KickedError as error:
+            say("kicked", error.reason)
+    """
+    with Communicator(master.address, 0, 64, options=QUICK) as veteran:
+        veteran.connect()
+        with Script(code, master.address) as script:
+            while script.process.poll() is None:
+                veteran.update_topology()
+
+            assert "cannot start workers: Too many open files" in script.expect("kicked")
+        assert veteran.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1

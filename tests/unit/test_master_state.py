@@ -383,6 +383,30 @@ def test_what_was_agreed_outlives_the_last_member() -> None:
     assert set(scene.state.groups) == {1}
 
 
+def test_an_error_inside_carries_the_story() -> None:
+    """Goal: a bug of ours is reported with what led to it, not only with the line it happened in."""
+    scene = of(1, 2)
+    scene.say(1, m.VoteTopology(1, 0))
+
+    with pytest.raises(TypeError, match="no event") as caught:
+        scene.state.handle("nonsense", 0)
+
+    (note,) = caught.value.__notes__
+    assert note.startswith("while handling 'nonsense'; before that:")
+    assert "PeerSaid(conn=1, message=VoteTopology(call=1, wanted=0))" in note
+
+
+def test_a_story_can_be_replayed() -> None:
+    """Goal: the same events at the same times give the same actions, so a saved story shows a bug again."""
+    scene = of(1, 2, 3)
+    scene.say(2, m.VoteTopology(1, 0))
+    scene.pass_time(40)
+    again = MasterState(RUN, scene.state.options, 0)
+
+    for now_ns, event, actions in scene.state.story:
+        assert again.handle(event, now_ns) == actions
+
+
 def test_the_story_is_kept_and_bounded() -> None:
     """Goal: an internal error can carry what led to it."""
     scene = of(1)
