@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from ._core.events import NUMBERS
 from ._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology, Notice
 from ._core.park import monotonic_ns
-from ._core.wire import decode, encode
+from ._core.wire import pack, unpack
 from .actors.spawning import ActorProcess
 from .addresses import format_address, parse_address, resolve
 from .errors import (
-    KIND_KICKED,
-    KIND_MASTER_LOST,
     MasterConnectionError,
     MasterLostError,
     PCCLError,
@@ -32,6 +30,7 @@ from .errors import (
 from .logs import configure_from_environment
 from .memory.slots import SlotTable
 from .options import LANES_MAX, Options, nanoseconds
+from .outcomes import KIND_KICKED, KIND_MASTER_LOST, split
 from .values import Attribute, Result
 
 if TYPE_CHECKING:
@@ -298,7 +297,7 @@ class _Actor:
             self._read_notices()
         if outcome == 0:
             return payload
-        result, kind = outcome & 0xFF, outcome >> 8
+        result, kind = split(outcome)
         self.over = kind in (KIND_KICKED, KIND_MASTER_LOST)
         raise error_from_outcome(result, kind, name, payload.decode("utf-8", "replace"))
 
@@ -325,9 +324,8 @@ class _Actor:
         self.slots.close()
 
     def _post(self, name: str, message: Any) -> None:
-        opcode, body = encode(message)
         try:
-            self.mailbox.send(bytes([opcode]) + body)
+            self.mailbox.send(pack(message))
         except OSError:
             raise self._dead(name) from None
 
@@ -378,7 +376,7 @@ class _Actor:
                 return False
             if not data:
                 return False
-            message = decode(data[0], data[1:])
+            message = unpack(data)
             if isinstance(message, Notice):
                 _log.log(message.level, "%s", message.line)
 

@@ -2,18 +2,13 @@
 
 Every failure of a call is a `PCCLError` with a `Result`, the function it came from, and a message that says who did
 what and what to do. The peer actor reports an outcome as two small numbers and a text; `error_from_outcome` is the one
-place that turns them into an exception. A leaf: imports only `values`.
+place that turns them into an exception. A leaf: imports only `outcomes` and `values`.
 """
 
 from __future__ import annotations
 
+from .outcomes import KIND_KICKED, KIND_MASTER_LOST
 from .values import Result
-
-# What kind of end an outcome describes, beside its Result. The actor sends these numbers through shared memory.
-KIND_PLAIN = 0  # the Result alone decides
-KIND_KICKED = 1  # the master ended this peer's membership and said why
-KIND_MASTER_LOST = 2  # the connection to the master is gone
-KIND_CANCELLED = 3  # the caller itself gave the call up
 
 
 class PCCLError(Exception):

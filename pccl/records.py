@@ -12,7 +12,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar, dataclass_transform
+    from typing import Any, TypeVar
+    from typing import dataclass_transform as dataclass_transform  # noqa: PLC0414 - `wire` declares with it too
 
     T = TypeVar("T")
 else:

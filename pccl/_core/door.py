@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 
+from pccl.outcomes import INVALID_USAGE
 from pccl.records import record
 
 from .messages import Challenge, Knock, Refused, Welcome
@@ -27,8 +28,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-INVALID_USAGE = 4  # Result.INVALID_USAGE, without importing enums into the actors
 
 
 @record

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # Levels of the logging module, by number, because the actors do not import it before they have something to say.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
+# Calls are known by the names their users know them by.
+TOPOLOGY = "update_topology"
+PENDING = "are_peers_pending"
+
 # The payload of a completed connect or update_topology: peer id, round, epoch, then the world in numbers (global, own
 # group, groups, largest group).
 NUMBERS = struct.Struct("<QQIIIII")

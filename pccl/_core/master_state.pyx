@@ -22,11 +22,12 @@ No socket, clock, file, thread or random source in here: time is an argument, th
 from collections import deque
 
 from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, STORY_EVENTS_MAX, nanoseconds
+from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 
 from .roster cimport Peer
 from .ballots import Ballots, Vote
 from .deadlock import name_peers
-from .events import INFO, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from .events import INFO, PENDING, TOPOLOGY, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from .group import Group
 from .messages import (
     Accepted, Beat, CallFailed, EdgeLost, Kick, Leave, Notice, PendingAnswer, Registered, TopologyDone, VotePending,
@@ -34,14 +35,6 @@ from .messages import (
 )
 from .roster import ACCEPTED, REGISTERED
 from .story import attach
-
-# Calls are known by the names their users know them by.
-TOPOLOGY = "update_topology"
-PENDING = "are_peers_pending"
-
-INVALID_USAGE = 4
-RANK_CONNECTION_FAILED = 7
-RANK_CONNECTION_LOST = 8
 
 
 cdef class MasterState:

@@ -17,11 +17,14 @@ No socket, clock, process or random source in here.
 from collections import deque
 
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
+from pccl.outcomes import (
+    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
+)
 from pccl.records import record
 
 from .wiring cimport Wiring
 from .events import (
-    NUMBERS, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
+    NUMBERS, PENDING, TOPOLOGY, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
     MasterSaid, MasterUp, SendMaster, Stop, Tell, Tick, WorkerDied,
 )
 from .messages import (
@@ -35,18 +38,6 @@ DIALLING = "dialling"
 JOINING = "joining"
 MEMBER = "member"
 GONE = "gone"
-
-TOPOLOGY = "update_topology"
-PENDING = "are_peers_pending"
-
-SUCCESS = 0
-INVALID_USAGE = 4
-MASTER_CONNECTION_FAILED = 6
-
-KIND_PLAIN = 0
-KIND_KICKED = 1
-KIND_MASTER_LOST = 2
-KIND_CANCELLED = 3
 
 
 @record

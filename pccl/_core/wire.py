@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import struct
 
-from pccl.records import record
+from pccl.records import dataclass_transform, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar, dataclass_transform
+    from typing import Any, TypeVar
 
     T = TypeVar("T")
-else:
-
-    def dataclass_transform(**_: object) -> Callable[[T], T]:
-        """Type checkers see the real one; at run time there is nothing to do."""
-        return lambda function: function
-
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
 TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
@@ -122,6 +116,17 @@ def decode(opcode: int, body: bytes) -> Any:
     if offset != len(body):
         raise WireError(f"{layout.cls.__name__} has {len(body) - offset} bytes too many")
     return layout.cls(*fields)
+
+
+def pack(value: Any) -> bytes:
+    """A message as one datagram, for mailboxes: they keep boundaries and order, and both ends are ours."""
+    opcode, body = encode(value)
+    return bytes([opcode]) + body
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of `pack`."""
+    return decode(data[0], data[1:])
 
 
 def _decode_field(kind: str, body: bytes, offset: int) -> tuple[Any, int]:

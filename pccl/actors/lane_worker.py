@@ -14,7 +14,7 @@ import socket
 
 from pccl._core.messages import Attach, Detach, LinkEnded
 from pccl._core.park import die_with_parent, set_process_name
-from pccl._core.wire import decode, encode
+from pccl._core.wire import pack, unpack
 
 from .faults import planned
 
@@ -63,7 +63,7 @@ class LaneWorker:
         data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
         if not data:
             return False
-        message = decode(data[0], data[1:])
+        message = unpack(data)
         if self._fault is not None:
             self._fault.visit(f"lane.{type(message).__name__}")
         if isinstance(message, Attach):
@@ -91,8 +91,7 @@ class LaneWorker:
     def _report(self, reason: str) -> None:
         link = self._link
         self._close()
-        opcode, body = encode(LinkEnded(link, reason))
-        self._mailbox.send(bytes([opcode]) + body)
+        self._mailbox.send(pack(LinkEnded(link, reason)))
 
     def _close(self) -> None:
         if self._connection is not None:

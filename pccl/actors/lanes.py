@@ -14,7 +14,7 @@ import signal
 import socket
 
 from pccl._core.messages import Attach, Detach, LinkEnded
-from pccl._core.wire import decode, encode
+from pccl._core.wire import pack, unpack
 
 from . import lane_worker
 
@@ -139,13 +139,12 @@ class LanePool:
                 self._end(worker)
                 self._on_worker_died(f"{worker} ended unexpectedly")
             return
-        message = decode(data[0], data[1:])
+        message = unpack(data)
         if isinstance(message, LinkEnded) and self._places.pop(message.link, None) is not None:
             self._on_link_ended(message.link, message.reason)
 
     def _send(self, worker: Worker, message: object, fds: list[int] | None = None) -> None:
-        opcode, body = encode(message)
-        socket.send_fds(worker.mailbox, [bytes([opcode]) + body], fds or [])
+        socket.send_fds(worker.mailbox, [pack(message)], fds or [])
 
     def _end(self, worker: Worker) -> None:
         self._loop.forget(worker.mailbox.fileno())

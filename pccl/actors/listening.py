@@ -16,6 +16,7 @@ from pccl._core.messages import Refused
 from pccl._core.park import monotonic_ns
 from pccl._core.wire import WIRE_VERSION
 from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, STRANGERS_MAX
+from pccl.outcomes import INVALID_USAGE
 
 from .connection import Connection, host_of, prepare
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 BACKLOG = 512  # connections the kernel keeps for us while we are busy: a large group that rewires at once
 ACCEPTS_MAX = 64  # per wake-up, so that a flood of strangers does not keep members waiting
 PAUSE_NS = 100_000_000  # after the system ran out of descriptors
-INVALID_USAGE = 4
 
 
 class Listening:

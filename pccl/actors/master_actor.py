@@ -14,6 +14,7 @@ from pccl._core.master_state import MasterState
 from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Kick, Register
 from pccl._core.park import monotonic_ns
 from pccl.options import nanoseconds
+from pccl.outcomes import INVALID_USAGE
 
 from .listening import Listening
 from .loop import Loop
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 RUN_ID_BYTES = 16
-INVALID_USAGE = 4
 
 
 class MasterActor:

@@ -46,9 +46,10 @@ from pccl._core.events import (
 from pccl._core.messages import AT_PEER_DOOR, TO_PEER, CallConnect, JoinLane, Notice, Refused, Register
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
-from pccl._core.wire import decode, encode
+from pccl._core.wire import pack, unpack
 from pccl.memory.slots import SlotTable
 from pccl.options import Options, nanoseconds
+from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, join
 from pccl.records import replace
 
 from .dialling import Dialler
@@ -67,9 +68,6 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training process and its actor
-INVALID_USAGE = 4
-RANK_CONNECTION_FAILED = 7
-KIND_PLAIN = 0
 
 
 class PeerActor:
@@ -121,7 +119,7 @@ class PeerActor:
         if not data:
             self._app_gone("the training process closed its mailbox")
             return
-        call = decode(data[0], data[1:])
+        call = unpack(data)
         if self._state is None and isinstance(call, CallConnect):
             self._begin(call)
         if self._state is not None:
@@ -163,9 +161,8 @@ class PeerActor:
 
     def _tell(self, level: int, line: str) -> None:
         """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
-        opcode, body = encode(Notice(level, line))
         try:
-            self._mailbox.send(bytes([opcode]) + body)
+            self._mailbox.send(pack(Notice(level, line)))
         except OSError:
             pass
 
@@ -198,7 +195,7 @@ class PeerActor:
             _PERFORM[type(action)](self, action)
 
     def _complete(self, action: Complete) -> None:
-        self._slots.complete(action.slot, action.sequence, action.result | action.kind << 8, action.payload)
+        self._slots.complete(action.slot, action.sequence, join(action.result, action.kind), action.payload)
 
     def _send_master(self, action: SendMaster) -> None:
         if self._master is not None:

@@ -6,12 +6,8 @@ import pickle
 
 import pytest
 
-from pccl import errors
+from pccl import errors, outcomes
 from pccl.errors import (
-    KIND_CANCELLED,
-    KIND_KICKED,
-    KIND_MASTER_LOST,
-    KIND_PLAIN,
     KickedError,
     MasterConnectionError,
     MasterLostError,
@@ -21,6 +17,7 @@ from pccl.errors import (
     UsageError,
     error_from_outcome,
 )
+from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, join, split
 from pccl.values import Result
 
 CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, PCCLError)]
@@ -88,3 +85,18 @@ def test_every_result_can_be_raised() -> None:
 def test_a_kick_gives_its_reason() -> None:
     """Goal: `.reason` is the master's own sentence."""
     assert KickedError(Result.INVALID_USAGE, "f", "straggler").reason == "straggler"
+
+
+def test_the_actors_numbers_are_the_results() -> None:
+    """Goal: what the machines say in numbers is what users know by name."""
+    numbers = {name: value for name, value in vars(outcomes).items() if name.isupper() and not name.startswith("KIND_")}
+
+    assert numbers
+    assert all(Result[name].value == value for name, value in numbers.items())
+
+
+@pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED])
+def test_an_outcome_fits_into_one_number(kind: int) -> None:
+    """Goal: a slot has room for one number, and both parts come out of it again."""
+    for result in Result:
+        assert split(join(result.value, kind)) == (result.value, kind)

@@ -28,7 +28,7 @@ FUNCTION_LINES_MAX = 70
 # Who may import whom: a module imports its own layer and those to the left of it.
 LAYERS = ("_core", "memory", "actors", "api", "public", "outside")
 # Importable from anywhere, importing only each other.
-LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.records", "pccl.values"}
+LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.outcomes", "pccl.records", "pccl.values"}
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
