@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import Complete, MasterSaid, PeerSaid, SendTo
 from pccl._core.messages import Accepted, Kick, TopologyDone, WireFailed
-from pccl.errors import KIND_MASTER_LOST
 from pccl.options import nanoseconds
+from pccl.outcomes import KIND_MASTER_LOST
 
 if TYPE_CHECKING:
     from .nodes import PeerShell

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
 from pccl._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
-from pccl.errors import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST
+from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST
 
 from .clock import MILLISECOND, SECOND
 

@@ -149,6 +149,9 @@ class World:
                 shell.program.leave()
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         assert not any(shell.alive for shell in self.shells), f"somebody cannot leave: {self._standing()}"
+        # A peer may have vanished while its registration was under way; only its silence tells the master.
+        options = self.plan.options
+        self.clock.run(self.clock.now_ns + nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval))
         invariants.check_empty(self)
 
     def play_or_explain(self) -> None:
