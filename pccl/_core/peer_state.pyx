@@ -33,6 +33,8 @@ from .messages import (
 )
 from .story import attach
 
+LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
+
 NEW = "new"
 DIALLING = "dialling"
 JOINING = "joining"
@@ -298,10 +300,14 @@ cdef class PeerState:
     # ------------------------------------------------------------------------------------------ time
 
     def _on_tick(self, event):
-        if self.now_ns > self.next_deadline_ns:  # this process was stopped: what it could not hear was no silence
-            self.heard_ns = min(self.now_ns, self.heard_ns + self.now_ns - self.next_deadline_ns)
+        late_ns = self.now_ns - self.next_deadline_ns
+        if late_ns > 0:  # this process was stopped: what it could not hear was no silence
+            self.heard_ns = min(self.now_ns, self.heard_ns + late_ns)
         self.ticked_ns = self.now_ns
-        self.wiring.watch()
+        if late_ns > LATE_NS:
+            self.wiring.forgive()
+        else:
+            self.wiring.watch()
         if self.phase is DIALLING:
             if self.retry_ns and self.now_ns >= self.retry_ns:
                 self._dial_master()

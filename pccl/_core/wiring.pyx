@@ -267,6 +267,20 @@ cdef class Wiring:
                 lane.link = 0
                 self._dial_failed(lane, f"no answer within {self.options.connect_timeout:g} s")
 
+    def forgive(self):
+        """This process did not run for a while: answers may lie unread, so whoever is waited for has its time again.
+
+        The master's own bound on wiring ends what would go on like this for ever.
+        """
+        cdef Lane lane
+        dialled_ns = self.now_ns + nanoseconds(self.options.connect_timeout)
+        arrived_ns = self.now_ns + nanoseconds(self.options.wire_timeout)
+        self.early = {link: (hello, arrived_ns) for link, (hello, _) in self.early.items()}
+        if self.next_edge is not None:
+            for lane in self.next_edge.lanes:
+                if lane.state is DIALLING:
+                    lane.deadline_ns = dialled_ns
+
     cdef long long soonest(self, long long soonest):
         """The earliest of that time and every deadline in here."""
         cdef Lane lane

@@ -19,12 +19,13 @@ from pccl._core.events import (
     MasterUp,
     SendMaster,
     SpawnLanes,
+    Tick,
     WorkerDied,
 )
 from pccl._core.wiring import NO_PROOF
 from pccl.records import replace
 
-from .companion import ALONE, RUN, dialling, ends, joining, lane, member, told, wire, wired
+from .companion import ALONE, RUN, SECOND, dialling, ends, joining, lane, member, told, wire, wired
 
 
 def dial(link: int, to: int, epoch: int, index: int = 0) -> Dial:
@@ -203,6 +204,18 @@ def test_a_dial_without_an_answer_has_a_deadline() -> None:
     assert peer.pass_time(0.1) == [dial(2, 3, 2)]
     actions = peer.pass_time(2.0)
     assert actions == [DropLink(2), SendMaster(m.WireFailed(2, 3, "host3:1003: no answer within 2 s"))]
+
+
+def test_a_dial_outlasts_a_pause_of_the_dialler() -> None:
+    """Goal: who was stopped itself must not call its neighbour unreachable; the answer may lie unread."""
+    peer = member(connect_timeout=2.0, dial_attempts=1)
+    peer.hear(wire(2, 3, 2, 3, 2))
+    peer.now_ns += 60 * SECOND
+
+    actions = peer.feed(Tick())
+
+    assert not [action for action in actions if isinstance(action, DropLink)]
+    assert AttachLink(1, True, 0) in peer.feed(LinkUp(1))
 
 
 def test_the_report_of_a_failure_names_the_edge() -> None:
