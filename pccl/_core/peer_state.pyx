@@ -306,8 +306,7 @@ cdef class PeerState:
         self.ticked_ns = self.now_ns
         if late_ns > LATE_NS:
             self.wiring.forgive()
-        else:
-            self.wiring.watch()
+        self.wiring.watch()
         if self.phase is DIALLING:
             if self.retry_ns and self.now_ns >= self.retry_ns:
                 self._dial_master()
