@@ -47,6 +47,8 @@ def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
         return
     options = world.plan.options
     dialled_ns = nanoseconds(options.dial_attempts * (options.connect_timeout + 0.1) + 1) + 8 * world.delay_ns_max
+    if world.master.troubled_ns >= world.clock.now_ns - dialled_ns:
+        return  # the report lay unread while the master was stopped: it is about a time long past
     broken_ns = max(source.severed_ns, target.severed_ns, world.blocked.get((source, target), 0))
     caused_ns = max(broken_ns, target.troubled_ns, target.cut_until_ns)
     assert caused_ns >= world.clock.now_ns - dialled_ns, (
