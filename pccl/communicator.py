@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ._core.events import NUMBERS
 from ._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology, Notice
@@ -28,7 +28,7 @@ from .errors import (
     error_from_outcome,
 )
 from .logs import configure_from_environment
-from .memory.slots import SlotTable
+from .memory.slots import SlotsExhaustedError, SlotTable
 from .options import LANES_MAX, Options, nanoseconds
 from .outcomes import KIND_KICKED, KIND_MASTER_LOST, split
 from .values import Attribute, Result
@@ -44,6 +44,18 @@ NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
 DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting
 
 _log = logging.getLogger("pccl.peer")
+
+
+class Numbers(NamedTuple):
+    """What a round tells a member: its own name, then what is the same for its group or for all."""
+
+    peer: int
+    round: int
+    epoch: int
+    global_world: int
+    group_world: int
+    groups: int
+    largest_group: int
 
 
 class Communicator:
@@ -71,7 +83,7 @@ class Communicator:
         self._group = peer_group
         self._lanes = p2p_connection_pool_size or 1
         self._options = (options or Options()).overridden()
-        self._numbers: tuple[int, ...] = ()  # peer id, round, epoch, world sizes: what the last round said
+        self._numbers: Numbers | None = None  # what the last round said
         self._closed = False
         configure_from_environment()
 
@@ -117,7 +129,7 @@ class Communicator:
         except BaseException:
             self._drop_actor()
             raise
-        self._numbers = NUMBERS.unpack(payload)
+        self._numbers = Numbers._make(NUMBERS.unpack(payload))
 
     def update_topology(self) -> None:
         """Agree with all members of all groups on who is in: admits newcomers, drops the dead, rewires rings."""
@@ -133,8 +145,7 @@ class Communicator:
         if n < 1:
             raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
-        self._member("wait_for_world_size")
-        while (size := self.get_attribute(Attribute.LOCAL_WORLD_SIZE)) < n:
+        while (size := self._last_round("wait_for_world_size").group_world) < n:
             self._update_topology("wait_for_world_size", n, deadline_ns)
         return size
 
@@ -147,29 +158,26 @@ class Communicator:
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A number of the world as the last round left it. Peers that wait to be admitted are never counted."""
-        self._member("get_attribute")
-        _, _, _, global_world, group_world, groups, largest = self._numbers
+        numbers = self._last_round("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
-            return global_world
+            return numbers.global_world
         if attribute is Attribute.LOCAL_WORLD_SIZE:
-            return group_world
+            return numbers.group_world
         if attribute is Attribute.NUM_DISTINCT_PEER_GROUPS:
-            return groups
+            return numbers.groups
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
-            return largest
+            return numbers.largest_group
         raise ValueError(f"{attribute!r} is no Attribute")
 
     @property
     def peer_id(self) -> int:
         """The number by which the master and its log know this peer."""
-        self._member("peer_id")
-        return self._numbers[0]
+        return self._last_round("peer_id").peer
 
     @property
     def topology_round(self) -> int:
         """How many rounds the run has made: the same number on all members after the same round."""
-        self._member("topology_round")
-        return self._numbers[1]
+        return self._last_round("topology_round").round
 
     def close(self) -> None:
         """Leave the run and tell everybody at once. Harmless when done before."""
@@ -197,7 +205,7 @@ class Communicator:
 
     def __repr__(self) -> str:
         where = format_address(self._host, self._port)
-        state = "closed" if self._closed else f"peer {self._numbers[0]}" if self._numbers else "not connected"
+        state = "closed" if self._closed else f"peer {self._numbers.peer}" if self._numbers else "not connected"
         return f"<Communicator {where} group={self._group} lanes={self._lanes} {state}>"
 
     # ------------------------------------------------------------------------------------------ details
@@ -206,7 +214,7 @@ class Communicator:
         payload = self._member(name).call(
             name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns
         )
-        self._numbers = NUMBERS.unpack(payload)
+        self._numbers = Numbers._make(NUMBERS.unpack(payload))
 
     def _member(self, name: str) -> _Actor:
         """The actor of a membership, or the error that says why there is none."""
@@ -215,6 +223,14 @@ class Communicator:
             what = "this communicator is closed" if self._closed else "not connected: call connect() first"
             raise UsageError(Result.INVALID_USAGE, name, what)
         return self._actor
+
+    def _last_round(self, name: str) -> Numbers:
+        """What the last round said; read once, because another thread may be closing or connecting."""
+        self._member(name)
+        numbers = self._numbers
+        if numbers is None:
+            raise UsageError(Result.INVALID_USAGE, name, "not a member yet, or no longer: connect() has not returned")
+        return numbers
 
     def _check_process(self, name: str) -> None:
         if self._process != os.getpid():
@@ -247,7 +263,7 @@ class Communicator:
 
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
-        self._numbers = ()
+        self._numbers = None
         if actor is not None:
             actor.close()
 
@@ -279,6 +295,8 @@ class _Actor:
         """Post a call and wait for its end: its payload, or the exception it ended with."""
         try:
             slot = self.slots.acquire()
+        except SlotsExhaustedError as error:
+            raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
         except ValueError:
             raise self._dead(name) from None
         try:

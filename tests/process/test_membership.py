@@ -245,6 +245,34 @@ def test_calls_before_connect_and_after_close(name: str) -> None:
     assert early.value.func_name == name
 
 
+def test_numbers_are_asked_for_while_connect_waits(master: MasterNode) -> None:
+    """Goal: another thread that asks before connect() has returned is told so, not shown an internal error."""
+    with crew_of(master.address, 0) as crew:
+        newcomer = crew.newcomer()
+        joining = background(newcomer.connect)
+        eventually(lambda: newcomer._actor, "connect() has begun")
+
+        with pytest.raises(UsageError, match="not a member yet"):
+            newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+        crew[0].wait_for_world_size(2, timeout=15)
+        joining.result()
+
+        assert newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+
+
+def test_more_calls_than_slots(master: MasterNode) -> None:
+    """Goal: calls in flight are bounded, and the one beyond is refused with the number and the remedy."""
+    with crew_of(master.address, 0, 0, options=quick(slots=1)) as crew:
+        first, second = crew
+        waiting = background(first.update_topology)
+        eventually(lambda: not first._actor.slots._free, "the slot is taken")
+
+        with pytest.raises(UsageError, match="all 1 completion slots are in use"):
+            first.are_peers_pending()
+        second.update_topology()
+        waiting.result()
+
+
 def test_connect_twice(master: MasterNode) -> None:
     """Goal: a second connect is refused and does not disturb the membership."""
     with crew_of(master.address, 0) as crew:
