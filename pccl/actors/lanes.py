@@ -116,10 +116,16 @@ class LanePool:
         self._zombies.clear()
 
     def _fork(self, sends: bool, index: int) -> Worker:
+        actor = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
-            lane_worker.run(theirs.fileno(), sends, index, os.getppid())  # never returns
+            lane_worker.run(theirs.fileno(), sends, index, actor)  # never returns
         theirs.close()
         ours.setblocking(False)
         worker = Worker(pid, ours, sends, index)
