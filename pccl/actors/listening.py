@@ -58,6 +58,7 @@ class Listening:
         self._log = log
         self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
+        self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
         self.door = Door(token, hello, lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
         listener.setblocking(False)
         loop.watch(listener.fileno(), lambda _: self._accept())
@@ -88,6 +89,7 @@ class Listening:
         for _ in range(ACCEPTS_MAX):
             try:
                 sock, address = self._listener.accept()
+                prepare(sock)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -95,7 +97,7 @@ class Listening:
                     self._pause(error)
                     return
                 continue  # the caller was gone before we took it
-            prepare(sock)
+            self._short_of = ""
             number, host = self._new_number(), host_of(address)
             self._connections[number] = Connection(
                 self._loop,
@@ -111,9 +113,10 @@ class Listening:
 
     def _pause(self, error: OSError) -> None:
         """Out of descriptors: members keep theirs, newcomers wait in the kernel's queue."""
-        self._log(WARNING, f"cannot accept connections for a moment: {error.strerror} (raise the limit: ulimit -n)")
-        fd = self._listener.fileno()
-        self._loop.forget(fd)
+        if error.strerror != self._short_of:  # once, not ten times a second
+            self._short_of = error.strerror
+            self._log(WARNING, f"cannot accept connections for now: {error.strerror} (raise the limit: ulimit -n)")
+        self._loop.forget(self._listener.fileno())
         self._loop.after(PAUSE_NS, self._resume)
 
     def _resume(self) -> None:
