@@ -367,3 +367,28 @@ class Recorder:
             thread.join()
         for sock in (self._listener, *self._sockets):
             sock.close()
+
+
+def test_a_master_without_descriptors_serves_its_members() -> None:
+    """Goal: strangers may use up every descriptor; members do not notice, one line says so, newcomers get in later."""
+    code = """
+        import resource
+        from pccl.master import main
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        main(["--listen-address", "127.0.0.1:0"])
+    """
+    with Script(code, PCCL_LOG_LEVEL="INFO") as master:
+        found = eventually(lambda: re.search(r"listening on 127.0.0.1:(\d+)\n", master.errors()), "the master listens")
+        port = int(found[1])
+        with crew_of(f"127.0.0.1:{port}", 0) as crew:
+            with contextlib.ExitStack() as strangers:
+                for _ in range(80):
+                    strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+                eventually(lambda: "cannot accept" in master.errors(), "the master runs out of descriptors")
+                for _ in range(100):
+                    crew[0].update_topology()
+
+                assert master.errors().count("cannot accept") == 1
+            joining = background(crew.newcomer().connect)
+            crew[0].wait_for_world_size(2, timeout=15)
+            joining.result()
