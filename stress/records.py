@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+from pccl import communicator
 
 CONNECT = "connect"
 TOPOLOGY = "update_topology"
@@ -18,21 +20,15 @@ PENDING = "are_peers_pending"
 ROUNDS = frozenset({TOPOLOGY, WAIT})  # calls that take part in topology rounds
 
 
-class Numbers(NamedTuple):
+class Numbers(communicator.Numbers):
     """What a round told a peer."""
 
-    peer: int
-    round: int
-    epoch: int
-    global_world: int
-    group_world: int
-    groups: int
-    largest: int
+    __slots__ = ()
 
     @property
     def common(self) -> tuple[int, int, int]:
         """The part that is the same for all groups."""
-        return self.global_world, self.groups, self.largest
+        return self.global_world, self.groups, self.largest_group
 
     @property
     def of_group(self) -> tuple[int, int]:
