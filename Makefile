@@ -20,7 +20,7 @@ help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
 	@echo "make stress  a quarter of an hour: fuzzing, simulation, ten minutes of churn with real processes"
-	@echo "make bench   latency of the control calls"
+	@echo "make bench   latency of the control calls, growth of the master's work"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -87,6 +87,7 @@ stress: build
 
 bench: build
 	@$(BIN)/python -m benchmarks.control
+	@$(BIN)/python -m benchmarks.growth
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
