@@ -30,6 +30,33 @@ cdef extern from * nogil:
 
     static inline void pccl_store_u64(uint64_t *word, uint64_t value)
     { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+    static inline int pccl_compare_exchange_u64(uint64_t *word, uint64_t expected, uint64_t desired)
+    { return __atomic_compare_exchange_n(word, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+
+    static inline uint32_t pccl_add_u32(uint32_t *word, uint32_t amount)
+    { return __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST); }
+
+    static inline uint64_t pccl_add_u64(uint64_t *word, uint64_t amount)
+    { return __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST); }
+
+    static inline void pccl_count_u64(uint64_t *word, uint64_t amount)
+    { __atomic_fetch_add(word, amount, __ATOMIC_RELAXED); }
+
+    static inline uint64_t pccl_set_bits_u64(uint64_t *word, uint64_t bits)
+    { return __atomic_fetch_or(word, bits, __ATOMIC_SEQ_CST); }
+
+    static inline uint64_t pccl_clear_bits_u64(uint64_t *word, uint64_t bits)
+    { return __atomic_fetch_and(word, ~bits, __ATOMIC_SEQ_CST); }
+
+    static inline uint64_t pccl_take_u64(uint64_t *word)
+    { return __atomic_exchange_n(word, 0, __ATOMIC_SEQ_CST); }
+
+    static inline void pccl_fence(void)
+    { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+    static inline int pccl_lowest_bit_u64(uint64_t word)
+    { return __builtin_ctzll(word); }
     """
     uint32_t atomic_load_u32 "pccl_load_u32" (const uint32_t *word)
     void atomic_store_u32 "pccl_store_u32" (uint32_t *word, uint32_t value)
@@ -37,6 +64,15 @@ cdef extern from * nogil:
     bint atomic_compare_exchange_u32 "pccl_compare_exchange_u32" (uint32_t *word, uint32_t expected, uint32_t desired)
     uint64_t atomic_load_u64 "pccl_load_u64" (const uint64_t *word)
     void atomic_store_u64 "pccl_store_u64" (uint64_t *word, uint64_t value)
+    bint atomic_compare_exchange_u64 "pccl_compare_exchange_u64" (uint64_t *word, uint64_t expected, uint64_t desired)
+    uint32_t atomic_add_u32 "pccl_add_u32" (uint32_t *word, uint32_t amount)           # the new value
+    uint64_t atomic_add_u64 "pccl_add_u64" (uint64_t *word, uint64_t amount)           # the new value
+    void atomic_count_u64 "pccl_count_u64" (uint64_t *word, uint64_t amount)           # orders nothing: statistics
+    uint64_t atomic_set_bits_u64 "pccl_set_bits_u64" (uint64_t *word, uint64_t bits)       # the old value
+    uint64_t atomic_clear_bits_u64 "pccl_clear_bits_u64" (uint64_t *word, uint64_t bits)   # the old value
+    uint64_t atomic_take_u64 "pccl_take_u64" (uint64_t *word)                          # the old value; leaves 0
+    void fence "pccl_fence" ()
+    int lowest_bit_u64 "pccl_lowest_bit_u64" (uint64_t word)                           # undefined for 0
 
 
 cdef extern from "<errno.h>" nogil:
@@ -44,6 +80,7 @@ cdef extern from "<errno.h>" nogil:
     int EAGAIN                      # a non-blocking call would block; a futex word has changed already
     int EWOULDBLOCK                 # the same as EAGAIN on Linux, spelled apart by POSIX
     int EINTR                       # a signal arrived
+    int ENOMEM                      # no memory left
     int ETIMEDOUT                   # a bounded sleep ended by its bound
 
 
@@ -79,6 +116,13 @@ cdef extern from "<sys/mman.h>" nogil:
     int memfd_create(const char *name, unsigned int flags)
     unsigned int MFD_CLOEXEC        # an exec'ed program gets only what is passed to it on purpose
     unsigned int MFD_ALLOW_SEALING
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, int64_t offset)
+    int munmap(void *address, size_t length)
+    void *MAP_FAILED
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_SHARED
+    int MAP_POPULATE                # fault all pages now, in one go
 
 
 cdef extern from "<fcntl.h>" nogil:
@@ -91,6 +135,7 @@ cdef extern from "<fcntl.h>" nogil:
 
 cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int value, int flags)
+    int eventfd_write(int fd, uint64_t value)
     int EFD_CLOEXEC
     int EFD_NONBLOCK
 
@@ -118,3 +163,25 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void *buffer, size_t length, int flags)
     ssize_t send(int fd, const void *buffer, size_t length, int flags)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
+    ssize_t recvmsg(int fd, msghdr *message, int flags)
+
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        uint32_t u32
+        uint64_t u64
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epoll, int operation, int fd, epoll_event *event)
+    int epoll_wait(int epoll, epoll_event *events, int count, int timeout_ms)
+    int EPOLL_CLOEXEC
+    int EPOLL_CTL_ADD
+    int EPOLL_CTL_DEL
+    uint32_t EPOLLIN
+    uint32_t EPOLLOUT
+    uint32_t EPOLLRDHUP             # the other side will send no more
+    uint32_t EPOLLHUP
+    uint32_t EPOLLERR
+    uint32_t EPOLLET                # tell once for every change, so that nothing has to be read to be forgotten

@@ -1,8 +1,10 @@
 """A lane's worker process: one mailbox, one connection, one loop.
 
-A sender serves the connection to the next peer, a receiver the one from the previous peer. The worker is given its
-connection by descriptor, tells the actor when it breaks, and closes it when told to. It holds no other descriptor of
-the actor: whatever it inherited by the fork is closed first, so that no connection is kept open by a bystander.
+A sender serves the connection to the next peer, a receiver the one from the previous peer. The loop itself is in
+`_core.lane` and moves blocks without a word of Python; here is what it returns for. The worker is given its connection
+and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes it when told to. It
+holds no other connection of the actor: whatever it inherited by the fork is closed first, so that none is kept open by a
+bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
 """
 
 from __future__ import annotations
@@ -12,17 +14,31 @@ import select
 import signal
 import socket
 
-from pccl._core.messages import Attach, Detach, LinkEnded
+from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED, Receiver, Sender
+from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.park import die_with_parent, set_process_name
 from pccl._core.wire import pack, unpack
 
 from .faults import planned
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from pccl._core.board import Board
+
 MAILBOX_BYTES_MAX = 4096  # larger than any message between an actor and its workers
 DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
+MAP_TIMEOUT = 5.0  # a segment is announced before any block in it; this long it cannot be under way
+ROUND_TRIP_WAN_US = 5_000  # above it a link is no local one, and the system's own congestion control suits it
+LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
+UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what waits there, no other lane can take
+TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
+TCP_NOTSENT_LOWAT = 25
 
 
-def run(mailbox_fd: int, sends: bool, index: int, parent: int) -> None:
+def run(board: Board, mailbox_fd: int, bell: int, kept: Iterable[int], sends: bool, index: int, parent: int) -> None:
     """The child's whole life. Leaves by `_exit`, so that nothing of the actor's is run twice."""
     status = 1
     try:
@@ -30,63 +46,93 @@ def run(mailbox_fd: int, sends: bool, index: int, parent: int) -> None:
         # The actor may have died between the fork and the line above; then nobody would ever tell us.
         if os.getppid() == parent:
             set_process_name(f"pccl-{'send' if sends else 'recv'}-{index}")
-            os.closerange(3, mailbox_fd)
-            os.closerange(mailbox_fd + 1, DESCRIPTORS_MAX)
-            LaneWorker(socket.socket(fileno=mailbox_fd)).serve()
+            _close_all_but({mailbox_fd, *kept})
+            LaneWorker(board, socket.socket(fileno=mailbox_fd), bell, sends, index).serve()
         status = 0
     finally:
         os._exit(status)
 
 
-class LaneWorker:
-    """Waits for connections to serve, one at a time."""
+def _close_all_but(kept: set[int]) -> None:
+    begin = 3
+    for fd in sorted(fd for fd in kept if fd >= begin):
+        os.closerange(begin, fd)
+        begin = fd + 1
+    os.closerange(begin, DESCRIPTORS_MAX)
 
-    def __init__(self, mailbox: socket.socket) -> None:
+
+class LaneWorker:
+    """Serves one connection at a time, and the mailbox beside it."""
+
+    def __init__(self, board: Board, mailbox: socket.socket, bell: int, sends: bool, index: int) -> None:
         self._mailbox = mailbox
-        self._poll = select.epoll()
-        self._poll.register(mailbox.fileno(), select.EPOLLIN)
-        self._fault = planned()
+        self._sends = sends
+        self._lane: Sender | Receiver = (Sender if sends else Receiver)(board, index, sends, mailbox.fileno(), bell)
+        self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size, whether mapped or not
         self._link = 0
         self._connection: socket.socket | None = None
+        self._fault = planned()
+        self._point = f"lane.{'send' if sends else 'receive'}.frame"
+        if self._fault is not None and self._fault.point == self._point:
+            self._lane.frames_until_fault = self._fault.visits_left
 
     def serve(self) -> None:
         """Until the mailbox closes, which it does with the actor."""
         while True:
-            for fd, _ in self._poll.poll():
-                if fd == self._mailbox.fileno():
-                    if not self._read_mailbox():
-                        return
-                elif self._connection is not None and fd == self._connection.fileno():
-                    self._read_connection()
+            code = self._lane.serve()
+            if code == LANE_ENDED:
+                self._report(self._lane.problem)
+            elif code == LANE_UNMAPPED:
+                self._map(self._lane.wanted)
+            elif code == LANE_FAULT:
+                assert self._fault is not None
+                self._fault.visits_left = 1
+                self._fault.visit(self._point)
+            elif not self._read_mailbox():
+                return
 
-    def _read_mailbox(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
+    def _read_mailbox(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+        """Take one message, if there is one. False if there will never be one again."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1, flags)
+        except BlockingIOError:
+            return True
         if not data:
             return False
         message = unpack(data)
         if self._fault is not None:
             self._fault.visit(f"lane.{type(message).__name__}")
+        self._obey(message, fds)
+        return True
+
+    def _obey(self, message: Any, fds: list[int]) -> None:
         if isinstance(message, Attach):
             self._close()
             self._link = message.link
             self._connection = socket.socket(fileno=fds[0])
             self._connection.setblocking(False)
-            self._poll.register(fds[0], select.EPOLLIN | select.EPOLLRDHUP)
-        elif isinstance(message, Detach) and message.link == self._link:
-            self._close()
-        return True
+            if self._sends:
+                suit(self._connection)
+            self._lane.attach(fds[0])
+        elif isinstance(message, Detach):
+            if message.link == self._link:
+                self._close()
+        elif isinstance(message, MapSegment):
+            self._segments[message.segment] = fds[0], message.nbytes
+        elif isinstance(message, UnmapSegment):
+            fd, _ = self._segments.pop(message.segment, (-1, 0))
+            if fd >= 0:
+                os.close(fd)
+            self._lane.mappings.remove(message.segment)
 
-    def _read_connection(self) -> None:
-        """Nothing is said on an idle lane, so whatever can be read is its end."""
-        assert self._connection is not None
-        try:
-            data = self._connection.recv(1)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._report(os.strerror(error.errno or 0))
-            return
-        self._report("unexpected bytes on an idle lane" if data else "closed by the other side")
+    def _map(self, segment: int) -> None:
+        """A block lies in a segment that is not mapped yet. Its announcement may still be in the mailbox."""
+        while segment not in self._segments:
+            ready, _, _ = select.select([self._mailbox], [], [], MAP_TIMEOUT)
+            if not ready or not self._read_mailbox():
+                raise RuntimeError(f"segment {segment} was never announced")
+        fd, nbytes = self._segments[segment]
+        self._lane.mappings.add(segment, fd, nbytes)
 
     def _report(self, reason: str) -> None:
         link = self._link
@@ -95,7 +141,20 @@ class LaneWorker:
 
     def _close(self) -> None:
         if self._connection is not None:
-            self._poll.unregister(self._connection.fileno())
+            self._lane.detach()
             self._connection.close()
             self._connection = None
         self._link = 0
+
+
+def suit(connection: socket.socket) -> None:
+    """Choose what suits the link: a local one wants no pacing; and no link wants a backlog that others could carry."""
+    connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    if int.from_bytes(info[TCP_INFO_ROUND_TRIP], "little") < ROUND_TRIP_WAN_US:
+        for name in LOCAL_CONGESTION:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+                return
+            except OSError:
+                continue  # not built into this kernel, or not allowed to us

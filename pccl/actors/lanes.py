@@ -1,10 +1,13 @@
 """The worker processes of a peer: a sender and a receiver for each lane, forked from the peer actor.
 
 A worker holds its connection alone, so its death is seen by the neighbour at once, and nothing of it outlives it.
-Workers are disposable: one that ends without being told to takes the whole set with it, and the next order builds all
-of them anew. They die with the actor (parent-death signal), and end by themselves when their mailbox closes.
+Workers are disposable: one that ends without being told to takes the whole crew with it, and the next order builds
+all of them anew. They die with the actor (parent-death signal), and end by themselves when their mailbox closes.
 
-`LanePool` is the actor's side; `serve` in `lane_worker` is what runs in the child.
+A *crew* is a set of workers and the board they share. A crew that was killed is kept until its last process is reaped:
+only then has nobody any more a hand on the tensors of its operations.
+
+`LanePool` is the actor's side; `run` in `lane_worker` is what happens in the child.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import os
 import signal
 import socket
 
-from pccl._core.messages import Attach, Detach, LinkEnded
+from pccl._core.board import BOARD_BYTES, Board
+from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
+from pccl.memory.segments import Segment
 
 from . import lane_worker
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 MAILBOX_BYTES_MAX = 4096  # larger than any message between an actor and its workers
+REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
 
 
 class Worker:
@@ -42,40 +48,154 @@ class Worker:
         return f"{'sender' if self.sends else 'receiver'} {self.index} (pid {self.pid})"
 
 
+class Crew:
+    """Workers that share a board, from their first fork until the last of them is reaped."""
+
+    def __init__(self, lanes: int, bell: int) -> None:
+        self.workers: dict[tuple[bool, int], Worker] = {}
+        self.zombies: set[int] = set()  # killed, not yet reaped
+        self.killed = False
+        self._memory = Segment.create("pccl-board", BOARD_BYTES)
+        self.bells: list[list[int]] = [[], []]
+        for _ in range(lanes):
+            for bells in self.bells:
+                bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.board = Board(self._memory.view, self.bells[True], self.bells[False], bell)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody of it is left."""
+        return self.killed and not self.zombies
+
+    def reap(self) -> None:
+        """Collect workers that have ended."""
+        for pid in list(self.zombies):
+            try:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    self.zombies.discard(pid)
+            except ChildProcessError:
+                self.zombies.discard(pid)
+
+    def close(self) -> None:
+        """Give up what the crew shared."""
+        for bells in self.bells:
+            for bell in bells:
+                os.close(bell)
+            bells.clear()
+        self._memory.close()
+
+
 class LanePool:
-    """All workers of this peer."""
+    """All workers of this peer: the crew at work, and crews that are not all buried yet."""
 
     def __init__(
-        self, loop: Loop, on_link_ended: Callable[[int, str], None], on_worker_died: Callable[[str], None]
+        self,
+        loop: Loop,
+        on_link_ended: Callable[[int, str], None],
+        on_worker_died: Callable[[str], None],
+        on_board: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._on_link_ended = on_link_ended
         self._on_worker_died = on_worker_died
-        self._workers: dict[tuple[bool, int], Worker] = {}
+        self._on_board = on_board  # operations ended, let go of their memory, or lost the last of their workers
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._places: dict[int, Worker] = {}  # link -> who serves it
-        self._zombies: set[int] = set()  # killed, not yet reaped
+        self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size
+        self._former: list[Crew] = []  # killed, not yet gone
+        self.size = 1  # lanes of the pool
+        self.crew: Crew | None = None
+        loop.watch(self._bell, self._rung)
 
     def __contains__(self, link: int) -> bool:
         return link in self._places
 
+    # ------------------------------------------------------------------------------------------ workers
+
     def spawn(self, lanes: int) -> None:
         """Have a sender and a receiver for each of that many lanes."""
+        if self.crew is None:
+            self.crew = Crew(self.size, self._bell)
         for index in range(lanes):
             for sends in (True, False):
-                if (sends, index) not in self._workers:
-                    self._workers[sends, index] = self._fork(sends, index)
+                if (sends, index) not in self.crew.workers:
+                    self.crew.workers[sends, index] = self._fork(self.crew, sends, index)
 
     def kill(self) -> None:
         """End every worker now. Their connections close with them."""
-        for worker in self._workers.values():
-            self._end(worker)
-        self._workers.clear()
+        crew, self.crew = self.crew, None
         self._places.clear()
+        if crew is None:
+            return
+        for worker in crew.workers.values():
+            self._end(crew, worker)
+        crew.workers.clear()
+        crew.killed = True
+        self._former.append(crew)
         self.reap()
+        if self._former:
+            self._loop.after(REAP_INTERVAL_NS, self._reap_again)
+
+    def reap(self) -> None:
+        """Collect workers that have ended, and give up crews that nobody is left of."""
+        for crew in self._former:
+            crew.reap()
+        if any(crew.gone for crew in self._former):
+            gone = [crew for crew in self._former if crew.gone]
+            self._former = [crew for crew in self._former if not crew.gone]
+            self._loop.after(0, self._on_board)
+            for crew in gone:
+                crew.close()
+
+    def _reap_again(self) -> None:
+        self.reap()
+        if self._former:
+            self._loop.after(REAP_INTERVAL_NS, self._reap_again)
+
+    def wait(self) -> None:
+        """Reap everyone who was killed; they cannot refuse."""
+        for crew in self._former:
+            for pid in crew.zombies:
+                try:
+                    os.waitpid(pid, 0)
+                except ChildProcessError:
+                    pass
+            crew.zombies.clear()
+
+    def _fork(self, crew: Crew, sends: bool, index: int) -> Worker:
+        actor = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid == 0:
+            kept = [self._bell, *crew.bells[True], crew.bells[sends][index]]
+            lane_worker.run(crew.board, theirs.fileno(), crew.bells[sends][index], kept, sends, index, actor)
+        theirs.close()
+        ours.setblocking(False)
+        worker = Worker(pid, ours, sends, index)
+        self._loop.watch(ours.fileno(), lambda _: self._heard(worker))
+        for segment, (fd, nbytes) in self._segments.items():
+            self._send(worker, MapSegment(segment, nbytes), [fd])
+        return worker
+
+    def _end(self, crew: Crew, worker: Worker) -> None:
+        self._loop.forget(worker.mailbox.fileno())
+        worker.mailbox.close()
+        try:
+            os.kill(worker.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        crew.zombies.add(worker.pid)
+
+    # ------------------------------------------------------------------------------------------ connections
 
     def attach(self, link: int, sock: socket.socket, sends: bool, lane: int) -> None:
         """Give the connection to a worker; our own copy is closed whatever happens."""
-        worker = self._workers.get((sends, lane))
+        worker = self.crew.workers.get((sends, lane)) if self.crew is not None else None
         try:
             if worker is None:
                 raise OSError(f"lane {lane} has no worker")
@@ -97,40 +217,37 @@ class LanePool:
             except OSError:
                 pass  # it is dead or stuck: then its mailbox tells, or the next order finds the lane missing
 
-    def reap(self) -> None:
-        """Collect workers that have ended."""
-        for pid in list(self._zombies):
-            try:
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    self._zombies.discard(pid)
-            except ChildProcessError:
-                self._zombies.discard(pid)
+    # ------------------------------------------------------------------------------------------ segments
 
-    def wait(self) -> None:
-        """Reap everyone who was killed; they cannot refuse."""
-        for pid in self._zombies:
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                pass
-        self._zombies.clear()
+    def share(self, segment: int, fd: int, nbytes: int) -> None:
+        """Memory that operations may name from now on; the descriptor is ours."""
+        self.unshare(segment)
+        self._segments[segment] = fd, nbytes
+        self._tell_all(MapSegment(segment, nbytes), [fd])
 
-    def _fork(self, sends: bool, index: int) -> Worker:
-        actor = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = os.fork()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        if pid == 0:
-            lane_worker.run(theirs.fileno(), sends, index, actor)  # never returns
-        theirs.close()
-        ours.setblocking(False)
-        worker = Worker(pid, ours, sends, index)
-        self._loop.watch(ours.fileno(), lambda _: self._heard(worker))
-        return worker
+    def unshare(self, segment: int) -> None:
+        """No operation will name this memory again."""
+        fd, _ = self._segments.pop(segment, (-1, 0))
+        if fd >= 0:
+            self._tell_all(UnmapSegment(segment), [])
+            os.close(fd)
+
+    def segment_bytes(self, segment: int) -> int:
+        """How large a segment is; 0 if there is none of that number."""
+        return self._segments.get(segment, (-1, 0))[1]
+
+    def _tell_all(self, message: object, fds: list[int]) -> None:
+        if self.crew is None:
+            return
+        for worker in self.crew.workers.values():
+            try:
+                self._send(worker, message, fds)
+            except OSError:
+                # Its mailbox is full or broken: it is stopped or dead, and a block in that segment would stall for ever.
+                self._loop.after(0, lambda: self._on_worker_died(f"{worker} takes no mail"))
+                return
+
+    # ------------------------------------------------------------------------------------------ mail
 
     def _heard(self, worker: Worker) -> None:
         try:
@@ -140,23 +257,24 @@ class LanePool:
         except OSError:
             data = b""
         if not data:
-            if self._workers.get((worker.sends, worker.index)) is worker:
-                del self._workers[worker.sends, worker.index]
-                self._end(worker)
+            crew = self.crew
+            if crew is not None and crew.workers.get((worker.sends, worker.index)) is worker:
+                del crew.workers[worker.sends, worker.index]
+                self._end(crew, worker)
                 self._on_worker_died(f"{worker} ended unexpectedly")
             return
         message = unpack(data)
         if isinstance(message, LinkEnded) and self._places.pop(message.link, None) is not None:
             self._on_link_ended(message.link, message.reason)
 
+    def _rung(self, _: int) -> None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+        self._on_board()
+
     def _send(self, worker: Worker, message: object, fds: list[int] | None = None) -> None:
         socket.send_fds(worker.mailbox, [pack(message)], fds or [])
-
-    def _end(self, worker: Worker) -> None:
-        self._loop.forget(worker.mailbox.fileno())
-        worker.mailbox.close()
-        try:
-            os.kill(worker.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._zombies.add(worker.pid)
+        if self.crew is not None:
+            self.crew.board.call(worker.sends, worker.index)

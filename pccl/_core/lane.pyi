@@ -1,0 +1,31 @@
+from typing import Final, Self, final
+
+from .board import Board
+from .mappings import Mappings
+
+LANE_MAIL: Final[int]
+LANE_ENDED: Final[int]
+LANE_UNMAPPED: Final[int]
+LANE_FAULT: Final[int]
+
+class Lane:
+    frames_until_fault: int
+    @property
+    def board(self) -> Board: ...
+    @property
+    def mappings(self) -> Mappings: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def problem(self) -> str: ...
+    def __new__(cls, board: Board, lane: int, sends: bool, mailbox: int, bell: int) -> Self: ...
+    def attach(self, fd: int) -> None: ...
+    def detach(self) -> None: ...
+
+@final
+class Sender(Lane):
+    def serve(self) -> int: ...
+
+@final
+class Receiver(Lane):
+    def serve(self) -> int: ...

@@ -1,0 +1,253 @@
+"""The training process's end of its peer actor: the process, the mailbox, the completion slots.
+
+A call goes down the mailbox; its end is a slot in shared memory that the caller sleeps on, without the GIL, in short
+stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
+noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means.
+
+A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by nobody
+else. Memory that they could still write to is not touched before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.messages import CallCancel, CallLeave, CallShare, CallUnshare, Notice
+from pccl._core.park import monotonic_ns
+from pccl._core.wire import pack, unpack
+from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
+from pccl.memory.slots import SlotsExhaustedError, SlotTable
+from pccl.options import Options, nanoseconds
+from pccl.outcomes import KIND_KICKED, KIND_MASTER_LOST, split
+from pccl.values import Result
+
+from .spawning import ActorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pccl.memory.slots import Slot
+
+WAIT_SLICE_NS = 50_000_000  # how long a caller sleeps between looks at the actor: a dead one is noticed within this
+NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
+NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
+BURIAL_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
+
+_log = logging.getLogger("pccl.peer")
+
+
+class ActorLink:
+    """The peer actor's process, its mailbox and its slots, as the training process holds them."""
+
+    def __init__(self, options: Options) -> None:
+        self._silence_ns = nanoseconds(options.heartbeat_timeout)
+        self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
+        self._noticed_ns = monotonic_ns()
+        self._awake_ns = self._looked_ns = self._noticed_ns
+        self._left = False  # close() was called, maybe by another thread than the one that waits
+        self.over = False  # the membership ended; every further call would only say so again
+        self._shared: set[int] = set()  # segments that the actor knows
+        self.slots = SlotTable.create(options.slots)
+        self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.mailbox.setblocking(False)
+        self._life, held = os.pipe2(os.O_CLOEXEC)
+        try:
+            fds = (theirs.fileno(), self.slots.segment.fd, held)
+            self.process = ActorProcess("pccl.actors.peer_actor", fds, fds)
+        except BaseException:
+            self.mailbox.close()
+            self.slots.close()
+            os.close(self._life)
+            raise
+        finally:
+            theirs.close()
+            os.close(held)
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    def call(self, name: str, build: Callable[[Slot], Any], *, deadline_ns: int | None = None) -> bytes:
+        """Post a call and wait for its end: its payload, or the exception it ended with."""
+        slot = self.acquire(name)
+        try:
+            self.post(name, build(slot))
+            while not self.wait(name, slot, WAIT_SLICE_NS if deadline_ns is None else self._slice(deadline_ns)):
+                if deadline_ns is not None and monotonic_ns() >= deadline_ns and not slot.done:
+                    raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "the time to wait for more peers is over")
+        except BaseException:
+            self.give_up(slot)
+            raise
+        outcome, payload = self.take(slot)
+        if outcome == 0:
+            return payload
+        raise error_from_outcome(*split(outcome), name, payload.decode("utf-8", "replace"))
+
+    def acquire(self, name: str) -> Slot:
+        """A slot for one call."""
+        try:
+            return self.slots.acquire()
+        except SlotsExhaustedError as error:
+            raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
+        except ValueError:
+            raise self._dead(name) from None
+
+    def post(self, name: str, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
+        data = pack(message)
+        self._looked_ns = monotonic_ns()
+        while True:
+            try:
+                if fds:
+                    socket.send_fds(self.mailbox, [data], list(fds))
+                else:
+                    self.mailbox.send(data)
+            except BlockingIOError:
+                _poll(self.mailbox.fileno(), select.POLLOUT, WAIT_SLICE_NS / 1e9)
+                self._look_around(name, None)
+            except OSError:
+                raise self._dead(name) from None
+            else:
+                return
+
+    def share(self, name: str, segment: int, descriptor: Callable[[int], tuple[int, int]]) -> None:
+        """Make a segment known to the actor, if it is not."""
+        if segment not in self._shared:
+            fd, nbytes = descriptor(segment)
+            self.post(name, CallShare(segment, nbytes), (fd,))
+            self._shared.add(segment)
+
+    def unshare(self, segment: int) -> None:
+        """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
+        if segment in self._shared:
+            self._shared.discard(segment)
+            try:
+                self.mailbox.send(pack(CallUnshare(segment)))
+            except OSError:
+                pass
+
+    def wait(self, name: str, slot: Slot, slice_ns: int = WAIT_SLICE_NS) -> bool:
+        """Sleep a while; whether the call has ended. Raises if the actor can end it no more."""
+        if slot.wait(slice_ns):
+            return True
+        self._look_around(name, slot)
+        return slot.done
+
+    def take(self, slot: Slot) -> tuple[int, bytes]:
+        """How a call ended: its outcome and payload. The slot is free then."""
+        outcome, payload = slot.result, slot.payload
+        slot.release()
+        if monotonic_ns() - self._noticed_ns > NOTICE_INTERVAL_NS:
+            self._read_notices()
+        if outcome and split(outcome)[1] in (KIND_KICKED, KIND_MASTER_LOST):
+            self.over = True
+        return outcome, payload
+
+    def give_up(self, slot: Slot) -> None:
+        """The caller was interrupted: withdraw what it asked for. The slot comes back once the actor let go of it."""
+        self.cancel(slot)
+        slot.abandon()
+
+    def cancel(self, slot: Slot) -> None:
+        """Ask the actor to end a call early; it says how it ended in the slot."""
+        try:
+            self.post("cancel", CallCancel(slot.index, slot.sequence))
+        except PCCLError:
+            pass
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def leave(self, timeout: float) -> None:
+        """Say goodbye and give the actor a moment to pass it on."""
+        self._left = True
+        try:
+            slot = self.slots.acquire()
+            self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))
+        except (PCCLError, OSError, RuntimeError):
+            return  # the actor is gone, or everything is in use: closing the mailbox says the same
+        self.process.wait(timeout)
+
+    def close(self) -> None:
+        """End the process, if it has not ended by itself, and give everything back."""
+        self.mailbox.close()
+        self.process.kill()
+        self.slots.close()
+        if self._life >= 0:
+            self.bury()
+            os.close(self._life)
+            self._life = -1
+
+    def disown(self) -> None:
+        """Let go of copies that a fork made, without a word to anybody."""
+        self.process.disown()
+        self.mailbox.close()
+        self.slots.close()
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    def bury(self) -> None:
+        """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
+        _poll(self._life, select.POLLIN, BURIAL_WAIT)
+
+    # ------------------------------------------------------------------------------------------ between two sleeps
+
+    @staticmethod
+    def _slice(deadline_ns: int) -> int:
+        return max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
+
+    def _look_around(self, name: str, slot: Slot | None) -> None:
+        """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""
+        # The actor's last deed may have been to complete this call; so its end is looked at first, the slot after.
+        if not self._read_notices():
+            if slot is not None and slot.done:
+                return
+            raise self._dead(name)
+        now_ns = monotonic_ns()
+        # If this process was itself stopped, the actor may have been too; it gets its time from now on.
+        if now_ns - self._looked_ns > self._silence_ns // 2:
+            self._awake_ns = now_ns
+        self._looked_ns = now_ns
+        beat_ns = self.slots.last_beat_ns
+        silent_ns = now_ns - max(beat_ns, self._awake_ns)
+        if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
+            self.over = True
+            self.process.kill()  # or it might go on one day, as a member that nobody speaks for
+            message = (
+                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
+                "starved, and is ended. connect() starts a new one"
+            )
+            raise MasterLostError(Result.INTERNAL_ERROR, name, message)
+
+    def _read_notices(self) -> bool:
+        """Pass the actor's log lines to the user's log. False if the mailbox is closed."""
+        self._noticed_ns = monotonic_ns()
+        while True:
+            try:
+                data = self.mailbox.recv(NOTICE_BYTES_MAX)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            message = unpack(data)
+            if isinstance(message, Notice):
+                _log.log(message.level, "%s", message.line)
+
+    def _dead(self, name: str) -> PCCLError:
+        self.over = True
+        if self._left:
+            return UsageError(Result.INVALID_USAGE, name, "this communicator was closed by another thread")
+        self.process.wait(0.1)
+        message = f"the peer actor (pid {self.process.pid}) {self.process.describe_end()}; connect() starts a new one"
+        return MasterLostError(Result.INTERNAL_ERROR, name, message)
+
+
+def _poll(fd: int, event: int, timeout: float) -> None:
+    """Wait for one descriptor; unlike `select`, of any number."""
+    poll = select.poll()
+    poll.register(fd, event)
+    poll.poll(timeout * 1000)

@@ -1,0 +1,128 @@
+"""The actor's side of operations: put on the board what commenced, report what ended, make sure that aborts are quiet.
+
+Operations go up in the order of their sequences. One that finds its place taken, or the board full, waits, and everything
+behind it waits as well: the order is what keeps two peers from waiting for each other's operations.
+
+An aborted operation is *quiet* when no worker can touch its memory any more: it was never put up, every worker let go of
+it, or its crew is dead and buried. A worker that does not let go in time, because it was stopped, costs the crew its life:
+abort never waits without a bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
+from pccl._core.kernels import itemsize
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.events import BeginOperation
+    from pccl._core.operations import Operation
+
+    from .lanes import Crew, LanePool
+    from .loop import Loop
+
+ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes this long was stopped
+
+
+class Reducing:
+    """All operations of this peer that have commenced and have no verdict yet."""
+
+    def __init__(self, loop: Loop, lanes: LanePool, feed: Callable[[Any], None], give_up: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._lanes = lanes
+        self._feed = feed
+        self._give_up = give_up  # the workers are of no use any more
+        self._waiting: deque[BeginOperation] = deque()  # commenced, not yet on a board
+        self._running: dict[int, Crew] = {}  # sequence -> whose board it is on
+        self._aborting: dict[int, Crew] = {}  # the same, of those whose workers are asked to let go
+        self._sent = self._received = 0  # payload of crews that are gone
+
+    def begin(self, action: BeginOperation) -> None:
+        """An operation commences."""
+        self._waiting.append(action)
+        self._put_up()
+
+    def abort(self, sequence: int) -> None:
+        """Have its workers let go; `ReduceQuiet` follows, but never from within this call."""
+        crew = self._running.pop(sequence, None)
+        if crew is not None and not crew.killed and not crew.board.abort(sequence):
+            self._loop.after(ABORT_GRACE_NS, lambda: self._insist(sequence))
+        if crew is None:
+            self._waiting = deque(action for action in self._waiting if action.sequence != sequence)
+            self._loop.after(0, lambda: self._feed(ReduceQuiet(sequence)))
+        else:
+            self._aborting[sequence] = crew
+            self._loop.after(0, self.look)
+
+    def end(self, sequence: int) -> None:
+        """The verdict is in: its place is free."""
+        crew = self._running.pop(sequence, None)
+        if crew is not None and not crew.killed:
+            crew.board.release(sequence)
+        self._put_up()
+
+    def look(self) -> None:
+        """See which operations ended and which became quiet."""
+        crew = self._lanes.crew
+        if crew is not None:
+            for sequence in crew.board.take_finished():
+                if self._running.get(sequence) is crew and crew.board.has_ended(sequence):
+                    self._feed(ReduceEnded(sequence, *crew.board.statistics(sequence)))
+        for sequence, crew in list(self._aborting.items()):
+            if crew.gone or not crew.killed and crew.board.is_quiet(sequence):
+                self._became_quiet(sequence, crew)
+
+    def report(self) -> None:
+        """Before a tick of the machine: how far everything is."""
+        sent, received = self._sent, self._received
+        crew = self._lanes.crew
+        if crew is not None:
+            here = crew.board.totals()
+            sent, received = sent + here[0], received + here[1]
+        self._feed(Traffic(sent, received))
+        for sequence, crew in list(self._running.items()):
+            if not crew.killed:
+                self._feed(ReduceProgress(sequence, crew.board.moved(sequence)))
+
+    def crew_killed(self, crew: Crew) -> None:
+        """Keep what the crew had counted."""
+        sent, received = crew.board.totals()
+        self._sent += sent
+        self._received += received
+
+    def _put_up(self) -> None:
+        crew = self._lanes.crew
+        while self._waiting and crew is not None:
+            action = self._waiting[0]
+            if not crew.board.begin(action.sequence, action.operation, action.rank, action.world):
+                return
+            self._waiting.popleft()
+            self._running[action.sequence] = crew
+
+    def _became_quiet(self, sequence: int, crew: Crew) -> None:
+        del self._aborting[sequence]
+        if not crew.killed:
+            crew.board.release(sequence)
+            if not self._aborting:
+                crew.board.sweep()
+        self._feed(ReduceQuiet(sequence))
+        self._put_up()
+
+    def _insist(self, sequence: int) -> None:
+        crew = self._aborting.get(sequence)
+        if crew is not None and not crew.killed and not crew.board.is_quiet(sequence):
+            self._give_up(f"a worker did not let go of an aborted operation in {ABORT_GRACE_NS // 1_000_000} ms")
+
+    def is_inside(self, operation: Operation) -> bool:
+        """Whether an operation names memory that this actor was given."""
+        nbytes = operation.count * itemsize(operation.datatype)
+        places = [
+            (operation.send_segment, operation.send_offset),
+            (operation.recv_segment, operation.recv_offset),
+        ]
+        return all(offset + nbytes <= self._lanes.segment_bytes(segment) for segment, offset in places)
