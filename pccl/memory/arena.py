@@ -33,7 +33,6 @@ from itertools import count
 from weakref import WeakMethod, WeakSet
 
 from pccl._core.mapping import Mapping, Window
-from pccl.memory.headroom import available_bytes
 from pccl.memory.segments import Segment
 from pccl.records import record
 
@@ -256,7 +255,7 @@ class Arena:
         """Gives idle segments back to the system, longest idle first, until at most `keep_bytes` of them are left."""
         with self._lock:
             self._sort_in()
-            dropped = self._retire(keep_bytes, self._clock)
+            dropped = self._retire(keep_bytes, self._clock + 1)
         self._drop(dropped)
         if self._returned:
             self._settle()
@@ -271,11 +270,11 @@ class Arena:
         oldest = next(iter(self._idle.values()), None)
         return oldest is not None and oldest.idle_since < self._clock - IDLE_ALLOCATIONS_MAX
 
-    def _retire(self, keep_bytes: int, since: int) -> list[_Region]:
-        """Forgets idle regions, longest idle first, while there are too many bytes of them and they are that old."""
+    def _retire(self, keep_bytes: int, before: int) -> list[_Region]:
+        """Forgets idle regions, longest idle first, while there are more bytes and they were in use before then."""
         dropped: list[_Region] = []
         for region in list(self._idle.values()):
-            if self._idle_bytes <= keep_bytes or region.idle_since > since:
+            if self._idle_bytes <= keep_bytes or region.idle_since >= before:
                 break
             del self._idle[region.number], self._regions[region.number]
             (self._slabs if region.is_slab else self._spare[region.nbytes]).remove(region)
@@ -289,9 +288,11 @@ class Arena:
     def _drop(self, regions: list[_Region]) -> None:
         for region in regions:
             region.segment.close()
-            for watcher in list(self._watchers):
-                callback = watcher() if isinstance(watcher, WeakMethod) else watcher
-                if callback is not None:
+        # Watchers are replaced as a whole, so this list does not change under us.
+        for watcher in self._watchers if regions else ():
+            callback = watcher() if isinstance(watcher, WeakMethod) else watcher
+            if callback is not None:
+                for region in regions:
                     callback(region.number)
 
     def watch(self, callback: Callable[[int], None]) -> None:
@@ -360,24 +361,16 @@ def _hold(callback: Callable[[int], None]) -> Callable[[int], None] | WeakMethod
 
 
 def _create_segment(nbytes: int) -> Segment:
-    left = available_bytes()
-    lack = (
-        f"no room for a segment of {nbytes} bytes of shared memory: {left} are available; drop tensors that are not"
-        " needed, reduce less at a time, or raise the memory limit of the container"
-    )
-    if nbytes > left:
-        raise MemoryError(lack)
     try:
         return Segment.create(_SEGMENT_NAME, nbytes, populate=True)
     except OSError as error:
-        if error.errno in (errno.ENOMEM, errno.ENOSPC):
-            raise MemoryError(lack) from error
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            advice = "raise `ulimit -n`, or pack tensors with pccl.torch.share_, which needs one for a whole module"
-            raise OSError(
-                error.errno, f"no descriptor left for a segment of {nbytes} bytes of shared memory; {advice}"
-            ) from error
-        raise
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise OSError(
+            error.errno,
+            f"no descriptor left for a segment of {nbytes} bytes of shared memory; raise `ulimit -n`, or pack tensors"
+            " with pccl.torch.share_, which needs one for a whole module",
+        ) from error
 
 
 # --- The arena of this process ----------------------------------------------

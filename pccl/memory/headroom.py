@@ -17,6 +17,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 # count the page cache, which the kernel drops before it kills.
 _SECOND = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+_UNLIMITED = 1 << 60  # where there is no limit, the first kind says eight exbibytes
 
 
 def available_bytes() -> int:
@@ -27,7 +28,7 @@ def available_bytes() -> int:
 def _machine_bytes() -> int:
     fields = _table(_MEMINFO)
     # Shared memory can be swapped out as any other.
-    return (fields["MemAvailable:"] + fields["SwapFree:"]) * _KIB
+    return (fields["MemAvailable:"] + fields.get("SwapFree:", 0)) * _KIB
 
 
 def _group_bytes() -> list[int]:
@@ -41,7 +42,7 @@ def _group_bytes() -> list[int]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root, files = _GROUPS, _SECOND
-        elif controllers == "memory":
+        elif "memory" in controllers.split(","):
             root, files = _GROUPS / "memory", _FIRST
         else:
             continue
@@ -55,6 +56,8 @@ def _left(group: Path, files: tuple[str, str, tuple[str, ...]]) -> list[int]:
     limit_name, use_name, cache_names = files
     try:
         limit = int((group / limit_name).read_text())
+        if limit >= _UNLIMITED:
+            return []
         use = int((group / use_name).read_text())
         fields = _table(group / "memory.stat")
     except (OSError, ValueError):

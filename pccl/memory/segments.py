@@ -7,16 +7,19 @@ so a process that is killed leaves nothing behind.
 `close()` gives up our claim; it never pulls memory from under somebody's feet. The descriptor goes at once, the
 mapping together with the last view of it: a tensor, a slice, a word that a thread sleeps on.
 
-A populated segment has all its pages before anybody sees it. The kernel is asked for them by `fallocate`, whose
-refusal is an error code; a page that is missing at its first touch would be the signal SIGBUS instead.
+A populated segment has all its pages before anybody sees it. They are asked for where a refusal can still be an
+error: first we look how much is left, since the kernel would rather kill than say no, then `fallocate` returns a code
+where a first touch would be the signal SIGBUS.
 """
 
+import errno
 import fcntl
 import os
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
 from pccl._core.mapping import Mapping
 from pccl._core.park import create_memfd
+from pccl.memory.headroom import available_bytes
 
 
 class Segment:
@@ -37,11 +40,14 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, size: int, *, populate: bool = False) -> "Segment":
-        """New memory, all zero, whose size is final; `name` only labels it in /proc."""
+        """New memory, all zero, whose size is final; `name` only labels it in /proc.
+
+        MemoryError if it is to be populated and there is not enough.
+        """
         fd = create_memfd(name, size)
         try:
             if populate:
-                os.posix_fallocate(fd, 0, size)
+                _reserve(fd, size)
             return cls(fd, size, populate=populate)
         except BaseException:
             os.close(fd)
@@ -99,6 +105,23 @@ class Segment:
 
     def __repr__(self) -> str:
         return f"<Segment closed, {self.size} bytes>" if self.closed else f"<Segment fd={self.fd}, {self.size} bytes>"
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Gets all pages now, or fails without having taken any."""
+    left = available_bytes()
+    lack = (
+        f"no room for a segment of {size} bytes of shared memory: {left} are available; drop tensors that are not"
+        " needed, reduce less at a time, or raise the memory limit of the container"
+    )
+    if size > left:
+        raise MemoryError(lack)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOMEM, errno.ENOSPC):
+            raise MemoryError(lack) from error
+        raise
 
 
 def _is_sealed(fd: int) -> bool:
