@@ -10,6 +10,9 @@ paid for by whoever uses that name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import cuda
+    from . import torch as torch
+    from .arrays import empty as empty
+    from .arrays import zeros as zeros
     from .communicator import Communicator
     from .errors import (
         KickedError,
@@ -79,7 +82,12 @@ __all__ = [
     "UsageError",
 ]
 
+# Reached as `pccl.empty` and so on, but not by the star: programs that say `from pccl import *` have a `torch` of
+# their own, and many a `zeros`.
+_UNSTARRED = ("empty", "zeros", "torch")
+
 _HOMES = {
+    "arrays": ("empty", "zeros"),
     "communicator": ("Communicator",),
     "errors": (
         "KickedError",
@@ -119,10 +127,10 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         value: object = version("pccl")
-    elif name == "cuda":
+    elif name in ("cuda", "torch"):
         from importlib import import_module
 
-        return import_module(".cuda", __name__)
+        return import_module(f".{name}", __name__)
     elif name in _HOME_OF:
         from importlib import import_module
 
@@ -135,4 +143,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_UNSTARRED, "__version__"})

@@ -6,39 +6,49 @@ so a process that is killed leaves nothing behind.
 
 `close()` gives up our claim; it never pulls memory from under somebody's feet. The descriptor goes at once, the
 mapping together with the last view of it: a tensor, a slice, a word that a thread sleeps on.
+
+A populated segment has all its pages before anybody sees it. They are asked for where a refusal can still be an
+error: first we look how much is left, since the kernel would rather kill than say no, then `fallocate` returns a code
+where a first touch would be the signal SIGBUS.
 """
 
+import errno
 import fcntl
-import mmap
 import os
-import sys
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
+from pccl._core.mapping import Mapping
 from pccl._core.park import create_memfd
+from pccl.memory.headroom import available_bytes
 
 
 class Segment:
     """`size` bytes of shared memory: `fd` to pass on, `view` to read and write."""
 
-    __slots__ = ("_view", "fd", "size")
+    __slots__ = ("_mapping", "fd", "size")
 
     fd: int
     size: int
-    _view: memoryview | None
+    _mapping: Mapping | None
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, *, populate: bool = False) -> None:
         """Maps `size` bytes and owns `fd` from here on; use `create` or `attach`, which check what they map."""
         self.fd = -1
         self.size = size
-        self._view = memoryview(_map(fd, size))
+        self._mapping = Mapping(fd, size, populate=populate)
         self.fd = fd
 
     @classmethod
-    def create(cls, name: str, size: int) -> "Segment":
-        """New memory, all zero, whose size is final; `name` only labels it in /proc."""
+    def create(cls, name: str, size: int, *, populate: bool = False) -> "Segment":
+        """New memory, all zero, whose size is final; `name` only labels it in /proc.
+
+        MemoryError if it is to be populated and there is not enough.
+        """
         fd = create_memfd(name, size)
         try:
-            return cls(fd, size)
+            if populate:
+                _reserve(fd, size)
+            return cls(fd, size, populate=populate)
         except BaseException:
             os.close(fd)
             raise
@@ -59,20 +69,25 @@ class Segment:
         return cls(fd, size)
 
     @property
+    def mapping(self) -> Mapping:
+        """The memory itself; whoever holds it, or a buffer of it, keeps it mapped."""
+        if self._mapping is None:
+            raise ValueError("the segment is closed")
+        return self._mapping
+
+    @property
     def view(self) -> memoryview:
         """All bytes, writable."""
-        if self._view is None:
-            raise ValueError("the segment is closed")
-        return self._view
+        return memoryview(self.mapping)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._view is None
+        return self._mapping is None
 
     def close(self) -> None:
         """Gives up descriptor and mapping; harmless when done before."""
-        self._view = None
+        self._mapping = None
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -92,11 +107,21 @@ class Segment:
         return f"<Segment closed, {self.size} bytes>" if self.closed else f"<Segment fd={self.fd}, {self.size} bytes>"
 
 
-def _map(fd: int, size: int) -> mmap.mmap:
-    if sys.version_info >= (3, 13):
-        # Older versions keep a duplicate of the descriptor for as long as the mapping lives.
-        return mmap.mmap(fd, size, trackfd=False)
-    return mmap.mmap(fd, size)
+def _reserve(fd: int, size: int) -> None:
+    """Gets all pages now, or fails without having taken any."""
+    left = available_bytes()
+    lack = (
+        f"no room for a segment of {size} bytes of shared memory: {left} are available; drop tensors that are not"
+        " needed, reduce less at a time, or raise the memory limit of the container"
+    )
+    if size > left:
+        raise MemoryError(lack)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOMEM, errno.ENOSPC):
+            raise MemoryError(lack) from error
+        raise
 
 
 def _is_sealed(fd: int) -> bool:

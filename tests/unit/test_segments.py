@@ -1,10 +1,15 @@
 """Segments: shared by descriptor, checked before they are mapped, never taken from under a user."""
 
+import ctypes
 import gc
 import os
+import resource
+import weakref
+from pathlib import Path
 
 import pytest
 
+from pccl._core.mapping import Mapping, Window
 from pccl._core.park import create_memfd
 from pccl.memory.segments import Segment
 
@@ -76,5 +81,97 @@ def test_size_that_no_host_has_fails_cleanly():
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError):
         Segment.create("pccl-test", 2**62)
+
+    assert os.listdir("/proc/self/fd") == before
+
+
+# --- Mappings and windows ---------------------------------------------------
+
+
+def minor_faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_a_segment_costs_one_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    with Segment.create("pccl-test", 4096):
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+def test_populated_memory_is_touched_without_faults():
+    with Segment.create("pccl-test", 16 << 20, populate=True) as segment:
+        view, pages = segment.view, range(0, 16 << 20, 4096)
+        before = minor_faults()
+        for offset in pages:
+            view[offset] = 1
+
+        assert minor_faults() - before < len(pages) // 10
+        del view
+
+
+def test_memory_is_unmapped_with_its_last_view():
+    mapped = Path("/proc/self/maps")
+    segment = Segment.create("pccl-lifetime", 4096)
+    tail = segment.view[4000:]
+    segment.close()
+    assert "memfd:pccl-lifetime" in mapped.read_text()
+    del tail
+
+    assert "memfd:pccl-lifetime" not in mapped.read_text()
+
+
+def test_a_mapping_knows_its_address():
+    with Segment.create("pccl-test", 4096) as segment:
+        mapping = segment.mapping
+        window = Window(mapping, 64, 128)
+        segment.view[64:68] = b"pccl"
+
+        assert (mapping.nbytes, window.nbytes) == (4096, 128)
+        assert window.address == mapping.address + 64
+        assert ctypes.string_at(window.address, 4) == b"pccl"
+        assert bytes(window.view[:4]) == b"pccl"
+        assert not window.view.readonly
+
+
+def test_a_window_is_held_by_its_buffers():
+    class Watched(Window):
+        __slots__ = ("__weakref__",)
+
+    with Segment.create("pccl-test", 4096) as segment:
+        window = Watched(segment.mapping, 0, 64)
+        alive = weakref.ref(window)
+        part = window.view[3:5]
+        del window
+        assert alive() is not None
+        del part
+        assert alive() is None
+
+
+def test_a_window_is_surrendered_once():
+    with Segment.create("pccl-test", 4096) as segment:
+        window = Window(segment.mapping, 0, 64)
+
+        assert [window.surrender() for _ in range(3)] == [True, False, False]
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 10), (0, 4097), (4096, 1), (10, -1), (2**62, 2**62)])
+def test_a_window_lies_in_its_mapping(offset, nbytes):
+    with Segment.create("pccl-test", 4096) as segment, pytest.raises(ValueError, match="do not lie in a mapping"):
+        Window(segment.mapping, offset, nbytes)
+
+
+def test_what_cannot_be_mapped_is_an_error_with_its_reason():
+    with pytest.raises(ValueError, match="at least one byte, not 0"):
+        Mapping(0, 0)
+    with pytest.raises(OSError, match="while mapping 4096 bytes"):
+        Mapping(-1, 4096)
+
+
+def test_pages_that_nobody_has_are_an_error_before_any_is_taken(monkeypatch):
+    """Goal: asked to the end, the kernel would kill somebody; so it must not even be asked."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the kernel was asked"))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(MemoryError, match=f"no room for a segment of {2**62} bytes"):
+        Segment.create("pccl-test", 2**62, populate=True)
 
     assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,87 @@
+# cython: language_level=3, auto_pickle=False
+"""Shared memory of a descriptor, as objects that export buffers and that know their address.
+
+Here lives what `mmap` of the standard library lacks: a mapping that keeps no duplicate of the descriptor (before
+Python 3.13 it does, and a thousand segments would need two thousand), that can be populated at once, and a window
+of it that is the owner of every buffer taken from it: an array over a window holds the window, whatever else that
+stands for. Which memory is mapped, and when it is reused, is never decided here.
+
+Nothing is unmapped while somebody can reach it: buffers hold their window, windows hold their mapping.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uintptr_t
+
+from pccl._core cimport posix
+from pccl._core.park cimport raise_errno
+
+
+@cython.final
+@cython.no_gc
+cdef class Mapping:
+    """The first `nbytes` of the memory behind `fd`, which may be closed afterwards.
+
+    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault.
+    """
+
+    def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False):
+        cdef int flags = MAP_SHARED | MAP_POPULATE if populate else MAP_SHARED
+        cdef void *place
+        cdef int code
+        if nbytes <= 0:
+            raise ValueError(f"a mapping has at least one byte, not {nbytes}")
+        with nogil:
+            place = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0)
+            code = posix.errno
+        if place == MAP_FAILED:
+            raise_errno(code, f"mapping {nbytes} bytes of shared memory")
+        self.place = <char *> place
+        self.nbytes = nbytes
+
+    def __dealloc__(self):
+        if self.place != NULL:
+            # Gigabytes take tens of milliseconds, in which other threads may run.
+            with nogil:
+                munmap(self.place, self.nbytes)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
+
+    @property
+    def address(self) -> int:
+        """Where the first byte lies in this process."""
+        return <uintptr_t> self.place
+
+
+# No garbage collection: a window refers to a mapping, which refers to nothing.
+@cython.no_gc
+cdef class Window:
+    """`nbytes` of a mapping from `offset` on; its buffers keep the window alive, and not only the mapping."""
+
+    def __cinit__(self, Mapping mapping not None, Py_ssize_t offset, Py_ssize_t nbytes, *_):
+        if offset < 0 or nbytes < 0 or offset > mapping.nbytes - nbytes:
+            raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {mapping.nbytes} bytes")
+        self.mapping = mapping
+        self.place = mapping.place + offset
+        self.nbytes = nbytes
+        self.surrendered = False
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
+
+    @property
+    def address(self) -> int:
+        """Where the first byte lies in this process."""
+        return <uintptr_t> self.place
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes, writable."""
+        return memoryview(self)
+
+    def surrender(self) -> bool:
+        """True for the first caller, whichever thread that is, and False ever after."""
+        cdef bint first = not self.surrendered
+        self.surrendered = True
+        return first
