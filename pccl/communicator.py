@@ -1,8 +1,10 @@
 """The blocking user API of one peer: validate, post to the peer actor, wait, return or raise.
 
-The training process runs no thread of ours. A call goes down the actor's mailbox; its end is a slot in shared memory
-that the caller sleeps on, without the GIL, in short stretches: between two of them Ctrl-C is raised, log lines of the
-actor are passed on, and a dead or stopped actor is noticed. Nothing here decides anything about the run.
+The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the memory
+of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
+
+A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. One whose caller was interrupted is
+*abandoned*: nobody will wait for it, but its memory is held until its workers have let go.
 """
 
 from __future__ import annotations
@@ -12,36 +14,23 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ._core.events import NUMBERS
-from ._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology, Notice
+from ._core.messages import CallConnect, CallPending, CallTopology
 from ._core.park import monotonic_ns
-from ._core.wire import pack, unpack
-from .actors.spawning import ActorProcess
+from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
-from .errors import (
-    MasterConnectionError,
-    MasterLostError,
-    PCCLError,
-    TooFewPeersError,
-    UsageError,
-    error_from_outcome,
-)
+from .errors import MasterConnectionError, TooFewPeersError, UsageError
+from .handle import AsyncReduceHandle
 from .logs import configure_from_environment
-from .memory.slots import SlotsExhaustedError, SlotTable
 from .options import LANES_MAX, Options, nanoseconds
-from .outcomes import KIND_KICKED, KIND_MASTER_LOST, split
-from .values import Attribute, Result
+from .reduces import Reduces, describe
+from .values import Attribute, ReduceInfo, ReduceOp, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from .memory.slots import Slot
+    from .values import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 
-WAIT_SLICE_NS = 50_000_000  # how long a caller sleeps between looks at the actor: a dead one is noticed within this
-NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
-NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
 DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting
-
-_log = logging.getLogger("pccl.peer")
 
 
 class Numbers(NamedTuple):
@@ -71,7 +60,7 @@ class Communicator:
         *,
         options: Options | None = None,
     ) -> None:
-        self._actor: _Actor | None = None  # first, so that __del__ works after any error below
+        self._actor: ActorLink | None = None  # first, so that __del__ works after any error below
         self._process = os.getpid()
         self._host, self._port = parse_address(address)
         if not 0 <= peer_group < 1 << 32:
@@ -82,6 +71,7 @@ class Communicator:
         self._lanes = p2p_connection_pool_size or 1
         self._options = (options or Options()).overridden()
         self._numbers: Numbers | None = None  # what the last round said
+        self._reduces: Reduces | None = None  # of this membership
         self._closed = False
         configure_from_environment()
 
@@ -102,7 +92,8 @@ class Communicator:
         addresses, attempts_left = self._resolve(n_attempts)
         advertise_host, advertise_port = self._advertised()
         self._closed = False
-        self._actor = _Actor(self._options)
+        self._actor = ActorLink(self._options)
+        self._reduces = Reduces(self._actor, self._learn, lambda: self._last_round("all_reduce").group_world)
         try:
             text = "\n".join(f"{host} {port}" for host, port in addresses)
             payload = self._actor.call(
@@ -127,7 +118,7 @@ class Communicator:
         except BaseException:
             self._drop_actor()
             raise
-        self._numbers = Numbers._make(NUMBERS.unpack(payload))
+        self._learn(payload)
 
     def update_topology(self) -> None:
         """Agree with all members of all groups on who is in: admits newcomers, drops the dead, rewires rings."""
@@ -167,6 +158,67 @@ class Communicator:
             return numbers.largest_group
         raise ValueError(f"{attribute!r} is no Attribute")
 
+    # ------------------------------------------------------------------------------------------ collectives
+
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> ReduceInfo:
+        """Reduce `send` over all members of the group into `recv`, which may be the same tensor.
+
+        Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
+        """
+        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        outcome = self._reducing("all_reduce").run("all_reduce", descriptor)
+        if outcome.result:
+            raise outcome.error("all_reduce")
+        return outcome.info
+
+    def all_reduce_async(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """Launch a reduce and return at once; `wait()` on the handle hands over its result.
+
+        Until then neither tensor may be touched. Any number may be under way, each with its own tag.
+        """
+        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        reduces = self._reducing("all_reduce_async")
+        (one,) = reduces.launch("all_reduce_async", [descriptor])
+
+        def finish(timeout: float | None) -> tuple[int, ReduceInfo] | None:
+            deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
+            outcome = reduces.finish("wait", one, deadline_ns)
+            return None if outcome is None else (outcome.result, outcome.info)
+
+        return AsyncReduceHandle(finish, lambda: one.slot.done)
+
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
+    ) -> ReduceInfo:
+        """Run several reduces, `max_in_flight` at a time; what fails because a peer was lost runs again without it.
+
+        Raises `TooFewPeersError` if this peer is left alone. The bytes of all of them are summed.
+        """
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        name = "all_reduce_multiple_with_retry"
+        return self._reducing(name).run_all(name, list(descriptors), max_in_flight)
+
+    # ------------------------------------------------------------------------------------------ names and numbers
+
     @property
     def peer_id(self) -> int:
         """The number by which the master and its log know this peer."""
@@ -198,6 +250,8 @@ class Communicator:
         if self._process == os.getpid():
             actor.leave(DEL_WAIT)
             actor.close()
+            if self._reduces is not None:
+                self._reduces.close()
         else:
             actor.disown()
 
@@ -209,18 +263,31 @@ class Communicator:
     # ------------------------------------------------------------------------------------------ details
 
     def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
-        payload = self._member(name).call(
+        link = self._member(name)
+        self._reducing(name).require_none(name)
+        payload = link.call(
             name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns
         )
+        self._learn(payload)
+
+    def _learn(self, payload: bytes) -> None:
+        """News of the world."""
         self._numbers = Numbers._make(NUMBERS.unpack(payload))
 
-    def _member(self, name: str) -> _Actor:
+    def _member(self, name: str) -> ActorLink:
         """The actor of a membership, or the error that says why there is none."""
         if self._actor is None or self._process != os.getpid():
             self._check_process(name)
             what = "this communicator is closed" if self._closed else "not connected: call connect() first"
             raise UsageError(Result.INVALID_USAGE, name, what)
         return self._actor
+
+    def _reducing(self, name: str) -> Reduces:
+        """The reduces of this membership."""
+        self._member(name)
+        reduces = self._reduces
+        assert reduces is not None
+        return reduces
 
     def _last_round(self, name: str) -> Numbers:
         """What the last round said; read once, because another thread may be closing or connecting."""
@@ -261,8 +328,11 @@ class Communicator:
 
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
+        reduces, self._reduces = self._reduces, None
         self._numbers = None
         if actor is not None:
             actor.close()
+        if reduces is not None:
+            reduces.close()
 
 

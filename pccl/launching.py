@@ -17,12 +17,12 @@ from ._core.events import NUMBERS, REDUCED
 from ._core.operations import Operation
 from .memory.arena import default
 from .outcomes import KIND_REDUCE, split
-from .values import DeviceType, QuantizationAlgorithm, ReduceInfo
+from .values import DeviceType, ReduceInfo
 
 if TYPE_CHECKING:
     from .memory.arena import Piece
     from .memory.slots import Slot
-    from .values import QuantizationOptions, ReduceOp, TensorMemory
+    from .values import ReduceDescriptor, TensorMemory
 
 NOTHING = ReduceInfo(0, 0, 0)
 
@@ -30,25 +30,16 @@ NOTHING = ReduceInfo(0, 0, 0)
 class Launched:
     """A reduce between its launch and its outcome."""
 
-    __slots__ = ("_backup", "_count", "_op", "_places", "_quantization", "_recv", "_send", "_staging", "slot", "tag")
-
-    slot: Slot
+    __slots__ = ("_backup", "_count", "_places", "_recv", "_reduce", "_send", "_staging", "slot", "tag")
 
     def __init__(
-        self,
-        send: TensorMemory,
-        recv: TensorMemory,
-        count: int,
-        op: ReduceOp,
-        tag: int,
-        quantization: QuantizationOptions | None,
-        world: int,
+        self, slot: Slot, send: TensorMemory, recv: TensorMemory, reduce: ReduceDescriptor, world: int
     ) -> None:
-        self.tag = tag
+        self.slot = slot
+        self.tag = reduce.tag
         self._send, self._recv = send, recv
-        self._count = count
-        self._op = op
-        self._quantization = quantization
+        self._reduce = reduce
+        self._count = reduce.count
         self._staging: Piece | None = None
         self._backup: Piece | None = None
         self._places = self._find_places(world)
@@ -92,7 +83,7 @@ class Launched:
 
     def operation(self) -> Operation:
         """What the actor is told."""
-        quantization = self._quantization
+        quantization = self._reduce.quantization_options
         (sent, sent_offset), (received, received_offset), (backup, backup_offset) = self._places
         return Operation(
             self.slot.index,
@@ -100,7 +91,7 @@ class Launched:
             self.tag,
             self._count,
             self._send.datatype.value,
-            self._op.value,
+            self._reduce.op.value,
             0 if quantization is None else quantization.algorithm.value,
             0 if quantization is None else quantization.quantized_datatype.value,
             FLAG_BACKED_UP if backup else 0,
@@ -157,8 +148,3 @@ def read_failure(outcome: int, payload: bytes) -> tuple[int, int, bytes, str]:
     if kind == KIND_REDUCE:
         numbers, payload = payload[: NUMBERS.size], payload[NUMBERS.size :]
     return result, kind, numbers, payload.decode("utf-8", "replace")
-
-
-def is_quantized(options: QuantizationOptions | None) -> bool:
-    """Whether elements travel in another type than their own."""
-    return options is not None and options.algorithm is not QuantizationAlgorithm.NONE

@@ -221,6 +221,12 @@ class ReduceInfo:
     local_world_size: int
     tx_bytes: int
     rx_bytes: int
+    #: Where the time of this peer's workers went, summed over its lanes: in the middle of a frame,
+    network_seconds: float = 0.0
+    #: for the previous peer to send one,
+    neighbour_seconds: float = 0.0
+    #: and adding what had come.
+    reduce_seconds: float = 0.0
 
     @property
     def world_size(self) -> int:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from .board cimport Board, Job, LaneCount, Op
-from .mappings cimport Mappings
+from .segment_table cimport SegmentTable
 
 
 cdef enum:
@@ -38,7 +38,7 @@ cdef packed struct Header:
 # What a sender and a receiver have in common: a mailbox, a bell, a connection, and sleeping on all three.
 cdef class Lane:
     cdef readonly Board board
-    cdef readonly Mappings mappings
+    cdef readonly SegmentTable segments
     cdef readonly uint32_t wanted   # the segment that UNMAPPED is about
     cdef int lane
     cdef int epoll

@@ -1,7 +1,7 @@
 from typing import Final, Self, final
 
 from .board import Board
-from .mappings import Mappings
+from .segment_table import SegmentTable
 
 LANE_MAIL: Final[int]
 LANE_ENDED: Final[int]
@@ -13,7 +13,7 @@ class Lane:
     @property
     def board(self) -> Board: ...
     @property
-    def mappings(self) -> Mappings: ...
+    def segments(self) -> SegmentTable: ...
     @property
     def wanted(self) -> int: ...
     @property

@@ -67,7 +67,7 @@ cdef class Lane:
         self.board = board
         self.lane = lane
         self.connection = -1
-        self.mappings = Mappings()
+        self.segments = SegmentTable()
         self.count = &board.shared.lanes[sends][lane]
         memset(self.count, 0, sizeof(LaneCount))
         self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
@@ -208,7 +208,7 @@ cdef class Sender(Lane):
         cdef Op *op = self.job.op
         cdef uint32_t chunk = chunk_sent(&op.plan, op.rank, self.job.hop)
         cdef uint32_t segment = op.recv_segment if self.job.hop else op.send_segment
-        cdef char *base = self.mappings.base_of(segment)
+        cdef char *base = self.segments.base_of(segment)
         cdef uint64_t begin, end
         self.entered = True
         self.pending = base == NULL
@@ -431,21 +431,21 @@ cdef class Receiver(Lane):
         self.wanted = self.missing_segment(op)
         if self.wanted:
             return UNMAPPED
-        self.target = self.mappings.base_of(op.recv_segment) + op.recv_offset + begin * op.itemsize
+        self.target = self.segments.base_of(op.recv_segment) + op.recv_offset + begin * op.itemsize
         if self.header.hop + 1 >= op.plan.world and op.flags & BACKED_UP:
             # Only this peer's own chunk is overwritten without ever having been added to, and saved then.
-            backup = self.mappings.base_of(op.backup_segment) + op.backup_offset
+            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
             mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
             save(mark, self.target, backup + begin * op.itemsize, self.header.length)
         return GO_ON
 
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil:
         """The first segment of an operation that is not mapped here; 0 if all are."""
-        if self.mappings.base_of(op.send_segment) == NULL:
+        if self.segments.base_of(op.send_segment) == NULL:
             return op.send_segment
-        if self.mappings.base_of(op.recv_segment) == NULL:
+        if self.segments.base_of(op.recv_segment) == NULL:
             return op.recv_segment
-        if op.flags & BACKED_UP and self.mappings.base_of(op.backup_segment) == NULL:
+        if op.flags & BACKED_UP and self.segments.base_of(op.backup_segment) == NULL:
             return op.backup_segment
         return 0
 
@@ -544,10 +544,10 @@ cdef class Receiver(Lane):
         cdef uint32_t *mark = NULL
         block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
         begin *= op.itemsize
-        local = self.mappings.base_of(op.send_segment) + op.send_offset + begin
-        out = self.mappings.base_of(op.recv_segment) + op.recv_offset + begin
+        local = self.segments.base_of(op.send_segment) + op.send_offset + begin
+        out = self.segments.base_of(op.recv_segment) + op.recv_offset + begin
         if op.flags & BACKED_UP:
-            backup = self.mappings.base_of(op.backup_segment) + op.backup_offset
+            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
             mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
             backup += begin
         # The owner's last sum is the one that an average divides.

@@ -26,15 +26,15 @@ cdef class Mapping:
     """
 
     def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False):
-        cdef int flags = MAP_SHARED | MAP_POPULATE if populate else MAP_SHARED
+        cdef int flags = posix.MAP_SHARED | posix.MAP_POPULATE if populate else posix.MAP_SHARED
         cdef void *place
         cdef int code
         if nbytes <= 0:
             raise ValueError(f"a mapping has at least one byte, not {nbytes}")
         with nogil:
-            place = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0)
+            place = posix.mmap(NULL, nbytes, posix.PROT_READ | posix.PROT_WRITE, flags, fd, 0)
             code = posix.errno
-        if place == MAP_FAILED:
+        if place == posix.MAP_FAILED:
             raise_errno(code, f"mapping {nbytes} bytes of shared memory")
         self.place = <char *> place
         self.nbytes = nbytes
@@ -43,7 +43,7 @@ cdef class Mapping:
         if self.place != NULL:
             # Gigabytes take tens of milliseconds, in which other threads may run.
             with nogil:
-                munmap(self.place, self.nbytes)
+                posix.munmap(self.place, self.nbytes)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)

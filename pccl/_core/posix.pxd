@@ -121,8 +121,8 @@ cdef extern from "<sys/mman.h>" nogil:
     void *MAP_FAILED
     int PROT_READ
     int PROT_WRITE
-    int MAP_SHARED
-    int MAP_POPULATE                # fault all pages now, in one go
+    int MAP_SHARED                  # every holder sees what one of them writes, also after a fork
+    int MAP_POPULATE                # page tables are filled now, not by a fault at each first touch
 
 
 cdef extern from "<fcntl.h>" nogil:

@@ -123,7 +123,7 @@ class LaneWorker:
             fd, _ = self._segments.pop(message.segment, (-1, 0))
             if fd >= 0:
                 os.close(fd)
-            self._lane.mappings.remove(message.segment)
+            self._lane.segments.remove(message.segment)
 
     def _map(self, segment: int) -> None:
         """A block lies in a segment that is not mapped yet. Its announcement may still be in the mailbox."""
@@ -132,7 +132,7 @@ class LaneWorker:
             if not ready or not self._read_mailbox():
                 raise RuntimeError(f"segment {segment} was never announced")
         fd, nbytes = self._segments[segment]
-        self._lane.mappings.add(segment, fd, nbytes)
+        self._lane.segments.add(segment, fd, nbytes)
 
     def _report(self, reason: str) -> None:
         link = self._link

@@ -91,11 +91,14 @@ class LanePool:
     def __init__(
         self,
         loop: Loop,
+        life_fd: int,
+        *,
         on_link_ended: Callable[[int, str], None],
         on_worker_died: Callable[[str], None],
         on_board: Callable[[], None],
     ) -> None:
         self._loop = loop
+        self._life_fd = life_fd  # every worker holds it, which is all it is for
         self._on_link_ended = on_link_ended
         self._on_worker_died = on_worker_died
         self._on_board = on_board  # operations ended, let go of their memory, or lost the last of their workers
@@ -172,7 +175,7 @@ class LanePool:
             theirs.close()
             raise
         if pid == 0:
-            kept = [self._bell, *crew.bells[True], crew.bells[sends][index]]
+            kept = [self._life_fd, self._bell, *crew.bells[True], crew.bells[sends][index]]
             lane_worker.run(crew.board, theirs.fileno(), crew.bells[sends][index], kept, sends, index, actor)
         theirs.close()
         ours.setblocking(False)
@@ -231,10 +234,6 @@ class LanePool:
         if fd >= 0:
             self._tell_all(UnmapSegment(segment), [])
             os.close(fd)
-
-    def segment_bytes(self, segment: int) -> int:
-        """How large a segment is; 0 if there is none of that number."""
-        return self._segments.get(segment, (-1, 0))[1]
 
     def _tell_all(self, message: object, fds: list[int]) -> None:
         if self.crew is None:

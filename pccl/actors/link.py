@@ -74,7 +74,7 @@ class ActorLink:
         slot = self.acquire(name)
         try:
             self.post(name, build(slot))
-            while not self.wait(name, slot, WAIT_SLICE_NS if deadline_ns is None else self._slice(deadline_ns)):
+            while not self.wait(name, slot, self.slice(deadline_ns)):
                 if deadline_ns is not None and monotonic_ns() >= deadline_ns and not slot.done:
                     raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "the time to wait for more peers is over")
         except BaseException:
@@ -93,6 +93,11 @@ class ActorLink:
             raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
         except ValueError:
             raise self._dead(name) from None
+
+    def put_back(self, slot: Slot) -> None:
+        """Return a slot that the actor never heard of."""
+        self.slots.complete(slot.index, slot.sequence, 0)
+        slot.release()
 
     def post(self, name: str, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
@@ -195,8 +200,9 @@ class ActorLink:
     # ------------------------------------------------------------------------------------------ between two sleeps
 
     @staticmethod
-    def _slice(deadline_ns: int) -> int:
-        return max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
+    def slice(deadline_ns: int | None) -> int:
+        """How long to sleep before the next look around."""
+        return WAIT_SLICE_NS if deadline_ns is None else max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
 
     def _look_around(self, name: str, slot: Slot | None) -> None:
         """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""

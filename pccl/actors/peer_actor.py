@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
 
 from pccl._core.events import (
     DEBUG,
+    AbortOperation,
     AnswerLink,
     AppGone,
     AttachLink,
+    BeginOperation,
     Called,
     Complete,
     Dial,
     DialMaster,
     DropLink,
+    EndOperation,
     HangUp,
     KillLanes,
     LinkCame,
@@ -43,7 +47,17 @@ from pccl._core.events import (
     Tick,
     WorkerDied,
 )
-from pccl._core.messages import AT_PEER_DOOR, TO_PEER, CallConnect, JoinLane, Notice, Refused, Register
+from pccl._core.messages import (
+    AT_PEER_DOOR,
+    TO_PEER,
+    CallConnect,
+    CallShare,
+    CallUnshare,
+    JoinLane,
+    Notice,
+    Refused,
+    Register,
+)
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
 from pccl._core.wire import pack, unpack
@@ -57,6 +71,7 @@ from .faults import planned
 from .lanes import LanePool
 from .listening import Listening, bind_peer_port
 from .loop import IDLE_NS, Loop
+from .reducing import Reducing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +88,7 @@ MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training proces
 class PeerActor:
     """One membership of one communicator."""
 
-    def __init__(self, mailbox: socket.socket, slots: SlotTable) -> None:
+    def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
         self._mailbox = mailbox
         self._slots = slots
         self.loop = Loop()
@@ -91,9 +106,12 @@ class PeerActor:
         self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> not yet in a worker's hands
         self._lanes = LanePool(
             self.loop,
-            lambda link, reason: self._feed(LinkDown(link, reason)),
-            lambda reason: self._feed(WorkerDied(reason)),
+            life_fd,
+            on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
+            on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
+            on_board=lambda: self._reducing.look(),
         )
+        self._reducing = Reducing(self.loop, self._lanes, self._feed)
         mailbox.setblocking(False)
         self.loop.watch(mailbox.fileno(), self._read_mailbox)
 
@@ -111,23 +129,29 @@ class PeerActor:
 
     def _read_mailbox(self, _: int) -> None:
         try:
-            data = self._mailbox.recv(MAILBOX_BYTES_MAX)
+            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, fds = b"", []
         if not data:
             self._app_gone("the training process closed its mailbox")
             return
         call = unpack(data)
-        if self._state is None and isinstance(call, CallConnect):
-            self._begin(call)
-        if self._state is not None:
-            self._feed(Called(call))
+        if isinstance(call, CallShare):
+            self._lanes.share(call.segment, fds[0], call.nbytes)
+        elif isinstance(call, CallUnshare):
+            self._lanes.unshare(call.segment)
+        else:
+            if self._state is None and isinstance(call, CallConnect):
+                self._begin(call)
+            if self._state is not None:
+                self._feed(Called(call))
 
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""
         self._join = call
+        self._lanes.size = max(call.lanes, 1)
         options = Options.decode(call.options.decode())
         self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
@@ -181,6 +205,7 @@ class PeerActor:
         if self._listening is not None:
             self._listening.tick(now_ns)
         if self._state is not None:
+            self._reducing.report()
             self._feed(Tick())
 
     # ------------------------------------------------------------------------------------------ the machine
@@ -245,6 +270,7 @@ class PeerActor:
             self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
 
     def _kill_lanes(self, _: KillLanes) -> None:
+        self._reducing.lose_crew()
         self._lanes.kill()
 
     def _stop(self, _: Stop) -> None:
@@ -336,6 +362,9 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     AnswerLink: PeerActor._answer_link,
     AttachLink: PeerActor._attach_link,
     DropLink: PeerActor._drop_link,
+    BeginOperation: lambda actor, action: actor._reducing.begin(action),
+    AbortOperation: lambda actor, action: actor._reducing.abort(action.sequence),
+    EndOperation: lambda actor, action: actor._reducing.end(action.sequence),
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
     Stop: PeerActor._stop,
@@ -343,8 +372,8 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the started process: descriptors of mailbox and slots, the parent, and whether to die with it."""
-    mailbox_fd, slots_fd, parent, die = (int(argument) for argument in arguments)
+    """Entry of the started process: descriptors of mailbox, slots and life, the parent, and whether to die with it."""
+    mailbox_fd, slots_fd, life_fd, parent, die = (int(argument) for argument in arguments)
     if die:
         die_with_parent(signal.SIGKILL)
     try:
@@ -358,12 +387,22 @@ def main(arguments: list[str]) -> int:
     for number in held:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
-    actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd))
+    raise_descriptor_limit()
+    actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd), life_fd)
     # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
     gc.freeze()
     gc.disable()
     actor.run(parent_fd)
     return 0
+
+
+def raise_descriptor_limit() -> None:
+    """A large pool and many segments need more descriptors than a shell allows; this process uses no select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass  # then the usual limit applies, and spawning says so if it is too small
 
 
 if __name__ == "__main__":

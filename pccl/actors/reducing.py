@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
-from pccl._core.kernels import itemsize
+from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pccl._core.events import BeginOperation
-    from pccl._core.operations import Operation
 
     from .lanes import Crew, LanePool
     from .loop import Loop
@@ -32,11 +30,10 @@ ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that take
 class Reducing:
     """All operations of this peer that have commenced and have no verdict yet."""
 
-    def __init__(self, loop: Loop, lanes: LanePool, feed: Callable[[Any], None], give_up: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, lanes: LanePool, feed: Callable[[Any], None]) -> None:
         self._loop = loop
         self._lanes = lanes
         self._feed = feed
-        self._give_up = give_up  # the workers are of no use any more
         self._waiting: deque[BeginOperation] = deque()  # commenced, not yet on a board
         self._running: dict[int, Crew] = {}  # sequence -> whose board it is on
         self._aborting: dict[int, Crew] = {}  # the same, of those whose workers are asked to let go
@@ -89,11 +86,12 @@ class Reducing:
             if not crew.killed:
                 self._feed(ReduceProgress(sequence, crew.board.moved(sequence)))
 
-    def crew_killed(self, crew: Crew) -> None:
-        """Keep what the crew had counted."""
-        sent, received = crew.board.totals()
-        self._sent += sent
-        self._received += received
+    def lose_crew(self) -> None:
+        """The crew is about to be killed: keep what it has counted."""
+        if self._lanes.crew is not None:
+            sent, received = self._lanes.crew.board.totals()
+            self._sent += sent
+            self._received += received
 
     def _put_up(self) -> None:
         crew = self._lanes.crew
@@ -116,13 +114,5 @@ class Reducing:
     def _insist(self, sequence: int) -> None:
         crew = self._aborting.get(sequence)
         if crew is not None and not crew.killed and not crew.board.is_quiet(sequence):
-            self._give_up(f"a worker did not let go of an aborted operation in {ABORT_GRACE_NS // 1_000_000} ms")
-
-    def is_inside(self, operation: Operation) -> bool:
-        """Whether an operation names memory that this actor was given."""
-        nbytes = operation.count * itemsize(operation.datatype)
-        places = [
-            (operation.send_segment, operation.send_offset),
-            (operation.recv_segment, operation.recv_offset),
-        ]
-        return all(offset + nbytes <= self._lanes.segment_bytes(segment) for segment, offset in places)
+            grace = f"{ABORT_GRACE_NS // 1_000_000} ms"
+            self._feed(WorkerDied(f"a worker did not let go of an aborted operation in {grace}"))

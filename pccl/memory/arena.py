@@ -331,6 +331,10 @@ class Arena:
         offset = address - region.address
         return (region.number, offset) if offset + nbytes <= region.nbytes and offset < region.nbytes else None
 
+    def mapping(self, segment: int) -> Mapping:
+        """The mapping of a segment; who holds it keeps the memory mapped. KeyError if it is gone."""
+        return self._regions[segment].segment.mapping
+
     def descriptor(self, segment: int) -> tuple[int, int]:
         """(fd, bytes) of a segment, to be passed to another process; KeyError if it is gone."""
         region = self._regions[segment]

@@ -1,0 +1,257 @@
+"""All reduces of one membership that are under way: launching, waiting, retrying, and who still has to wait for what.
+
+A reduce is *un-awaited* from its launch until its outcome was handed out. One whose caller was interrupted is
+*abandoned*: nobody will ask for it, but its memory is held until no worker can touch it. Nothing here raises for a
+reduce that failed at a peer; that is an outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._core.messages import CallAwait, CallReduce
+from ._core.operations import OPERATIONS_MAX, pack_operations
+from ._core.park import monotonic_ns
+from .errors import PCCLError, TooFewPeersError, UsageError, error_from_outcome
+from .launching import NOTHING, Launched, read_failure
+from .memory.arena import default
+from .outcomes import KIND_PLAIN
+from .records import record
+from .values import (
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    Result,
+    TensorMemory,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from .actors.link import ActorLink
+    from .values import QuantizationOptions, ReduceOp
+
+AWAIT_NS = 1_000_000_000  # who has waited this long says so: only then can the master explain calls that never meet
+
+
+@record
+class Outcome:
+    """How a reduce ended."""
+
+    result: int
+    kind: int
+    info: ReduceInfo
+    reason: str
+
+    def error(self, name: str) -> PCCLError:
+        """The exception that says so."""
+        return error_from_outcome(self.result, self.kind, name, self.reason)
+
+
+class Reduces:
+    """The reduces of one membership."""
+
+    def __init__(self, link: ActorLink, on_numbers: Callable[[bytes], None], world: Callable[[], int]) -> None:
+        self._link = link
+        self._on_numbers = on_numbers  # a failure brings news of the world
+        self._world = world  # members of the group, as far as this peer knows
+        self._pending: dict[int, Launched] = {}  # tag -> un-awaited
+        self._abandoned: list[Launched] = []
+        default().watch(link.unshare)
+
+    # ------------------------------------------------------------------------------------------ one by one
+
+    def launch(self, name: str, descriptors: Sequence[ReduceOpDescriptor]) -> list[Launched]:
+        """Post these reduces, in one message."""
+        world = self._world()
+        if world < 2:
+            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "this peer is alone in its group; wait for others")
+        if not descriptors:
+            return []
+        for descriptor in descriptors:
+            tag = descriptor.reduce_descriptor.tag
+            if tag in self._pending:
+                message = f"tag {tag} is in use by a reduce that was not awaited; wait() for it, or use another tag"
+                raise UsageError(Result.INVALID_ARGUMENT, name, message)
+        self._sort_abandoned()
+        launched: list[Launched] = []
+        try:
+            for descriptor in descriptors:
+                launched.append(self._prepare(name, descriptor, world))
+        except BaseException:
+            for one in launched:
+                one.release()
+                self._link.put_back(one.slot)
+            raise
+        for one in launched:
+            self._pending[one.tag] = one
+        try:
+            self._link.post(name, CallReduce(pack_operations([one.operation() for one in launched])))
+        except BaseException:
+            for one in launched:
+                self._abandon(one)
+            raise
+        return launched
+
+    def _prepare(self, name: str, descriptor: ReduceOpDescriptor, world: int) -> Launched:
+        """Everything but the message: a slot, and memory that the actor knows."""
+        reduce = descriptor.reduce_descriptor
+        slot = self._link.acquire(name)
+        try:
+            one = Launched(slot, descriptor.send, descriptor.recv, reduce, world)
+            for segment in one.segments:
+                self._link.share(name, segment, default().descriptor)
+        except BaseException:
+            self._link.put_back(slot)
+            raise
+        return one
+
+    def finish(self, name: str, one: Launched, deadline_ns: int | None = None) -> Outcome | None:
+        """Wait for a reduce: its outcome, or None if the deadline came first."""
+        began_ns, told = monotonic_ns(), False
+        try:
+            while not self._link.wait(name, one.slot, self._link.slice(deadline_ns)):
+                now_ns = monotonic_ns()
+                if deadline_ns is not None and now_ns >= deadline_ns and not one.slot.done:
+                    return None
+                if not told and now_ns - began_ns > AWAIT_NS:
+                    told = True
+                    self._link.post(name, CallAwait(one.slot.index, one.slot.sequence))
+        except PCCLError as error:
+            # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
+            self._link.bury()
+            self._forget(one)
+            one.fail()
+            return Outcome(error.result.value, KIND_PLAIN, NOTHING, error.message)
+        self._forget(one)
+        return self._settle(one)
+
+    def _settle(self, one: Launched) -> Outcome:
+        outcome, payload = self._link.take(one.slot)
+        if outcome == 0:
+            return Outcome(0, KIND_PLAIN, one.succeed(payload), "")
+        result, kind, numbers, reason = read_failure(outcome, payload)
+        if numbers:
+            self._on_numbers(numbers)
+        one.fail()
+        return Outcome(result, kind, NOTHING, reason)
+
+    def _forget(self, one: Launched) -> None:
+        if self._pending.get(one.tag) is one:
+            del self._pending[one.tag]
+
+    def _abandon(self, one: Launched) -> None:
+        """The caller was interrupted."""
+        self._forget(one)
+        self._abandoned.append(one)
+        self._link.cancel(one.slot)
+
+    def _sort_abandoned(self) -> None:
+        for one in [one for one in self._abandoned if one.slot.done]:
+            self._abandoned.remove(one)
+            self._settle(one)
+
+    def require_none(self, name: str) -> None:
+        """Before a call that excludes reduces: none is un-awaited, and what was abandoned is over."""
+        if self._pending:
+            tags = ", ".join(str(tag) for tag in sorted(self._pending)[:8])
+            message = f"reduces were launched and not awaited (tags {tags}); wait() for them first"
+            raise UsageError(Result.PENDING_ASYNC_OPS, name, message)
+        while self._abandoned:
+            self._link.wait(name, self._abandoned[-1].slot)
+            self._sort_abandoned()
+
+    def close(self) -> None:
+        """The membership is over and no worker is left: what was under way has failed."""
+        default().unwatch(self._link.unshare)
+        for one in [*self._pending.values(), *self._abandoned]:
+            one.fail()
+        self._pending.clear()
+        self._abandoned.clear()
+
+    # ------------------------------------------------------------------------------------------ all of them
+
+    def run(self, name: str, descriptor: ReduceOpDescriptor) -> Outcome:
+        """Launch one and wait for it."""
+        (one,) = self.launch(name, [descriptor])
+        return self.complete(name, one)
+
+    def complete(self, name: str, one: Launched) -> Outcome:
+        """Wait for one that nobody else can wait for."""
+        try:
+            outcome = self.finish(name, one)
+        except BaseException:
+            self._abandon(one)
+            raise
+        assert outcome is not None
+        return outcome
+
+    def run_all(self, name: str, descriptors: Sequence[ReduceOpDescriptor], in_flight: int) -> ReduceInfo:
+        """Run all of them, so many at a time, and again with the survivors what failed because a peer was lost."""
+        waiting = list(enumerate(descriptors))
+        flying: list[tuple[int, Launched]] = []
+        infos: list[ReduceInfo] = []
+        failure: Outcome | None = None
+        try:
+            while waiting or flying:
+                if failure is None and waiting and len(flying) < in_flight:
+                    flying += self._launch_next(name, waiting, min(in_flight - len(flying), OPERATIONS_MAX))
+                    continue
+                if not flying:
+                    break
+                index, one = flying.pop(0)
+                outcome = self.complete(name, one)
+                if outcome.result == 0:
+                    infos.append(outcome.info)
+                elif outcome.result == Result.RANK_CONNECTION_LOST.value:
+                    waiting.append((index, descriptors[index]))
+                    waiting.sort(key=lambda item: item[0])
+                else:
+                    failure = failure or outcome
+        except BaseException:
+            for _, one in flying:
+                self._abandon(one)
+            raise
+        if failure is not None:
+            raise failure.error(name)
+        return _summed(infos)
+
+    def _launch_next(
+        self, name: str, waiting: list[tuple[int, ReduceOpDescriptor]], count: int
+    ) -> list[tuple[int, Launched]]:
+        batch = waiting[:count]
+        launched = self.launch(name, [descriptor for _, descriptor in batch])
+        del waiting[:count]
+        return [(index, one) for (index, _), one in zip(batch, launched, strict=True)]
+
+
+def describe(
+    send: Any,
+    recv: Any,
+    op: ReduceOp,
+    tag: int,
+    operand: ReduceOperandDescriptor | None,
+    quantization: QuantizationOptions | None,
+) -> ReduceOpDescriptor:
+    """The arguments of a reduce, checked."""
+    if not 0 <= tag < 1 << 64:
+        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}")
+    sent = TensorMemory.of(send)
+    received = sent if send is recv else TensorMemory.of(recv)
+    if type(send) is not type(recv) and type(send).__module__.split(".")[0] != type(recv).__module__.split(".")[0]:
+        raise ValueError(f"send is a {type(send).__qualname__} but recv is a {type(recv).__qualname__}; pass two of a kind")
+    operand = operand or ReduceOperandDescriptor(sent.datatype)
+    return ReduceOpDescriptor(sent, received, ReduceDescriptor(sent.numel, op, tag, operand, quantization))
+
+
+def _summed(infos: list[ReduceInfo]) -> ReduceInfo:
+    return ReduceInfo(
+        infos[-1].local_world_size if infos else 0,
+        sum(info.tx_bytes for info in infos),
+        sum(info.rx_bytes for info in infos),
+        sum(info.network_seconds for info in infos),
+        sum(info.neighbour_seconds for info in infos),
+        sum(info.reduce_seconds for info in infos),
+    )
