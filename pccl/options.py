@@ -28,6 +28,7 @@ SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts
 EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was ever whole counts as unreachable
 STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
 SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinity has no nanoseconds
+TAGS_MAX = 1 << 16  # reduces a peer may have under way: as many as it can have completion slots
 GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop
 
 
@@ -46,6 +47,7 @@ class Options:
     vote_warning: float = 30.0  # a vote that waits this long names who is missing
     vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else stragglers are kicked
     deadlock_timeout: float = 3.0  # calls that can never meet are explained after this, well under five seconds
+    stall_timeout: float = 10.0  # a reduce that moves no byte for so long, or 8 of its longest pauses, is given up
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
     close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
     slots: int = 1024  # calls in flight per communicator
@@ -106,7 +108,7 @@ class Options:
 
 _NEVER_ZERO = (
     *("heartbeat_interval", "connect_timeout", "handshake_timeout"),
-    *("wire_timeout", "deadlock_timeout", "start_timeout"),
+    *("wire_timeout", "deadlock_timeout", "stall_timeout", "start_timeout"),
 )
 
 _TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Options.__match_args__}

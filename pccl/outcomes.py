@@ -6,15 +6,19 @@ holds the two together. A kind beside the result says what kind of end it was. A
 
 SUCCESS = 0
 INTERNAL_ERROR = 2
+INVALID_ARGUMENT = 3
 INVALID_USAGE = 4
+TOO_FEW_PEERS = 5
 MASTER_CONNECTION_FAILED = 6
 RANK_CONNECTION_FAILED = 7
 RANK_CONNECTION_LOST = 8
+PENDING_ASYNC_OPS = 10
 
 KIND_PLAIN = 0  # the result alone decides
 KIND_KICKED = 1  # the master ended this peer's membership and said why
 KIND_MASTER_LOST = 2  # the connection to the master is gone
 KIND_CANCELLED = 3  # the caller itself gave the call up
+KIND_REDUCE = 4  # the result decides; ahead of the text are the numbers of the world, which are news
 
 
 def join(result: int, kind: int) -> int:

@@ -2,7 +2,8 @@
 
 A call is known by the name its users know it by. It is open from its first vote until the master closes it; a vote may
 be withdrawn until then. What can be read off the votes alone is here: who is missing, how long the others have waited,
-and which calls can never meet. What follows from it is the master's decision. Part of the master's machine; pure.
+and which calls can never meet. Collectives keep their own votes and show them as open calls too. What follows from all
+of it is the master's decision. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 from pccl.records import record
 
 from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .collectives import Tally
 
 
 @record
@@ -21,8 +26,22 @@ class Vote:
     since_ns: int
 
 
+@record
+class OpenCall:
+    """A call under way, as those see it who wait in it."""
+
+    name: str
+    missing: frozenset[int]  # who has yet to make it
+    waiting: dict[int, int]  # who blocks in it, since when; who made it and goes on meanwhile is in neither
+    tally: Tally | None = None  # the collective's own votes; None: a call of all members of the run
+
+    def waited_ns(self, now_ns: int) -> int:
+        """How long the first one has waited for somebody who is missing; 0 if nobody waits or nobody is missing."""
+        return now_ns - min(self.waiting.values()) if self.missing and self.waiting else 0
+
+
 class Ballots:
-    """All calls under way."""
+    """All calls under way that concern every member of the run."""
 
     __slots__ = ("_warned", "votes")
 
@@ -49,31 +68,41 @@ class Ballots:
         self._warned.discard(name)
         return closed
 
-    def waited_ns(self, name: str, electorate: set[int], now_ns: int) -> int:
-        """How long the first voter has waited for somebody who is missing; 0 if nobody waits or nobody is missing."""
-        votes = self.votes[name]
-        if not votes or len(votes) >= len(electorate):
-            self._warned.discard(name)
-            return 0
-        return now_ns - min(vote.since_ns for vote in votes.values())
+    def open_calls(self, electorate: set[int]) -> list[OpenCall]:
+        """Every call that somebody is in."""
+        calls = []
+        for name, votes in self.votes.items():
+            missing = frozenset(electorate - votes.keys()) if votes else frozenset()
+            if not missing:
+                self._warned.discard(name)
+            if votes:
+                calls.append(OpenCall(name, missing, {peer: vote.since_ns for peer, vote in votes.items()}))
+        return calls
 
-    def is_news(self, name: str) -> bool:
+    def is_news(self, call: OpenCall) -> bool:
         """Whether this call's long wait is reported for the first time."""
-        if name in self._warned:
-            return False
-        self._warned.add(name)
-        return True
+        if call.tally is not None:
+            news = not call.tally.warned
+            call.tally.warned = True
+        else:
+            news = call.name not in self._warned
+            self._warned.add(call.name)
+        return news
 
-    def missing(self, name: str, electorate: set[int]) -> str:
-        """Who has not made that call, and what they do instead."""
-        return describe_missing(self.votes, sorted(electorate - set(self.votes[name])))
 
-    def take_stuck(self, names: list[str], electorate: set[int], oldest_ns: int) -> tuple[str, list[tuple[int, int]]]:
-        """End the calls among these that can never meet, if all of them are that old: why, and (peer, call) of each."""
-        everybody = frozenset(electorate)
-        calls = [Waiting(name, everybody, frozenset(self.votes[name])) for name in names if self.votes[name]]
-        stuck = find_stuck(calls) if len(calls) > 1 else set()
-        involved = [(call.name, peer) for call in calls for peer in sorted(call.present & stuck)]
-        if not stuck or any(self.votes[name][peer].since_ns > oldest_ns for name, peer in involved):
-            return "", []
-        return explain_stuck(calls, stuck), [(peer, self.votes[name].pop(peer).call) for name, peer in involved]
+def name_missing(missing: frozenset[int] | set[int], calls: list[OpenCall]) -> str:
+    """Who is missing, and in which of these calls they are instead."""
+    present: dict[str, dict[int, int]] = {}
+    for call in calls:
+        present.setdefault(call.name, {}).update(call.waiting)
+    return describe_missing(present, sorted(missing))
+
+
+def find_deadlock(calls: list[OpenCall], oldest_ns: int) -> tuple[str, list[tuple[OpenCall, int]]]:
+    """The calls among these that can never meet, if all of them are that old: why, and who is in which."""
+    waits = [Waiting(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
+    stuck = find_stuck(waits) if len(waits) > 1 else set()
+    involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & stuck)]
+    if not stuck or any(call.waiting[peer] > oldest_ns for call, peer in involved):
+        return "", []
+    return explain_stuck(waits, stuck), involved

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .messages import JoinLane, Register
+    from .operations import Operation
 
 # Levels of the logging module, by number, because the actors do not import it before they have something to say.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -27,6 +28,10 @@ PENDING = "are_peers_pending"
 # The payload of a completed connect or update_topology: peer id, round, epoch, then the world in numbers (global, own
 # group, groups, largest group).
 NUMBERS = struct.Struct("<QQIIIII")
+# The payload of a completed reduce: members of the ring, bytes sent and received, then where the time went (waiting for
+# the network, waiting for the neighbours to have something, reducing). That of a failed one is NUMBERS and the reason,
+# under KIND_REDUCE; where there is no world to count, the kind says so and the payload is the reason alone.
+REDUCED = struct.Struct("<IQQQQQ")
 
 # ---------------------------------------------------------------------------------------------- shared
 
@@ -157,6 +162,41 @@ class WorkerDied:
     reason: str
 
 
+@record
+class ReduceEnded:
+    """This peer's part in an operation is complete: it received and sent everything."""
+
+    sequence: int
+    tx_bytes: int
+    rx_bytes: int
+    network_ns: int
+    neighbour_ns: int
+    reduce_ns: int
+
+
+@record
+class ReduceQuiet:
+    """The answer to AbortOperation: no worker touches the memory any more, and it is what it was before."""
+
+    sequence: int
+
+
+@record
+class ReduceProgress:
+    """How many bytes an operation has moved so far; comes ahead of a Tick, for each one that runs."""
+
+    sequence: int
+    moved: int
+
+
+@record
+class Traffic:
+    """How many bytes all lanes have moved since this process began; comes ahead of a Tick."""
+
+    tx_bytes: int
+    rx_bytes: int
+
+
 # ---------------------------------------------------------------------------------------------- peer: actions
 
 
@@ -223,6 +263,37 @@ class DropLink:
     """Close the connection, wherever it is."""
 
     link: int
+
+
+@record
+class BeginOperation:
+    """Run an operation over the ring, whose lanes are all up. Sequences grow; all members begin in the same order."""
+
+    sequence: int
+    operation: Operation
+    rank: int
+    world: int
+
+
+@record
+class AbortOperation:
+    """Let go of an operation that was begun and restore its memory; answered by one ReduceQuiet, in an event of its own.
+
+    Comes ahead of every action of the same event that touches lanes or workers.
+    """
+
+    sequence: int
+
+
+@record
+class EndOperation:
+    """Forget the operation: its verdict is there, and its memory belongs to the caller again.
+
+    Comes exactly once for each BeginOperation, just ahead of the Complete of its slot, unless this process ends first:
+    after success at once, after an abort when it is both quiet and judged.
+    """
+
+    sequence: int
 
 
 @record

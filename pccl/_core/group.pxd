@@ -1,5 +1,7 @@
 # What a group's ring consists of; the bodies are in group.pyx.
 
+from .collectives cimport Collectives
+
 cdef class Group:
     cdef readonly object number        # the peer group's number, chosen by users
     cdef readonly list ring            # peer ids in ring order, newcomers among them
@@ -12,3 +14,4 @@ cdef class Group:
     cdef readonly long long ordered_ns # when the latest order was given
     cdef public object revision        # expected revision of the shared state; -1 before the first agreement
     cdef public bytes digest           # what was agreed at that revision
+    cdef readonly Collectives collectives  # what its members reduce together

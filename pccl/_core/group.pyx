@@ -7,9 +7,10 @@ epoch, leaves it alone: so only changed edges are rewired, and both ends of an e
 meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
 edge breaks again and again before the ring is whole counts as one.
 
-Part of the master's machine; pure, and knows nothing of votes.
+Its collectives are beside it, in a machine of their own. Part of the master's machine; pure, and knows nothing of votes.
 """
 
+from .collectives cimport Collectives
 from .messages import Wire
 from .ring import choose_victim, find_ring, steps_of
 
@@ -29,6 +30,7 @@ cdef class Group:
         self.ordered_ns = 0
         self.revision = -1
         self.digest = b""
+        self.collectives = Collectives(number)
 
     def add(self, peer):
         """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
@@ -42,11 +44,16 @@ cdef class Group:
     def remove(self, peer):
         """A member is gone; its two edges with it."""
         self.ring.remove(peer)
+        self.collectives.remove(peer)
         self.newcomers.discard(peer)
         self.waiting.discard(peer)
         self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
         self.marks = {pair: mark for pair, mark in self.marks.items() if peer not in pair}
         self.losses = {pair: count for pair, count in self.losses.items() if peer not in pair}
+
+    def size(self):
+        """How many members it has; newcomers do not count."""
+        return len(self.ring) - len(self.newcomers)
 
     def lose_edge(self, source, target, epoch):
         """An edge broke though its peers live: how often since the ring was whole. 0 if that edge is already history."""
@@ -95,13 +102,13 @@ cdef class Group:
         self.edges = {step: standing.get(step, self.epoch) for step in steps_of(self.ring)}
         for index, peer_id in enumerate(self.ring):
             if count < 2:
-                wires.append((peer_id, Wire(self.epoch, 0, 0, 0, 0, 0, 0, 0, "")))
+                wires.append((peer_id, Wire(self.epoch, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")))
                 break
             here = peers[peer_id]
             previous_id, next_id = self.ring[index - 1], self.ring[(index + 1) % count]
             previous, following = peers[previous_id], peers[next_id]
             wires.append((peer_id, Wire(
-                self.epoch,
+                self.epoch, index, count,
                 next_id, self.edges[(peer_id, next_id)], min(here.lanes, following.lanes),
                 previous_id, self.edges[(previous_id, peer_id)], min(previous.lanes, here.lanes),
                 following.port, following.host,

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The master's machine: who is in, in which ring, and which calls are agreed. Events in, actions out.
+"""The master's machine: which calls are agreed, and who may come in. Events in, actions out. Rings: see `membership`.
 
 **Phases.** A peer that came through the door is *registered*; it becomes *accepted* in a topology round. `TRANSITIONS`
 says which message is legal in which phase; anything else costs the sender its connection, with the reason sent first.
@@ -13,6 +13,9 @@ admits whoever registers at once. Votes that wait for a larger group keep the ro
 once, without a vote and without any other group. The same happens to an edge that breaks between two living peers. A
 pair that cannot connect is routed around; if no ring exists, a newcomer is refused, and only without one a veteran.
 
+**Collectives** are a group's own affair, in `collectives`. A ring that changes ends all of its group; while a member has
+one without a verdict it cannot vote on the topology, so no round closes over it.
+
 **After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed round,
 closes a unanimous one. The work of an event does not grow with the number of peers, except where everybody is told.
 
@@ -21,48 +24,35 @@ No socket, clock, file, thread or random source in here: time is an argument, th
 
 from collections import deque
 
-from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, STORY_EVENTS_MAX, nanoseconds
+from pccl.options import STORY_EVENTS_MAX, nanoseconds
 from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 
+from .membership cimport Membership
 from .roster cimport Peer
-from .ballots import Ballots, Vote
+from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
-from .events import INFO, PENDING, TOPOLOGY, WARNING, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from .events import INFO, PENDING, TOPOLOGY, WARNING, PeerCame, PeerSaid, PeerWent, Tick
 from .group import Group
+from .master_check import check_master
 from .messages import (
-    Accepted, Beat, CallFailed, EdgeLost, Kick, Leave, Notice, PendingAnswer, Registered, TopologyDone, VotePending,
-    VoteTopology, WireFailed, Wired, Withdraw,
+    Accepted, Awaiting, Beat, CallFailed, EdgeLost, Finished, Initiate, Leave, Notice, PendingAnswer, TopologyDone,
+    VotePending, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from .roster import ACCEPTED, REGISTERED
 from .story import attach
 
 
-cdef class MasterState:
+cdef class MasterState(Membership):
     """`handle(event, now_ns) -> actions`, and nothing else changes it."""
 
     def __init__(self, bytes run, options, now_ns=0):
-        self.run = run
-        self.options = options
-        self.peers = {}
-        self.conns = {}
-        self.groups = {}
-        self.accepted = set()
-        self.registered = set()
-        self.admitting = set()
+        super().__init__(run, options, Ballots(TOPOLOGY, PENDING), now_ns)
         self.admission = False
-        self.ballots = Ballots(TOPOLOGY, PENDING)
-        self.votes = self.ballots.votes
-        self.next_id = 1
         self.round = 0
         self.story = deque(maxlen=STORY_EVENTS_MAX)
-        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
-        self.interval_ns = nanoseconds(options.heartbeat_interval)
-        self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.checking = options.check
-        self.beat_ns = self.now_ns = now_ns
+        self.beat_ns = now_ns
         self.next_deadline_ns = now_ns + self.interval_ns
-        self.actions = []
-        self.wiring, self.changed = set(), set()
         self.held = self.stopped = False
 
     def handle(self, event, long long now_ns):
@@ -104,60 +94,13 @@ cdef class MasterState:
             self.check()
         return actions
 
-    # ------------------------------------------------------------------------------------------ membership
-
-    def _register(self, event):
-        register = event.register
-        if register.group not in self.groups and len(self.groups) + len(self.registered) >= GROUPS_MAX:
-            self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
-            self.actions.append(Dismiss(event.conn))
-            return
-        peer = Peer(self.next_id, event.conn, register, event.host, self.now_ns)
-        self.next_id += 1
-        self.peers[peer.id] = self.conns[event.conn] = peer
-        self.registered.add(peer.id)
-        self._send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
-        self._log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
-
-    def _remove(self, Peer peer, str how, str reason):
-        """Take a peer out of everything. `how` is lost, left or kicked, and one of the counters."""
-        group = self._ring_of(peer)
-        del self.peers[peer.id], self.conns[peer.conn]
-        self.accepted.discard(peer.id)
-        self.registered.discard(peer.id)
-        self.admitting.discard(peer.id)
-        self.ballots.drop(peer.id)
-        if group is not None:
-            group.remove(peer.id)
-            self.changed.add(peer.group)
-            if not group.ring:
-                self._forget_ring(group)
-        self.counters[how] += 1
-        self._log(INFO if how == "left" else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
-
-    def _forget_ring(self, group):
-        """The last member is gone. What was agreed stays known; a group that never agreed on anything leaves no trace."""
-        self.changed.discard(group.number)
-        self.wiring.discard(group.number)
-        if group.revision < 0:
-            del self.groups[group.number]
-
-    def _kick(self, Peer peer, int result, str reason):
-        self._send(peer, Kick(result, reason))
-        self.actions.append(Dismiss(peer.conn))
-        self._remove(peer, "kicked", reason)
-
-    def _on_leave(self, Peer peer, message):
-        self.actions.append(Dismiss(peer.conn))
-        self._remove(peer, "left", message.reason or "goodbye")
-
-    def _on_beat(self, Peer peer, message):
-        pass  # hearing of it was the point
-
     # ------------------------------------------------------------------------------------------ votes
 
     def _on_vote_topology(self, Peer peer, message):
-        self._vote(TOPOLOGY, peer, Vote(message.call, message.wanted, self.now_ns))
+        if self.groups[peer.group].collectives.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, "voted on the topology while a reduce of its own has no verdict")
+        else:
+            self._vote(TOPOLOGY, peer, Vote(message.call, message.wanted, self.now_ns))
 
     def _on_vote_pending(self, Peer peer, message):
         self._vote(PENDING, peer, Vote(message.call, 0, self.now_ns))
@@ -173,51 +116,51 @@ cdef class MasterState:
     def _on_withdraw(self, Peer peer, message):
         self.ballots.withdraw(peer.id, message.call)
 
-    # ------------------------------------------------------------------------------------------ rings
+    # ------------------------------------------------------------------------------------------ collectives
 
-    def _ring_of(self, Peer peer):
-        """The ring this peer was ordered into, if any: exactly members and those being admitted are in one."""
-        if peer.id in self.accepted or peer.id in self.admitting:
-            return self.groups[peer.group]
-        return None
+    def _collectives(self, Peer peer):
+        """Those of its group, which will have something to tell when this event is over."""
+        self.stirred.add(peer.group)
+        return self.groups[peer.group].collectives
 
-    def _ring_reported_by(self, Peer peer):
-        """A peer that was ordered into no ring has nothing to report about one."""
-        group = self._ring_of(peer)
-        if group is None:
-            self._kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
-        return group
+    def _on_initiate(self, Peer peer, message):
+        if peer.id in self.votes[TOPOLOGY]:
+            self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
+        else:
+            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes))
 
-    def _on_wired(self, Peer peer, message):
-        group = self._ring_reported_by(peer)
-        if group is not None and group.reported(peer.id, message.epoch):
-            self.wiring.discard(peer.group)
+    def _on_finished(self, Peer peer, message):
+        self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))
 
-    def _on_wire_failed(self, Peer peer, message):
-        group = self._ring_reported_by(peer)
-        if group is not None and group.lose_edge(peer.id, message.target, message.epoch):
-            self._avoid(group, peer.id, message.target, message.reason)
+    def _on_awaiting(self, Peer peer, message):
+        self._collectives(peer).awaits(peer.id, message.tag, self.now_ns)
 
-    def _on_edge_lost(self, Peer peer, message):
-        group = self._ring_reported_by(peer)
-        if group is None:
-            return
-        if peer.id not in (message.source, message.target):
-            self._kick(peer, INVALID_USAGE, f"reported an edge {message.source}-{message.target} that is not its own")
-            return
-        losses = group.lose_edge(message.source, message.target, message.epoch)
-        if losses:
-            self.changed.add(peer.group)
-            edge = f"{message.source}->{message.target}"
-            self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
-        if losses >= EDGE_LOSSES_MAX:
-            self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")
+    def _on_withdraw_reduce(self, Peer peer, message):
+        self._collectives(peer).withdraw(peer.id, message.tag)
 
-    def _avoid(self, group, source, target, str reason):
-        """Find a ring around this pair, for a while."""
-        group.mark(source, target, reason, self.now_ns + nanoseconds(self.options.unreachable_expiry))
-        self.changed.add(group.number)
-        self._log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
+    def _kick_if(self, Peer peer, str wrong):
+        if wrong:
+            self._kick(peer, INVALID_USAGE, wrong)
+
+    def _settle_collectives(self):
+        """Tell the members of stirred groups what became of their collectives."""
+        for number in sorted(self.stirred):
+            group = self.groups.get(number)
+            if group is not None:
+                ready = self._is_ready(group)
+                told = group.collectives.settle(group.ring, group.epoch, ready, lambda: self._numbers(group))
+                for peer_id, message in told:
+                    self._send(self.peers[peer_id], message)
+        self.stirred.clear()
+
+    def _is_ready(self, group):
+        """Whether the ring is wired, and everybody in it a member."""
+        return group.number not in self.wiring and not group.newcomers
+
+    def _numbers(self, group):
+        """What a failed collective tells its callers of the world: pending peers never count."""
+        sizes = [size for size in [one.size() for one in self.groups.values()] if size]
+        return group.epoch, len(self.accepted), group.size(), len(sizes), max(sizes), self.round
 
     # ------------------------------------------------------------------------------------------ settling
 
@@ -225,30 +168,9 @@ cdef class MasterState:
         """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
         while self._order_changed_rings() or self._close_round():
             pass
+        if self.stirred:
+            self._settle_collectives()
         self._answer_pending()
-
-    def _order_changed_rings(self):
-        """Give every changed ring a legal order and its members their neighbours. True if there was one."""
-        if not self.changed:
-            return False
-        for number in sorted(self.changed):
-            group = self.groups[number]
-            while not group.solve(self.now_ns):
-                victim, reason = group.victim(self._suspects(group))
-                self._kick(self.peers[victim], RANK_CONNECTION_FAILED, reason)
-            for peer_id, wire in group.order(self.peers, self.now_ns):
-                self._send(self.peers[peer_id], wire)
-            self.counters["rewired"] += 1
-            self.wiring.add(number)
-            ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
-            self._log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
-        self.changed.clear()
-        return True
-
-    def _suspects(self, group):
-        """Who has missed two heartbeats: together with a dead pair that is no coincidence."""
-        oldest_ns = self.now_ns - 5 * self.interval_ns // 2
-        return {peer_id for peer_id in group.ring if self.peers[peer_id].heard_ns < oldest_ns}
 
     def _close_round(self):
         """Open or complete an admission. True if something changed."""
@@ -261,6 +183,8 @@ cdef class MasterState:
             return False
         self.admission = True
         self.held = False
+        if self.checking:
+            assert all(group.collectives.is_idle() for group in self.groups.values()), "a round closed over a reduce"
         self.admitting = set(self.registered)
         self.registered.clear()
         for peer_id in sorted(self.admitting):
@@ -297,6 +221,7 @@ cdef class MasterState:
         for peer in [self.peers[peer_id] for peer_id in self.admitting]:
             peer.phase, peer.phase_ns = ACCEPTED, self.now_ns
             self.groups[peer.group].accept(peer.id)
+            self.stirred.add(peer.group)
         sizes = {number: len(group.ring) for number, group in self.groups.items() if group.ring}
         common = len(self.accepted), len(sizes), max(sizes.values(), default=0)
         for peer_id in sorted(self.admitting):
@@ -338,8 +263,7 @@ cdef class MasterState:
         if not self.stopped:
             self._end_the_silent()
             self._end_slow_wiring()
-            for name in self._open_calls():
-                self._watch_votes(name)
+            self._watch_calls()
             self._warn_newcomers()
             self._break_deadlocks()
         soonest = self.now_ns + self.interval_ns
@@ -372,21 +296,26 @@ cdef class MasterState:
                 reason = f"its lanes were not up {limit_ns / 1e9:g} s after the ring was ordered (wire_timeout)"
                 self._kick(self.peers[peer_id], RANK_CONNECTION_FAILED, reason)
 
-    def _watch_votes(self, str name):
-        votes = self.votes[name]
-        waited_ns = self.ballots.waited_ns(name, self.accepted, self.now_ns)
-        limit_ns = nanoseconds(self.options.vote_timeout)
-        if limit_ns and waited_ns >= limit_ns:
-            for peer_id in sorted(self.accepted - set(votes)):
-                if self.now_ns - self.peers[peer_id].phase_ns < limit_ns:
-                    continue  # a vote that is older than a membership is not held against it
-                reason = f"straggler: {name_peers(sorted(votes))} waited {waited_ns / 1e9:.1f} s for it in {name} (vote_timeout)"
+    def _watch_calls(self):
+        """Name the missing once, and let them go where there is a limit."""
+        limit_ns, warning_ns = nanoseconds(self.options.vote_timeout), nanoseconds(self.options.vote_warning)
+        calls = self._open_calls()
+        for call in calls:
+            waited_ns = call.waited_ns(self.now_ns)
+            if limit_ns and waited_ns >= limit_ns:
+                self._kick_stragglers(call, waited_ns, self.now_ns - limit_ns)
+            elif waited_ns and waited_ns >= warning_ns and self.ballots.is_news(call):
+                line = f"{call.name} waits since {waited_ns / 1e9:.0f} s for {name_missing(call.missing, calls)}"
+                self._log(WARNING, line)
+                for peer_id in call.waiting.keys() & self.accepted:
+                    self._send(self.peers[peer_id], Notice(WARNING, line))
+
+    def _kick_stragglers(self, call, waited_ns, oldest_ns):
+        who = name_peers(sorted(call.waiting))
+        reason = f"straggler: {who} waited {waited_ns / 1e9:.1f} s for it in {call.name} (vote_timeout)"
+        for peer_id in sorted(call.missing & self.accepted):
+            if self.peers[peer_id].phase_ns <= oldest_ns:  # a vote that is older than a membership does not concern it
                 self._kick(self.peers[peer_id], RANK_CONNECTION_LOST, reason)
-        elif waited_ns and waited_ns >= nanoseconds(self.options.vote_warning) and self.ballots.is_news(name):
-            line = f"{name} waits since {waited_ns / 1e9:.0f} s for {self.ballots.missing(name, self.accepted)}"
-            self._log(WARNING, line)
-            for peer_id in votes:
-                self._send(self.peers[peer_id], Notice(WARNING, line))
 
     def _warn_newcomers(self):
         limit_ns = nanoseconds(self.options.vote_warning)
@@ -394,22 +323,31 @@ cdef class MasterState:
             peer = self.peers[peer_id]
             if not peer.warned and self.now_ns - peer.phase_ns >= limit_ns:
                 peer.warned = True
-                missing = self.ballots.missing(TOPOLOGY, self.accepted)
+                missing = name_missing(self.accepted - self.votes[TOPOLOGY].keys(), self._open_calls())
                 why = "a ring is being wired" if self.wiring else f"update_topology waits for {missing}"
                 self._send(peer, Notice(WARNING, f"not admitted yet: {why}"))
 
     def _break_deadlocks(self):
         oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)
-        reason, stuck = self.ballots.take_stuck(self._open_calls(), self.accepted, oldest_ns)
+        reason, stuck = find_deadlock(self._open_calls(), oldest_ns)
         if stuck:
             self.counters["deadlocks"] += 1
             self._log(WARNING, reason)
-        for peer_id, call in stuck:
-            self._send(self.peers[peer_id], CallFailed(call, INVALID_USAGE, reason))
+        for call, peer_id in stuck:
+            if call.tally is None:
+                vote = self.votes[call.name].pop(peer_id)
+                self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
+            else:
+                self._collectives(self.peers[peer_id]).fail(peer_id, call.tally.tag, reason)
 
     def _open_calls(self):
         """Calls that wait for votes; a closed round only waits for its rings."""
-        return [name for name in self.votes if not (self.admission and name == TOPOLOGY)]
+        calls = self.ballots.open_calls(self.accepted)
+        if self.admission:
+            calls = [call for call in calls if call.name != TOPOLOGY]
+        for group in self.groups.values():
+            calls += group.collectives.open_calls(group.ring)
+        return calls
 
     # ------------------------------------------------------------------------------------------ reports
 
@@ -436,32 +374,7 @@ cdef class MasterState:
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
-        ids = set(self.peers)
-        assert {peer.id for peer in self.conns.values()} == ids, "a connection without its peer, or the reverse"
-        assert self.accepted | self.registered | self.admitting == ids, "a peer in no phase"
-        assert len(self.accepted) + len(self.registered) + len(self.admitting) == len(ids), "a peer in two phases"
-        assert self.admission or not self.admitting, "admitting outside a round"
-        assert not self.changed, f"groups {self.changed} changed, but were not ordered anew"
-        assert self.accepted or not self.registered or self.admission, "newcomers wait in a run without members"
-        in_rings = {peer_id for group in self.groups.values() for peer_id in group.ring}
-        assert in_rings == self.accepted | self.admitting, f"rings hold {in_rings}"
-        for number, group in self.groups.items():
-            group.check()
-            assert bool(group.waiting) == (number in self.wiring), f"group {number}: waiting {group.waiting}"
-            assert group.newcomers == self.admitting & set(group.ring), f"group {number}: strangers in the ring"
-            assert all(self.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
-        for name, votes in self.votes.items():
-            assert set(votes) <= self.accepted, f"{name}: a vote of somebody who is no member"
-        assert not self.votes[PENDING] or len(self.votes[PENDING]) < len(self.accepted), "an answer was forgotten"
-        assert not self.held or not self._is_somebody_content(), "a round is held though somebody is content"
-        assert self.wiring or self.admission or not self._round_is_ripe(), "a unanimous round was left open"
-        assert not (self.admission and not self.wiring), "a wired round was left open"
-
-    cdef _send(self, Peer peer, message):
-        self.actions.append(SendTo(peer.conn, message))
-
-    cdef _log(self, int level, str line):
-        self.actions.append(Log(level, line))
+        check_master(self)
 
 
 # Which message is legal in which phase, and what it does. What is not here costs the sender its connection.
@@ -474,6 +387,10 @@ TRANSITIONS = {
     (ACCEPTED, VoteTopology): MasterState._on_vote_topology,
     (ACCEPTED, VotePending): MasterState._on_vote_pending,
     (ACCEPTED, Withdraw): MasterState._on_withdraw,
+    (ACCEPTED, Initiate): MasterState._on_initiate,
+    (ACCEPTED, Finished): MasterState._on_finished,
+    (ACCEPTED, Awaiting): MasterState._on_awaiting,
+    (ACCEPTED, WithdrawReduce): MasterState._on_withdraw_reduce,
     (ACCEPTED, Wired): MasterState._on_wired,
     (ACCEPTED, WireFailed): MasterState._on_wire_failed,
     (ACCEPTED, EdgeLost): MasterState._on_edge_lost,

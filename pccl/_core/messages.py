@@ -138,9 +138,41 @@ class Leave:
 
 @message(0x27, "both ways on the control link")
 class Beat:
-    """I am alive. Carries the sender's clock, so that a story can be lined up."""
+    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved."""
 
     now: u64
+    tx_bytes: u64 = 0
+    rx_bytes: u64 = 0
+
+
+@message(0x28, "peer to master")
+class Initiate:
+    """This peer is in reduces of these shapes (see `operations`); one that all members are in commences."""
+
+    shapes: blob
+
+
+@message(0x29, "peer to master")
+class Finished:
+    """This peer is done with its part: everything sent and received, or given up and its memory as it was before."""
+
+    sequence: u64
+    ok: flag
+    reason: text  # empty if ok
+
+
+@message(0x2A, "peer to master")
+class Awaiting:
+    """The caller has been blocking on this tag for a while: it can make no other call until the tag is answered."""
+
+    tag: u64
+
+
+@message(0x2B, "peer to master")
+class WithdrawReduce:
+    """The caller gave up; answered with ReduceFailed unless the tag has commenced or failed already."""
+
+    tag: u64
 
 
 # ---------------------------------------------------------------------------------------------- control, to the peer
@@ -200,9 +232,14 @@ class CallFailed:
 
 @message(0x35, "master to peer")
 class Wire:
-    """Your two neighbours from this epoch on. An edge that you already have with that peer and epoch stays up."""
+    """Your two neighbours from this epoch on. An edge that you already have with that peer and epoch stays up.
+
+    Whatever reduces run are over with it: memory goes back to what it was, and their verdicts come when all are wired.
+    """
 
     epoch: u32
+    rank: u32  # this peer's place in the ring
+    world: u32  # how many are in the ring
     next_peer: u64  # 0: you are alone
     next_epoch: u32  # when the edge to the next peer was ordered
     next_lanes: u16
@@ -227,6 +264,45 @@ class Notice:
 
     level: u8
     line: text
+
+
+@message(0x38, "master to peer")
+class Commence:
+    """All members gave the same shape for each of these tags: begin, under the sequence numbers given here."""
+
+    epoch: u32
+    pairs: blob  # (tag, sequence), sequences ascending; the same for all members
+
+
+@message(0x39, "master to peer")
+class AbortReduce:
+    """Some member could not finish: give up, restore the memory, then say so."""
+
+    sequence: u64
+    reason: text
+
+
+@message(0x3A, "master to peer")
+class ReduceDone:
+    """The verdict: all members finished, so the result stands everywhere."""
+
+    sequence: u64
+
+
+@message(0x3B, "master to peer")
+class ReduceFailed:
+    """The verdict: it stands nowhere. The survivors are wired, and these are the numbers of their world."""
+
+    tag: u64
+    sequence: u64  # 0: it never commenced
+    result: u8
+    reason: text
+    epoch: u32
+    global_world: u32
+    group_world: u32
+    groups: u32
+    largest_group: u32
+    round: u64
 
 
 # ------------------------------------------------------------------------------------- mailbox of the peer actor
@@ -280,6 +356,36 @@ class CallLeave:
     sequence: u32
 
 
+@message(0x55, "training process to peer actor")
+class CallReduce:
+    """all_reduce, or several of them; each operation has a slot of its own (see `operations`)."""
+
+    operations: blob
+
+
+@message(0x56, "training process to peer actor")
+class CallAwait:
+    """A thread has been blocking on that slot for a while, without a time limit of its own."""
+
+    slot: u32
+    sequence: u32
+
+
+@message(0x57, "training process to peer actor")
+class CallShare:
+    """Memory that operations will refer to by this number; the descriptor comes along."""
+
+    segment: u32
+    nbytes: u64
+
+
+@message(0x58, "training process to peer actor")
+class CallUnshare:
+    """No operation will refer to that memory any more."""
+
+    segment: u32
+
+
 # ------------------------------------------------------------------------------------- mailbox of a lane worker
 
 
@@ -305,9 +411,30 @@ class LinkEnded:
     reason: text
 
 
+@message(0x63, "peer actor to worker")
+class MapSegment:
+    """Memory that blocks will lie in; the descriptor comes along."""
+
+    segment: u32
+    nbytes: u64
+
+
+@message(0x64, "peer actor to worker")
+class UnmapSegment:
+    """Let go of that memory."""
+
+    segment: u32
+
+
 # What may be said where. A connection moves from one set to the next as it proves itself.
 AT_MASTER_DOOR = limits(Knock, Register)
 AT_PEER_DOOR = limits(Knock, JoinLane)
 TO_CALLER = limits(Challenge, Welcome, Refused)
-TO_MASTER = limits(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat)
-TO_PEER = limits(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, Wire, Kick, Notice, Beat)
+TO_MASTER = limits(
+    *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
+    *(Initiate, Finished, Awaiting, WithdrawReduce),
+)
+TO_PEER = limits(
+    *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, Wire, Kick, Notice, Beat),
+    *(Commence, AbortReduce, ReduceDone, ReduceFailed),
+)

@@ -1,12 +1,17 @@
 # What a peer knows; the bodies are in peer_state.pyx.
 
+from .reductions cimport Reductions
 from .wiring cimport Wiring
 
 cdef class PeerState:
     cdef readonly object options
     cdef readonly str phase               # NEW, DIALLING, JOINING, MEMBER or GONE
     cdef readonly Wiring wiring           # the two edges, and this peer's name in the ring
+    cdef readonly Reductions reductions   # this peer's part in the collectives of its group
     cdef readonly dict calls              # call name -> Call under way
+    cdef readonly list leaving            # calls of close() that wait for the lanes to let go
+    cdef readonly object tx_bytes         # what all lanes have sent so far
+    cdef readonly object rx_bytes
     cdef readonly object connecting       # the Call of connect() under way
     cdef readonly int attempts_left       # to reach the master
     cdef readonly int attempt             # number of the latest attempt

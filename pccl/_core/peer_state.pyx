@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The peer's machine: one membership, from connect() to the end. Its two edges are in `wiring`.
+"""The peer's machine: one membership, from connect() to the end. Its edges are in `wiring`, reduces in `reductions`.
 
     NEW ──connect──▶ DIALLING ──▶ JOINING ──accepted──▶ MEMBER ──▶ GONE
                         ▲  └─ retry ─┘ │                  (left, kicked, master lost, training process gone)
@@ -7,6 +7,10 @@
 
 **Calls** of the training process become votes; each carries a number, and an answer to a number that nobody waits for
 any more is dropped: so a call that was given up can never be mistaken for the one that came after it.
+
+**The end** aborts what runs. A slot whose memory the lanes still hold completes when they have let go; close() is
+answered after that, so that a thread which waits for a reduce is never left behind. Once the training process is gone
+nobody waits for anything.
 
 **Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped heard nobody,
 which says nothing about the master; it notices because its Tick comes late, and does not count that time.
@@ -18,18 +22,21 @@ from collections import deque
 
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 from pccl.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, PENDING_ASYNC_OPS,
+    SUCCESS,
 )
 from pccl.records import record
 
+from .reductions cimport Reductions
 from .wiring cimport Wiring
 from .events import (
     NUMBERS, PENDING, TOPOLOGY, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
-    MasterSaid, MasterUp, SendMaster, Stop, Tell, Tick, WorkerDied,
+    MasterSaid, MasterUp, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, Stop, Tell, Tick, Traffic, WorkerDied,
 )
 from .messages import (
-    Accepted, Beat, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallTopology, Kick, Leave, Notice,
-    PendingAnswer, Registered, TopologyDone, VotePending, VoteTopology, Wire, Withdraw,
+    AbortReduce, Accepted, Beat, CallAwait, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallReduce,
+    CallTopology, Commence, Kick, Leave, Notice, PendingAnswer, ReduceDone, ReduceFailed, Registered, TopologyDone,
+    VotePending, VoteTopology, Wire, Withdraw,
 )
 from .story import attach
 
@@ -58,7 +65,10 @@ cdef class PeerState:
         self.options = options
         self.phase = NEW
         self.wiring = Wiring(options)
+        self.reductions = Reductions(options)
         self.calls = {}
+        self.leaving = []
+        self.tx_bytes = self.rx_bytes = 0
         self.connecting = None
         self.attempts_left = 0
         self.attempt = -1
@@ -94,6 +104,7 @@ cdef class PeerState:
         self.now_ns = now_ns
         self.actions = actions = []
         self.wiring.begin(actions, now_ns)
+        self.reductions.begin(actions, now_ns)
         kind = type(event)
         if kind is MasterSaid:
             self.heard_ns = now_ns
@@ -159,6 +170,10 @@ cdef class PeerState:
     # ------------------------------------------------------------------------------------------ calls
 
     def _on_call_topology(self, call):
+        if self.reductions.tags:
+            reason = f"{len(self.reductions.tags)} reduces of this process are under way: wait for them first"
+            self._complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
+            return
         number = self._begin(TOPOLOGY, call)
         if number:
             self.actions.append(SendMaster(VoteTopology(number, call.wanted)))
@@ -202,6 +217,7 @@ cdef class PeerState:
         return None
 
     def _on_cancel(self, cancel):
+        self.reductions.cancel(cancel.slot, cancel.sequence)
         if self.connecting is not None and self.connecting.slot == cancel.slot and self.connecting.sequence == cancel.sequence:
             self._leave("connect() was given up")
             return
@@ -213,9 +229,11 @@ cdef class PeerState:
 
     def _refuse_call(self, call):
         """A call that makes no sense in this phase. A cancel that came too late has nobody to answer to."""
-        if type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
+        if type(call) is CallReduce:
+            self.reductions.refuse(call.operations, *self.ending)
+        elif type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
             self._complete(call, INVALID_USAGE, KIND_PLAIN, "connect() was already called on this communicator")
-        elif type(call) is not CallCancel:
+        elif type(call) is not CallCancel and type(call) is not CallAwait:
             self._complete(call, *self.ending)
 
     def _complete_numbers(self, call, numbers):
@@ -228,12 +246,50 @@ cdef class PeerState:
     def _complete(self, call, int result, int kind, str text):
         self.actions.append(Complete(call.slot, call.sequence, result, kind, text.encode()))
 
+    # ------------------------------------------------------------------------------------------ reduces
+
+    def _on_call_reduce(self, call):
+        if TOPOLOGY in self.calls:
+            reason = f"another thread of this process is in {TOPOLOGY}"
+            self.reductions.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
+        else:
+            self.reductions.call(call.operations)
+
+    def _on_call_await(self, call):
+        self.reductions.awaits(call.slot, call.sequence)
+
+    def _on_commence(self, message):
+        self._lose_master_if(self.reductions.commence(message, self.wiring.wire, self.wiring.is_whole()))
+
+    def _on_abort_reduce(self, message):
+        self._lose_master_if(self.reductions.abort(message.sequence))
+
+    def _on_reduce_done(self, message):
+        self._lose_master_if(self.reductions.done(message.sequence))
+
+    def _on_reduce_failed(self, message):
+        self._lose_master_if(self.reductions.failed(message, self.wiring.id))
+
+    def _on_reduce_ended(self, event):
+        self.reductions.ended(event)
+
+    def _on_reduce_quiet(self, event):
+        self.reductions.hushed(event.sequence)
+        self._stop_if_left()
+
+    def _on_reduce_progress(self, event):
+        self.reductions.progress(event.sequence, event.moved, self.now_ns - self.next_deadline_ns)
+
+    def _on_traffic(self, event):
+        self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes
+
     # ------------------------------------------------------------------------------------------ the end
 
     def _end(self, int result, int kind, str text):
         """The membership is over: whoever waits learns why, and so does everyone who calls later."""
         self.phase = GONE
         self.ending = (result, kind, text)
+        self.reductions.end(result, kind, text)
         self.wiring.forget()
         self.wiring.kill_workers()
         self.actions.append(HangUp())
@@ -247,6 +303,11 @@ cdef class PeerState:
 
     def _lose_master(self, str reason):
         self._end(MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, reason)
+
+    def _lose_master_if(self, str wrong):
+        """What no honest master would say ends the membership."""
+        if wrong:
+            self._lose_master(f"the master broke the protocol: {wrong}")
 
     def _on_master_lost(self, event):
         self._lose_master(f"the master is gone: {event.reason}")
@@ -262,8 +323,16 @@ cdef class PeerState:
 
     def _on_leave(self, call):
         self._leave("close")
-        self._complete(call, SUCCESS, KIND_PLAIN, "")
-        self.actions.append(Stop())
+        self.leaving.append(call)
+        self._stop_if_left()
+
+    def _stop_if_left(self):
+        """Answer close() once the lanes have let go of everything that ran."""
+        if self.leaving and not self.reductions.tags:
+            for call in self.leaving:
+                self._complete(call, SUCCESS, KIND_PLAIN, "")
+            self.leaving = []
+            self.actions.append(Stop())
 
     def _on_app_gone(self, event):
         self._leave(event.reason)
@@ -278,9 +347,8 @@ cdef class PeerState:
     # ------------------------------------------------------------------------------------------ wiring
 
     def _on_wire(self, order):
-        wrong = self.wiring.order(order)
-        if wrong:
-            self._lose_master(f"the master broke the protocol: {wrong}")
+        self.reductions.abort_all()
+        self._lose_master_if(self.wiring.order(order))
 
     def _on_link_came(self, event):
         self.wiring.link_came(event.link, event.hello)
@@ -303,14 +371,17 @@ cdef class PeerState:
         late_ns = self.now_ns - self.next_deadline_ns
         if late_ns > 0:  # this process was stopped: what it could not hear was no silence
             self.heard_ns = min(self.now_ns, self.heard_ns + late_ns)
+            self.reductions.forgive(late_ns)
         self.ticked_ns = self.now_ns
         if late_ns > LATE_NS:
             self.wiring.forgive()
         self.wiring.watch()
-        if self.phase is DIALLING:
-            if self.retry_ns and self.now_ns >= self.retry_ns:
-                self._dial_master()
-            return
+        if self.wiring.is_whole():  # else a new order for the ring is on its way, which ends every reduce
+            reason = self.reductions.find_stall()
+            if reason:
+                self.wiring.worker_died(reason)
+        if self.phase is DIALLING and self.retry_ns and self.now_ns >= self.retry_ns:
+            self._dial_master()
         if self.phase is not JOINING and self.phase is not MEMBER:
             return
         if self.now_ns - self.heard_ns >= self.silence_ns:
@@ -323,7 +394,7 @@ cdef class PeerState:
             return
         if self.now_ns - self.beat_ns >= self.interval_ns and self.wiring.id:
             self.beat_ns = self.now_ns
-            self.actions.append(SendMaster(Beat(self.now_ns)))
+            self.actions.append(SendMaster(Beat(self.now_ns, self.tx_bytes, self.rx_bytes)))
 
     cdef _set_deadline(self):
         cdef long long soonest = self.wiring.soonest(self.ticked_ns + self.interval_ns)
@@ -345,6 +416,10 @@ cdef class PeerState:
         assert self.phase in (DIALLING, JOINING, MEMBER) or not wiring.early, f"early lanes while {self.phase}"
         assert self.phase in (JOINING, MEMBER) or not wiring.id, f"peer {wiring.id} while {self.phase}"
         assert self.phase is not MEMBER or wiring.id, "a member without a name"
+        self.reductions.check(self.phase is MEMBER)
+        assert self.phase in (MEMBER, GONE) or not self.reductions.tags, f"reduces while {self.phase}"
+        assert TOPOLOGY not in self.calls or not self.reductions.tags, "in update_topology with reduces under way"
+        assert not self.leaving or self.phase is GONE and self.reductions.tags, "close() was not answered"
         assert self.phase is MEMBER or not self.calls, f"calls {self.calls} while {self.phase}"
         assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
         numbers = [call.number for call in self.calls.values()]
@@ -384,11 +459,21 @@ TRANSITIONS = {
     (JOINING, Tick): PeerState._on_tick,
     (MEMBER, CallTopology): PeerState._on_call_topology,
     (MEMBER, CallPending): PeerState._on_call_pending,
+    (MEMBER, CallReduce): PeerState._on_call_reduce,
+    (MEMBER, CallAwait): PeerState._on_call_await,
     (MEMBER, CallCancel): PeerState._on_cancel,
     (MEMBER, CallLeave): PeerState._on_leave,
     (MEMBER, TopologyDone): PeerState._on_topology_done,
     (MEMBER, PendingAnswer): PeerState._on_pending_answer,
     (MEMBER, CallFailed): PeerState._on_call_failed,
+    (MEMBER, Commence): PeerState._on_commence,
+    (MEMBER, AbortReduce): PeerState._on_abort_reduce,
+    (MEMBER, ReduceDone): PeerState._on_reduce_done,
+    (MEMBER, ReduceFailed): PeerState._on_reduce_failed,
+    (MEMBER, ReduceEnded): PeerState._on_reduce_ended,
+    (MEMBER, ReduceQuiet): PeerState._on_reduce_quiet,
+    (MEMBER, ReduceProgress): PeerState._on_reduce_progress,
+    (MEMBER, Traffic): PeerState._on_traffic,
     (MEMBER, Wire): PeerState._on_wire,
     (MEMBER, Kick): PeerState._on_kick,
     (MEMBER, Notice): PeerState._on_notice,
@@ -401,10 +486,13 @@ TRANSITIONS = {
     (MEMBER, AppGone): PeerState._on_app_gone,
     (MEMBER, Tick): PeerState._on_tick,
     (GONE, LinkCame): PeerState._on_stranger_came,
+    (GONE, ReduceQuiet): PeerState._on_reduce_quiet,
     (GONE, CallLeave): PeerState._on_leave,
     (GONE, AppGone): PeerState._on_app_gone,
     (GONE, Tick): PeerState._on_tick,
 }
 
 # Echoes of connections and processes that the machine has already let go of.
-IGNORED = frozenset({LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied})
+IGNORED = frozenset({
+    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceQuiet, ReduceProgress, Traffic,
+})

@@ -11,3 +11,5 @@ cdef class Peer:
     cdef public long long heard_ns      # when it was last heard of
     cdef public long long phase_ns      # when that phase began
     cdef public bint warned             # it was told once whom it waits for
+    cdef public object tx_bytes         # what its lanes have sent since it came, as of its latest heartbeat
+    cdef public object rx_bytes

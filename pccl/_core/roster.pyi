@@ -11,6 +11,8 @@ class Peer:
     heard_ns: int
     phase_ns: int
     warned: bool
+    tx_bytes: int
+    rx_bytes: int
     def __init__(self, peer_id: int, conn: int, register: Register, host: str, now_ns: int) -> None: ...
     @property
     def id(self) -> int: ...

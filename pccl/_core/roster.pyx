@@ -21,3 +21,4 @@ cdef class Peer:
         self.heard_ns = now_ns
         self.phase_ns = now_ns
         self.warned = False
+        self.tx_bytes = self.rx_bytes = 0

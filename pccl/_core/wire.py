@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
 TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
-BLOB_BYTES_MAX = 4096  # option texts and address lists, which only travel between processes of one peer
+BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message that a stranger may send has one
 
 # Wire types of fixed size, by their struct code.
 FIXED = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "bytes16": "16s", "bytes32": "32s", "flag": "B"}

@@ -63,7 +63,8 @@ cdef class Wiring:
 
     def order(self, order):
         """Wire the ring as ordered. Returns what is wrong with an order that no honest master would give."""
-        if order.epoch <= self.epoch or order.next_lanes > self.lanes or order.previous_lanes > self.lanes:
+        impossible = order.rank >= order.world or (order.world > 1) != (order.next_peer > 0)
+        if impossible or order.epoch <= self.epoch or max(order.next_lanes, order.previous_lanes) > self.lanes:
             return f"{order!r} at epoch {self.epoch} with {self.lanes} lanes"
         self.epoch = order.epoch
         self.wire = order
@@ -113,6 +114,10 @@ cdef class Wiring:
             self.next_edge is not None and self.previous_edge is not None
             and self.next_edge.is_up() and self.previous_edge.is_up()
         )
+
+    def is_whole(self):
+        """Whether the ring stands as far as this peer knows: it reported, and nothing broke since."""
+        return self.reported == self.epoch and self.next_edge is not None and self.previous_edge is not None
 
     # ------------------------------------------------------------------------------------------ connections
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from pccl._core import messages as m
-from pccl._core.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, SendMaster, Tick
+from pccl._core.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, ReduceEnded, SendMaster, Tick
+from pccl._core.operations import Operation, pack_operations, pack_pairs
 from pccl._core.peer_state import PeerState
 from pccl.options import Options
 
 SECOND = 1_000_000_000
 RUN = bytes(range(16))
-ALONE = m.Wire(1, 0, 0, 0, 0, 0, 0, 0, "")
+ALONE = m.Wire(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")
 SUCCESS, INVALID_USAGE, MASTER_FAILED = 0, 4, 6
 PLAIN, KICKED, MASTER_LOST, CANCELLED = 0, 1, 2, 3
 
 
 def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int = 1, back_lanes: int = 1) -> m.Wire:
-    """An order: dial `to` for an edge ordered at `since`, await `back` for one ordered at `back_since`."""
-    return m.Wire(epoch, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
+    """An order for the second of three: dial `to` for an edge ordered at `since`, await `back` for one ordered at `back_since`."""
+    return m.Wire(epoch, 1, 3, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
 
 
 def connect(attempts: int = 3, lanes: int = 2) -> m.CallConnect:
@@ -27,6 +28,25 @@ def connect(attempts: int = 3, lanes: int = 2) -> m.CallConnect:
 
 def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
     return m.JoinLane(bytes(32), RUN, epoch, source, target, index)
+
+
+def operation(slot: int, tag: int, count: int = 1024) -> Operation:
+    """A sum of floats, in place; the slot's sequence is ten times its number."""
+    return Operation(slot, 10 * slot, tag, count, 10, 0, 0, 0, 0, 1, 0, 1, 0, 2, 0)
+
+
+def reduce(*operations: Operation) -> m.CallReduce:
+    return m.CallReduce(pack_operations(operations))
+
+
+def commence(*pairs: tuple[int, int], epoch: int = 2) -> m.Commence:
+    """These tags begin under these sequence numbers."""
+    return m.Commence(epoch, pack_pairs(pairs))
+
+
+def verdict(tag: int, sequence: int, result: int = 8, reason: str = "peer 3 was lost") -> m.ReduceFailed:
+    """A failure, in a world of 5 in 2 groups, 2 of them in this one."""
+    return m.ReduceFailed(tag, sequence, result, reason, 3, 5, 2, 2, 3, 9)
 
 
 class Companion:
@@ -108,4 +128,13 @@ def wired(lanes: int = 1, **options: Any) -> Companion:
     for index in range(lanes):
         peer.come(lane(1, 2, 2, index))
     assert peer.state.wiring.reported == 2
+    return peer
+
+
+def reducing(**options: Any) -> Companion:
+    """The same, in three reduces: tag 3 runs as collective 1, tag 4 is voted as collective 2, tag 7 is initiated."""
+    peer = wired(**options)
+    peer.call(reduce(operation(3, 3), operation(4, 4), operation(7, 7)))
+    peer.hear(commence((3, 1), (4, 2)))
+    peer.feed(ReduceEnded(2, 10, 20, 30, 40, 50))
     return peer

@@ -10,11 +10,12 @@ from typing import Any
 from pccl._core import messages as m
 from pccl._core.events import PeerCame, PeerSaid, SendTo, Tick
 from pccl._core.master_state import MasterState
+from pccl._core.operations import Shape, pack_shapes
 from pccl.options import Options
 
 SECOND = 1_000_000_000
 RUN = bytes(range(16))
-INVALID_USAGE, UNREACHABLE, LOST = 4, 7, 8
+INVALID_ARGUMENT, INVALID_USAGE, TOO_FEW, UNREACHABLE, LOST = 3, 4, 5, 7, 8
 
 
 class Scene:
@@ -32,6 +33,10 @@ class Scene:
 
     def say(self, peer: int, message: Any) -> list[Any]:
         return self.feed(PeerSaid(peer, message))
+
+    def reduce(self, peer: int, *tags: int, count: int = 1024) -> list[Any]:
+        """A peer initiates sums of so many floats."""
+        return self.say(peer, m.Initiate(pack_shapes([Shape(tag, count, 10, 0, 0, 0) for tag in tags])))
 
     def wire(self, actions: list[Any]) -> list[Any]:
         """Everybody who was given an order reports it; returns what follows from the last report."""

@@ -23,7 +23,7 @@ def test_the_first_peer_is_in_at_once() -> None:
     assert scene.come(1) == [
         SendTo(1, m.Registered(1, RUN, 1000, 10000)),
         Log(INFO, "peer=1 registered group=0 lanes=1 at=host1:1001"),
-        SendTo(1, m.Wire(1, 0, 0, 0, 0, 0, 0, 0, "")),
+        SendTo(1, m.Wire(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")),
         Log(INFO, "group=0 epoch=1 ring=[1]"),
     ]
     assert scene.say(1, m.Wired(1)) == [
@@ -42,8 +42,8 @@ def test_a_newcomer_waits_for_everybody_and_everybody_gets_the_same_numbers() ->
     orders = sent(scene.say(2, m.VoteTopology(8, 0)), m.Wire)
 
     assert orders == {
-        1: m.Wire(2, 3, 2, 1, 3, 2, 1, 1003, "host3"),
-        3: m.Wire(2, 1, 2, 1, 1, 2, 1, 1001, "host1"),
+        1: m.Wire(2, 0, 2, 3, 2, 1, 3, 2, 1, 1003, "host3"),
+        3: m.Wire(2, 1, 2, 1, 2, 1, 1, 2, 1, 1001, "host1"),
     }, "only the ring that grew is ordered, with as many lanes as both ends have"
     assert scene.say(1, m.Wired(2)) == []
     assert scene.say(3, m.Wired(2))[:3] == [
@@ -91,7 +91,7 @@ def test_an_empty_run_takes_those_who_wait() -> None:
 
 def test_too_many_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a program that counts its group in a loop is told, and costs nobody else anything."""
-    monkeypatch.setattr("pccl._core.master_state.GROUPS_MAX", 1)
+    monkeypatch.setattr("pccl._core.membership.GROUPS_MAX", 1)
     scene = of(1)
 
     actions = scene.come(2, group=5)
@@ -113,8 +113,8 @@ def test_a_lost_member_costs_its_own_group_one_order(event: Any) -> None:
     orders = sent(scene.feed(event), m.Wire)
 
     assert orders == {
-        1: m.Wire(epoch + 1, 3, epoch + 1, 1, 3, epoch, 1, 1003, "host3"),
-        3: m.Wire(epoch + 1, 1, epoch, 1, 1, epoch + 1, 1, 1001, "host1"),
+        1: m.Wire(epoch + 1, 0, 2, 3, epoch + 1, 1, 3, epoch, 1, 1003, "host3"),
+        3: m.Wire(epoch + 1, 1, 2, 1, epoch, 1, 1, epoch + 1, 1, 1001, "host1"),
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from pccl._core import messages as m
 from pccl._core.events import WARNING, Dismiss, Log, PeerWent, SendTo
 from pccl._core.master_state import TRANSITIONS
+from pccl._core.operations import Shape, pack_shapes
 from pccl._core.roster import ACCEPTED, REGISTERED
 from pccl._core.wire import BY_OPCODE
 
@@ -23,6 +24,10 @@ MESSAGES = {
     m.EdgeLost: m.EdgeLost(77, 3, 4, "x"),
     m.Leave: m.Leave("bye"),
     m.Beat: m.Beat(1),
+    m.Initiate: m.Initiate(pack_shapes([Shape(5, 1, 10, 0, 0, 0)])),
+    m.Awaiting: m.Awaiting(5),
+    m.WithdrawReduce: m.WithdrawReduce(5),
+    m.Finished: m.Finished(1, True, ""),
 }
 
 
@@ -41,6 +46,9 @@ def in_phase(phase: str) -> Scene:
 def test_every_row_of_the_table_is_legal(phase: str, kind: type[Any]) -> None:
     """Goal: what the table allows costs nobody its connection."""
     scene = in_phase(phase)
+    if kind is m.Finished:
+        for peer in (1, 2, 3):
+            scene.reduce(peer, 4)
 
     actions = scene.say(3, MESSAGES[kind])
 

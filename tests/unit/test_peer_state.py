@@ -24,11 +24,15 @@ from pccl._core.events import (
     MasterDown,
     MasterSaid,
     MasterUp,
+    ReduceEnded,
+    ReduceProgress,
+    ReduceQuiet,
     SendMaster,
     SpawnLanes,
     Stop,
     Tell,
     Tick,
+    Traffic,
     WorkerDied,
 )
 from pccl._core.peer_state import IGNORED, TRANSITIONS
@@ -45,13 +49,18 @@ from .companion import (
     SECOND,
     SUCCESS,
     Companion,
+    commence,
     connect,
     dialling,
     ends,
     joining,
     lane,
     member,
+    operation,
+    reduce,
+    reducing,
     told,
+    verdict,
     wire,
     wired,
 )
@@ -354,6 +363,16 @@ EVENTS: dict[type[Any], Any] = {
     m.Kick: MasterSaid(m.Kick(4, "x")),
     m.Notice: MasterSaid(m.Notice(30, "x")),
     m.Beat: MasterSaid(m.Beat(1)),
+    m.CallReduce: Called(reduce(operation(5, 6))),
+    m.CallAwait: Called(m.CallAwait(9, 9)),
+    m.Commence: MasterSaid(commence((7, 9))),
+    m.AbortReduce: MasterSaid(m.AbortReduce(1, "x")),
+    m.ReduceDone: MasterSaid(m.ReduceDone(2)),
+    m.ReduceFailed: MasterSaid(verdict(7, 0)),
+    ReduceEnded: ReduceEnded(1, 0, 0, 0, 0, 0),
+    ReduceQuiet: ReduceQuiet(1),
+    ReduceProgress: ReduceProgress(1, 5),
+    Traffic: Traffic(1, 2),
     AppGone: AppGone("x"),
     MasterUp: MasterUp(),
     MasterDown: MasterDown("x"),
@@ -370,7 +389,7 @@ def in_phase(phase: str) -> Companion:
         peer = member()
         peer.hear(m.Kick(8, "straggler"))
         return peer
-    return {"new": Companion, "dialling": dialling, "joining": joining, "member": member}[phase]()
+    return {"new": Companion, "dialling": dialling, "joining": joining, "member": reducing}[phase]()
 
 
 @pytest.mark.parametrize(("phase", "kind"), TRANSITIONS, ids=lambda part: getattr(part, "__name__", part))
@@ -401,7 +420,8 @@ def test_what_is_not_in_the_table_is_refused_ended_or_ignored(phase: str, kind: 
     actions = peer.feed(event)
 
     if isinstance(event, Called):
-        assert [type(action) for action in actions] == ([] if kind is m.CallCancel else [Complete])
+        unanswered = kind in (m.CallCancel, m.CallAwait)
+        assert [type(action) for action in actions] == ([] if unanswered else [Complete])
     elif isinstance(event, MasterSaid):
         assert peer.state.phase == ("gone" if phase in ("joining", "member") else phase)
         assert bool(actions) == (phase in ("joining", "member"))

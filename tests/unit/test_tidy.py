@@ -32,21 +32,8 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    *(
-        "wire",
-        "messages",
-        "records",
-        "events",
-        "actions",
-        "door",
-        "ring",
-        "edge",
-        "group",
-        "roster",
-        "wiring",
-        "ballots",
-    ),
-    *("master_state", "peer_state", "deadlock"),
+    *("wire", "messages", "records", "events", "actions", "operations", "door", "ring", "edge", "group", "roster"),
+    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
@@ -247,7 +234,7 @@ def test_files_are_short() -> None:
     expect_none(f"{name} has {lines} lines" for name, lines in lengths.items() if lines > FILE_LINES_MAX)
 
 
-CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async )?(?:def|cdef|cpdef)\b[^=\n]*\(")
+CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async )?(?:def|cdef(?! class)|cpdef)\b[^=\n]*\(")
 
 
 def functions(text: str, suffix: str) -> Iterator[tuple[str, int]]:
@@ -370,6 +357,7 @@ def test_lengths_are_measured_in_both_languages() -> None:
     python = "def f(\n    a,\n):\n    x = 1\n\n    return x\n\n\ny = 3\n"
 
     assert [lines for _, lines in functions(cython, ".pyx")] == [6]
+    assert not list(functions("cdef class Derived(Base):\n    x = 1\n", ".pyx"))
     assert [lines for _, lines in functions(python, ".py")] == [6]
 
 
