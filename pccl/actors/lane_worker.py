@@ -66,6 +66,7 @@ class LaneWorker:
 
     def __init__(self, board: Board, mailbox: socket.socket, bell: int, sends: bool, index: int) -> None:
         self._mailbox = mailbox
+        mailbox.setblocking(False)
         self._sends = sends
         self._lane: Sender | Receiver = (Sender if sends else Receiver)(board, index, sends, mailbox.fileno(), bell)
         self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size, whether mapped or not
@@ -91,10 +92,10 @@ class LaneWorker:
             elif not self._read_mailbox():
                 return
 
-    def _read_mailbox(self, flags: int = socket.MSG_DONTWAIT) -> bool:
+    def _read_mailbox(self) -> bool:
         """Take one message, if there is one. False if there will never be one again."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1, flags)
+            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
         except BlockingIOError:
             return True
         if not data:
