@@ -369,16 +369,17 @@ def _key(callback: Callable[[int], None]) -> object:
 
 
 def _create_segment(nbytes: int) -> Segment:
+    wanted = f"for a segment of {nbytes} bytes of shared memory"
     try:
         return Segment.create(_SEGMENT_NAME, nbytes, populate=True)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise OSError(
-            error.errno,
-            f"no descriptor left for a segment of {nbytes} bytes of shared memory; raise `ulimit -n`, or pack tensors"
-            " with pccl.torch.share_, which needs one for a whole module",
-        ) from error
+        if error.errno == errno.ENOMEM:
+            # Lack of memory itself is a MemoryError already; this is the mapping that was refused.
+            raise MemoryError(f"no address space left {wanted}; raise `ulimit -v` or vm.max_map_count") from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = "raise `ulimit -n`, or pack tensors with pccl.torch.share_, which needs one for a whole module"
+            raise OSError(error.errno, f"no descriptor left {wanted}; {advice}") from error
+        raise
 
 
 # --- The arena of this process ----------------------------------------------

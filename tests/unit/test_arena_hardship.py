@@ -76,6 +76,25 @@ def test_lack_of_descriptors_is_an_error_that_says_what_to_do(arena: Arena) -> N
     assert arena.statistics().bytes_mapped == piece.nbytes == MIB
 
 
+def test_lack_of_address_space_is_an_error_that_says_what_to_do() -> None:
+    code = """
+import resource
+from pathlib import Path
+from pccl.memory.arena import Arena
+arena = Arena()
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (32 << 20),) * 2)
+try:
+    arena.allocate(64 << 20)
+except MemoryError as error:
+    print(error, arena.statistics().segments)
+"""
+    assert run(code) == (
+        "no address space left for a segment of 67108864 bytes of shared memory;"
+        " raise `ulimit -v` or vm.max_map_count 0\n"
+    )
+
+
 # --- Threads ----------------------------------------------------------------
 
 
