@@ -3,9 +3,9 @@
  * One vector of halves becomes two of floats. Which of them holds which elements is of no concern to the arithmetic, so
  * bfloat16 is split into even and odd ones, which takes a shift and a mask instead of moving anything across.
  *
- * The bits are those of kernels_numbers.h. The instructions of F16C and NEON round to the nearest even as long as nobody
- * has changed the rounding mode of the thread. The bfloat16 instruction of newer processors is not used, because it
- * takes subnormals for zero.
+ * The bits are those of kernels_numbers.h. The instructions of F16C and NEON round to the nearest even as long as
+ * nobody has changed the rounding mode of the thread. The bfloat16 instruction of newer processors is not used, because
+ * it takes subnormals for zero.
  */
 
 #ifndef PCCL_KERNELS_WIDE_H
@@ -75,7 +75,8 @@ AVX512_TARGET ELEMENTAL __m512 settle_avx512(__m512 values) {
 
 AVX512_TARGET ELEMENTAL pair_avx512 widen_f16_avx512(const void *from) {
     const __m256i *halves = (const __m256i *)from;
-    const pair_avx512 pair = {_mm512_cvtph_ps(_mm256_loadu_si256(halves)), _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
+    const __m512 first = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
+    const pair_avx512 pair = {first, _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
     return pair;
 }
 
