@@ -76,6 +76,8 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #include "kernels_loops.h"
 
 #elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 
 /* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and checksums. */
 #define NAME(name) name##_neon
@@ -127,7 +129,8 @@ static void kernels_load(void) {
     const crc_loop crc = __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams;
     if (avx512) kernels_add("avx512", loops_avx512, stream_avx, crc);
 #elif defined(__aarch64__)
-    kernels_add("neon", loops_neon, NULL, crc32c_neon);
+    const int crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+    kernels_add("neon", loops_neon, NULL, crc ? crc32c_instruction : crc32c_portable);
 #endif
     kernel_chosen = &kernel_sets[kernel_sets_count - 1];
 }

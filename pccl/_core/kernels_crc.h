@@ -182,8 +182,6 @@ FOLD_TARGET static uint32_t crc32c_folding(uint32_t start, const void *data, siz
 
 #elif defined(__aarch64__)
 #include <arm_acle.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 
 static void crc32c_fill(void) { crc32c_fill_table(); }
 
@@ -203,12 +201,6 @@ CRC_TARGET static uint32_t crc32c_instruction(uint32_t crc, const void *data, si
     }
     for (; nbytes > 0; --nbytes, ++bytes) crc = __crc32cb(crc, *bytes);
     return ~crc;
-}
-
-static uint32_t crc32c_neon(uint32_t crc, const void *data, size_t nbytes) {
-    static int known = -1;
-    if (known < 0) known = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-    return known ? crc32c_instruction(crc, data, nbytes) : crc32c_portable(crc, data, nbytes);
 }
 
 #else

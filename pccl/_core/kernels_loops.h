@@ -35,6 +35,8 @@
         x.member = expression;                                                                                         \
     }
 #define WIDE_PART(kind, expression)                                                                                    \
+    const NAME(floats) by = NAME(spread)((float)divisor);                                                              \
+    (void)by;                                                                                                          \
     for (; done + LANES <= count; done += LANES) {                                                                     \
         NAME(pair) x = NAME(widen_##kind)(left + done);                                                                \
         const NAME(pair) y = NAME(widen_##kind)(right + done);                                                         \
@@ -57,9 +59,7 @@
         u16_element *target = (u16_element *)out;                                                                      \
         const u16_element *left = (const u16_element *)local;                                                          \
         const u16_element *right = (const u16_element *)incoming;                                                      \
-        const float by = (float)divisor;                                                                               \
         size_t done = 0;                                                                                               \
-        (void)by;                                                                                                      \
         WIDE_PART(kind, expression)                                                                                    \
         NAME(name##_rest)(target + done, left + done, right + done, count - done, divisor);                            \
     }

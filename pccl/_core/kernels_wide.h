@@ -24,6 +24,8 @@ typedef struct {
     __m256 first, second;
 } pair_avx2;
 
+AVX2_TARGET ELEMENTAL __m256 spread_avx2(float value) { return _mm256_set1_ps(value); }
+
 AVX2_TARGET ELEMENTAL __m256 settle_avx2(__m256 values) {
     const __m256 quiet = _mm256_castsi256_ps(_mm256_set1_epi32(NAN_F32));
     return _mm256_blendv_ps(values, quiet, _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
@@ -67,6 +69,8 @@ typedef __m512 floats_avx512;
 typedef struct {
     __m512 first, second;
 } pair_avx512;
+
+AVX512_TARGET ELEMENTAL __m512 spread_avx512(float value) { return _mm512_set1_ps(value); }
 
 AVX512_TARGET ELEMENTAL __m512 settle_avx512(__m512 values) {
     const __m512 quiet = _mm512_castsi512_ps(_mm512_set1_epi32(NAN_F32));
@@ -113,6 +117,8 @@ typedef float32x4_t floats_neon;
 typedef struct {
     float32x4_t first, second;
 } pair_neon;
+
+ELEMENTAL float32x4_t spread_neon(float value) { return vdupq_n_f32(value); }
 
 ELEMENTAL float32x4_t settle_neon(float32x4_t values) {
     const float32x4_t quiet = vreinterpretq_f32_u32(vdupq_n_u32(NAN_F32));
