@@ -2,8 +2,7 @@
  *
  * Here lives the choice. One element is defined in kernels_numbers.h; the loops over blocks are in kernels_loops.h,
  * which is included here once per instruction set; vectors of 16-bit floats in kernels_wide.h, backups in
- * kernels_keep.h, the checksum in kernels_crc.h.
- * Nothing here allocates, waits, or knows what a block is for.
+ * kernels_keep.h, the checksum in kernels_crc.h. Nothing here allocates, waits, or knows what a block is for.
  *
  * The result is the same on every instruction set, bit for bit:
  *

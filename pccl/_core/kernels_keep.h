@@ -8,13 +8,13 @@
  * cache, AMD Zen 4, one core:
  *
  *                                            256 MiB walked through    one block and its backup in the second cache
- *   ordinary stores, one loop                        10 GB/s                         25 GB/s
+ *   ordinary stores, one loop                         9 GB/s                         26 GB/s
  *   streaming stores, one loop                       12                              29
- *   streaming stores, strips of 1024 bytes           12                              34
- *   the same with stores of 16 bytes                 11                              29
- *   no backup                                        16                              58
+ *   streaming stores, strips of 1024 bytes           12                              36
+ *   the same with stores of 16 bytes                 10                              31
+ *   no backup                                        15                              57
  *
- * Strips of 512 bytes do as well; at 4096 the gain is lost.
+ * Strips of 512 bytes do nearly as well; of 16 KiB a little better out of memory, much worse in cache.
  */
 
 #ifndef PCCL_KERNELS_KEEP_H
@@ -27,9 +27,9 @@
 typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
 
 enum {
-    STRIP_BYTES = 1024,
-    LINE_BYTES = 64,            /* what a streaming store must fill to be sent off in one piece */
-    STREAM_BYTES_MIN = 32768    /* below this, waiting for the last store would cost more than it saves */
+    STRIP_BYTES = 1024,      /* copied and reduced in turn; see above */
+    LINE_BYTES = 64,         /* what streaming stores must fill to be sent off in one piece */
+    STREAM_BYTES_MIN = 16384 /* below this, ordinary stores are faster if the backup happens to be in cache */
 };
 
 /* Copies whole lines, to where a line begins, past the caches. */
