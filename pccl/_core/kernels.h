@@ -26,6 +26,8 @@
 
 #include "kernels_crc.h"
 #include "kernels_keep.h"
+
+typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
 #include "kernels_numbers.h"
 #include "kernels_wide.h"
 
@@ -157,19 +159,18 @@ static inline uint32_t kernels_copy_crc32c(uint32_t crc, void *out, const void *
     return crc;
 }
 
-static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, void *backup,
-                                 size_t count, uint32_t divisor) {
+static inline void kernels_keep(void *backup, const void *local, size_t nbytes) {
+    keep_bytes(kernel_chosen->stream, backup, local, nbytes);
+}
+
+static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, size_t count,
+                                 uint32_t divisor) {
     if (datatype < 0 || datatype >= DATATYPES || op < 0 || op >= OPS) return -1;
     if (op == OP_SUM || op == OP_AVG)
         op = divisor > 1 ? OP_AVG : OP_SUM;
     else if (divisor > 1)
         return -1;
-    const reduce_loop loop = kernel_chosen->loops[datatype][op];
-    if (backup == NULL)
-        loop(out, local, incoming, count, divisor);
-    else
-        reduce_keeping(loop, kernel_chosen->stream, kernels_itemsize(datatype), out, local, incoming, backup, count,
-                       divisor);
+    kernel_chosen->loops[datatype][op](out, local, incoming, count, divisor);
     return 0;
 }
 

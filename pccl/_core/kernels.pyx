@@ -27,17 +27,20 @@ cdef extern from "kernels.h" nogil:
     size_t kernels_itemsize(int datatype)
     uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nbytes)
     uint32_t kernels_copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes)
+    void kernels_keep(void *backup, const void *local, size_t nbytes)
     int kernels_reduce(
-        int datatype, int op, void *out, const void *local, const void *incoming, void *backup, size_t count,
-        uint32_t divisor
+        int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
     )
 
 
 cdef int reduce_block(
-    int datatype, int op, void *out, const void *local, const void *incoming, void *backup, size_t count,
-    uint32_t divisor
+    int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 ) noexcept nogil:
-    return kernels_reduce(datatype, op, out, local, incoming, backup, count, divisor)
+    return kernels_reduce(datatype, op, out, local, incoming, count, divisor)
+
+
+cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil:
+    kernels_keep(backup, local, nbytes)
 
 
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil:
@@ -108,7 +111,7 @@ cdef _Bytes of_length(object buffer, int flags, str name, Py_ssize_t nbytes):
 
 
 def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_t divisor=0):
-    """Combine `local` with `incoming` into `out`, and keep `local` in `backup` if there is one."""
+    """Keep `local` in `backup`, if there is one, and combine it with `incoming` into `out`."""
     cdef _Bytes source = _Bytes(local, PyBUF_SIMPLE)
     cdef Py_ssize_t nbytes = source.exported.len
     cdef _Bytes arrived = of_length(incoming, PyBUF_SIMPLE, "incoming", nbytes)
@@ -125,9 +128,10 @@ def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_
         raise ValueError(f"{nbytes} bytes are no whole number of elements of {itemsize} bytes")
     cdef int code
     with nogil:
+        if keep != NULL:
+            keep_block(keep, source.exported.buf, nbytes)
         code = reduce_block(
-            datatype, op, target.exported.buf, source.exported.buf, arrived.exported.buf, keep, nbytes // itemsize,
-            divisor
+            datatype, op, target.exported.buf, source.exported.buf, arrived.exported.buf, nbytes // itemsize, divisor
         )
     if code != 0:
         raise ValueError(f"operation {op} is unknown, or cannot be divided by {divisor}")
