@@ -1,7 +1,7 @@
 """The blocking user API of one peer: validate, post to the peer actor, wait, return or raise.
 
-The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the memory
-of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
+The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the
+memory of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
 
 A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. One whose caller was interrupted is
 *abandoned*: nobody will wait for it, but its memory is held until its workers have let go.
@@ -18,7 +18,7 @@ from ._core.messages import CallConnect, CallPending, CallTopology
 from ._core.park import monotonic_ns
 from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
-from .errors import MasterConnectionError, TooFewPeersError, UsageError
+from .errors import MasterConnectionError, UsageError
 from .handle import AsyncReduceHandle
 from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
@@ -174,7 +174,7 @@ class Communicator:
 
         Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
         """
-        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        descriptor = describe(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
         outcome = self._reducing("all_reduce").run("all_reduce", descriptor)
         if outcome.result:
             raise outcome.error("all_reduce")
@@ -194,7 +194,7 @@ class Communicator:
 
         Until then neither tensor may be touched. Any number may be under way, each with its own tag.
         """
-        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        descriptor = describe(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
         reduces = self._reducing("all_reduce_async")
         (one,) = reduces.launch("all_reduce_async", [descriptor])
 
@@ -265,9 +265,7 @@ class Communicator:
     def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
         link = self._member(name)
         self._reducing(name).require_none(name)
-        payload = link.call(
-            name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns
-        )
+        payload = link.call(name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns)
         self._learn(payload)
 
     def _learn(self, payload: bytes) -> None:
@@ -334,5 +332,3 @@ class Communicator:
             actor.close()
         if reduces is not None:
             reduces.close()
-
-

@@ -1,9 +1,9 @@
 """One reduce as the training process holds it: where its memory lies, from launch to outcome.
 
-Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill it
-as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece of
-the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and pieces, is
-held until no worker can touch it any more.
+Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill
+it as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece
+of the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and
+pieces, is held until no worker can touch it any more.
 """
 
 from __future__ import annotations

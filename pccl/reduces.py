@@ -78,8 +78,7 @@ class Reduces:
         self._sort_abandoned()
         launched: list[Launched] = []
         try:
-            for descriptor in descriptors:
-                launched.append(self._prepare(name, descriptor, world))
+            launched.extend(self._prepare(name, descriptor, world) for descriptor in descriptors)
         except BaseException:
             for one in launched:
                 one.release()
@@ -230,6 +229,7 @@ class Reduces:
 def describe(
     send: Any,
     recv: Any,
+    *,
     op: ReduceOp,
     tag: int,
     operand: ReduceOperandDescriptor | None,
@@ -241,7 +241,8 @@ def describe(
     sent = TensorMemory.of(send)
     received = sent if send is recv else TensorMemory.of(recv)
     if type(send) is not type(recv) and type(send).__module__.split(".")[0] != type(recv).__module__.split(".")[0]:
-        raise ValueError(f"send is a {type(send).__qualname__} but recv is a {type(recv).__qualname__}; pass two of a kind")
+        kinds = f"send is a {type(send).__qualname__} but recv is a {type(recv).__qualname__}"
+        raise ValueError(f"{kinds}; pass two of a kind")
     operand = operand or ReduceOperandDescriptor(sent.datatype)
     return ReduceOpDescriptor(sent, received, ReduceDescriptor(sent.numel, op, tag, operand, quantization))
 

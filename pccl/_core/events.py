@@ -277,7 +277,7 @@ class BeginOperation:
 
 @record
 class AbortOperation:
-    """Let go of an operation that was begun and restore its memory; answered by one ReduceQuiet, in an event of its own.
+    """Let go of an operation that was begun; answered by one ReduceQuiet, in an event of its own.
 
     Comes ahead of every action of the same event that touches lanes or workers.
     """

@@ -4,8 +4,8 @@ A call goes down the mailbox; its end is a slot in shared memory that the caller
 stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
 noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means.
 
-A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by nobody
-else. Memory that they could still write to is not touched before that.
+A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
+nobody else. Memory that they could still write to is not touched before that.
 """
 
 from __future__ import annotations

@@ -110,7 +110,6 @@ class PeerActor:
             life_fd,
             on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
             on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
-            on_board=lambda: self._reducing.look(),
         )
         self._reducing = Reducing(self.loop, self._lanes, self._feed)
         mailbox.setblocking(False)

@@ -18,7 +18,7 @@ PLAIN, KICKED, MASTER_LOST, CANCELLED = 0, 1, 2, 3
 
 
 def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int = 1, back_lanes: int = 1) -> m.Wire:
-    """An order for the second of three: dial `to` for an edge ordered at `since`, await `back` for one ordered at `back_since`."""
+    """An order for the second of three: dial `to`, await `back`; each edge was ordered at the epoch behind it."""
     return m.Wire(epoch, 1, 3, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
 
 
