@@ -20,9 +20,10 @@ from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
 from .errors import MasterConnectionError, UsageError
 from .handle import AsyncReduceHandle
+from .launching import request, request_of
 from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
-from .reduces import Reduces, describe
+from .reduces import Reduces
 from .values import Attribute, ReduceInfo, ReduceOp, Result
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class Communicator:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         name = "all_reduce_multiple_with_retry"
-        return self._reducing(name).run_all(name, list(descriptors), max_in_flight)
+        return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
     # ------------------------------------------------------------------------------------------ names and numbers
 
