@@ -175,8 +175,8 @@ class Communicator:
 
         Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
         """
-        descriptor = describe(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
-        outcome = self._reducing("all_reduce").run("all_reduce", descriptor)
+        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
+        outcome = self._reducing("all_reduce").run("all_reduce", asked)
         if outcome.result:
             raise outcome.error("all_reduce")
         return outcome.info
@@ -195,9 +195,9 @@ class Communicator:
 
         Until then neither tensor may be touched. Any number may be under way, each with its own tag.
         """
-        descriptor = describe(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
+        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
         reduces = self._reducing("all_reduce_async")
-        (one,) = reduces.launch("all_reduce_async", [descriptor])
+        (one,) = reduces.launch("all_reduce_async", (asked,))
 
         def finish(timeout: float | None) -> tuple[int, ReduceInfo] | None:
             deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)

@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     send: TensorMemory
     recv: TensorMemory
-    count: int
+    elements: int
     op: ReduceOp
     tag: int
     quantization: QuantizationOptions | None
@@ -41,6 +41,7 @@ class Request(NamedTuple):
 def request(
     send: Any,
     recv: Any,
+    *,
     op: ReduceOp,
     tag: int,
     operand: ReduceOperandDescriptor | None,
@@ -61,9 +62,7 @@ def request(
 def request_of(descriptor: ReduceOpDescriptor) -> Request:
     """What a descriptor asks for; it was checked when it was made."""
     reduce = descriptor.reduce_descriptor
-    return Request(
-        descriptor.send, descriptor.recv, reduce.count, reduce.op, reduce.tag, reduce.quantization_options
-    )
+    return Request(descriptor.send, descriptor.recv, reduce.count, reduce.op, reduce.tag, reduce.quantization_options)
 
 
 def _kind(tensor: object) -> str:
@@ -79,7 +78,7 @@ class Launched:
         self.slot = slot
         self.tag = request.tag
         self._request = request
-        self._nbytes = request.count * request.send.datatype.itemsize
+        self._nbytes = request.elements * request.send.datatype.itemsize
         self._staging: Piece | None = None
         self._backup: Piece | None = None
         self._places = self._find_places(world)
@@ -99,7 +98,7 @@ class Launched:
             return piece.segment, piece.offset, piece.segment, piece.offset, 0, 0
         if distance:
             return *sent, *received, 0, 0
-        count, itemsize = self._request.count, send.datatype.itemsize
+        count, itemsize = self._request.elements, send.datatype.itemsize
         piece = self._backup = arena.allocate(backup_bytes(count, itemsize, world))
         clear(piece.address, count, itemsize, world)
         return *sent, *received, piece.segment, piece.offset
@@ -118,7 +117,7 @@ class Launched:
             self.slot.index,
             self.slot.sequence,
             asked.tag,
-            asked.count,
+            asked.elements,
             asked.send.datatype.value,
             asked.op.value,
             0 if quantization is None else quantization.algorithm.value,
@@ -140,7 +139,7 @@ class Launched:
         backup = self._backup
         if backup is not None:
             recv = self._request.recv
-            restore(recv.data_ptr, backup.address, self._request.count, recv.datatype.itemsize)
+            restore(recv.data_ptr, backup.address, self._request.elements, recv.datatype.itemsize)
         self.release()
 
     def release(self) -> None:

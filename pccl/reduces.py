@@ -61,7 +61,7 @@ class Reduces:
             raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "this peer is alone in its group; wait for others")
         for request in requests:
             if request.tag in self._pending:
-                message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it, or use another tag"
+                message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"
                 raise UsageError(Result.INVALID_ARGUMENT, name, message)
         if self._abandoned:
             self._sort_abandoned()

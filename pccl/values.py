@@ -326,9 +326,7 @@ def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, c
         assert send.device_type is recv.device_type, "send and recv are on different devices"
         assert send.device_index == recv.device_index, "send and recv are on different devices"
     assert recv.writable, "recv is read-only"
-    assert datatype is send.datatype, (
-        f"the descriptor says {datatype.name} but the tensors are {send.datatype.name}"
-    )
+    assert datatype is send.datatype, f"the descriptor says {datatype.name} but the tensors are {send.datatype.name}"
     assert count <= send.numel, f"the descriptor counts {count} elements but the tensors have {send.numel}"
 
 
