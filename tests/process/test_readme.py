@@ -13,7 +13,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_loop_in_the_readme_survives_a_killed_peer() -> None:
-    """Goal: what newcomers copy works, and every peer prints the same world after each change."""
+    """Goal: what newcomers copy works, and every peer reduces with the same world after each change."""
     (loop,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert "127.0.0.1:48148" in loop
     with running_master() as master, ExitStack() as stack:
