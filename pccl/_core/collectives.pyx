@@ -169,13 +169,16 @@ cdef class Collectives:
             run.members.discard(peer)
         for failure in self.aborted + self.failures:
             failure.peers.discard(peer)
+        self.aborted = [failure for failure in self.aborted if failure.peers]
 
     def abort(self, str reason):
         """The ring changes: nothing of what is under way can succeed. The first reason wins."""
         cdef Tally tally
         cdef Running run
         for run in self.running.values():
-            self.aborted.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, run.reason or reason))
+            if run.members:
+                why = run.reason or reason
+                self.aborted.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, why))
         for tally in self.open.values():
             self.aborted.append(Failure(set(tally.shapes), tally.tag, 0, RANK_CONNECTION_LOST, reason))
         self.open.clear()
@@ -273,6 +276,7 @@ cdef class Collectives:
                 assert run.tag not in held[peer], f"{where}: tag {run.tag} twice"
                 held[peer].add(run.tag)
         for failure in self.aborted:
+            assert failure.peers, f"{where}: tag {failure.tag} failed for nobody"
             for peer in failure.peers:
                 assert failure.tag not in held[peer], f"{where}: tag {failure.tag} twice"
                 held[peer].add(failure.tag)

@@ -175,6 +175,14 @@ class ReduceEnded:
 
 
 @record
+class ReduceBroken:
+    """This peer cannot go on with an operation, though its lanes stand: memory that cannot be mapped, for example."""
+
+    sequence: int
+    reason: str
+
+
+@record
 class ReduceQuiet:
     """The answer to AbortOperation: no worker touches the memory any more."""
 

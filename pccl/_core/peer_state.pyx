@@ -8,9 +8,8 @@
 **Calls** of the training process become votes; each carries a number, and an answer to a number that nobody waits for
 any more is dropped: so a call that was given up can never be mistaken for the one that came after it.
 
-**The end** aborts what runs. A slot whose memory the lanes still hold completes when they have let go; close() is
-answered after that, so that a thread which waits for a reduce is never left behind. Once the training process is gone
-nobody waits for anything.
+**The end** aborts what runs. A slot whose memory the lanes still hold completes when they have let go, and close() is
+answered after that: no thread that waits for a reduce is left behind. Without a training process nobody waits.
 
 **Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped heard nobody,
 which says nothing about the master; it notices because its Tick comes late, and does not count that time.
@@ -31,7 +30,7 @@ from .reductions cimport Reductions
 from .wiring cimport Wiring
 from .events import (
     NUMBERS, PENDING, TOPOLOGY, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
-    MasterSaid, MasterUp, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, Stop, Tell, Tick, Traffic, WorkerDied,
+    MasterSaid, MasterUp, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, Stop, Tell, Tick, Traffic, WorkerDied,
 )
 from .messages import (
     AbortReduce, Accepted, Beat, CallAwait, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallReduce,
@@ -273,6 +272,9 @@ cdef class PeerState:
     def _on_reduce_ended(self, event):
         self.reductions.ended(event)
 
+    def _on_reduce_broken(self, event):
+        self.reductions.broken(event.sequence, event.reason)
+
     def _on_reduce_quiet(self, event):
         self.reductions.hushed(event.sequence)
         self._stop_if_left()
@@ -376,10 +378,9 @@ cdef class PeerState:
         if late_ns > LATE_NS:
             self.wiring.forgive()
         self.wiring.watch()
-        if self.wiring.is_whole():  # else a new order for the ring is on its way, which ends every reduce
-            reason = self.reductions.find_stall()
-            if reason:
-                self.wiring.worker_died(reason)
+        # Without a whole ring a new order is on its way, which ends every reduce.
+        if self.wiring.is_whole() and (reason := self.reductions.find_stall()):
+            self.wiring.worker_died(reason)
         if self.phase is DIALLING and self.retry_ns and self.now_ns >= self.retry_ns:
             self._dial_master()
         if self.phase is not JOINING and self.phase is not MEMBER:
@@ -471,6 +472,7 @@ TRANSITIONS = {
     (MEMBER, ReduceDone): PeerState._on_reduce_done,
     (MEMBER, ReduceFailed): PeerState._on_reduce_failed,
     (MEMBER, ReduceEnded): PeerState._on_reduce_ended,
+    (MEMBER, ReduceBroken): PeerState._on_reduce_broken,
     (MEMBER, ReduceQuiet): PeerState._on_reduce_quiet,
     (MEMBER, ReduceProgress): PeerState._on_reduce_progress,
     (MEMBER, Traffic): PeerState._on_traffic,
@@ -494,5 +496,5 @@ TRANSITIONS = {
 
 # Echoes of connections and processes that the machine has already let go of.
 IGNORED = frozenset({
-    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceQuiet, ReduceProgress, Traffic,
+    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceQuiet, ReduceProgress, Traffic,
 })

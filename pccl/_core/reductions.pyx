@@ -10,8 +10,9 @@
 the memory any more: at once while it was never begun, with the success verdict, or after an abort when the shell has
 said that it is quiet (everything restored) *and* the master, or the end of the membership, has given the verdict.
 
-**Aborts** come from the master (another member failed: answered when quiet), from a new order for the ring (the master
-waits for no answer and must get none), from a stall here, and from the end of the membership.
+**Aborts** come from the lanes (the master is told when it is quiet, and aborts the others), from the master (another
+member failed: answered when quiet), from a new order for the ring (the master waits for no answer and must get none),
+from a stall, and from the end of the membership.
 
 **A tag** stays taken until its slot completes, also when its caller gave up: a withdrawal that comes too late finds the
 reduce commenced, and then it runs like any other. So a retry can never be mistaken for the attempt before it.
@@ -207,6 +208,12 @@ cdef class Reductions:
                 reduction.world, event.tx_bytes, event.rx_bytes, event.network_ns, event.neighbour_ns, event.reduce_ns
             )
             self.actions.append(SendMaster(Finished(event.sequence, True, "")))
+
+    def broken(self, sequence, str reason):
+        """This peer cannot go on with its part; nothing to say if that was given up meanwhile."""
+        cdef Reduction reduction = self.sequences.get(sequence)
+        if reduction is not None and reduction.phase is RUNNING:
+            self._abort(reduction, reason)
 
     def hushed(self, sequence):
         """No worker touches the memory any more, and it is what it was before."""

@@ -12,8 +12,11 @@ from typing import Any
 from pccl._core.door import Caller
 from pccl._core.messages import (
     Accepted,
+    Awaiting,
     Beat,
     EdgeLost,
+    Finished,
+    Initiate,
     JoinLane,
     Knock,
     Leave,
@@ -25,7 +28,9 @@ from pccl._core.messages import (
     Wired,
     WireFailed,
     Withdraw,
+    WithdrawReduce,
 )
+from pccl._core.operations import Shape, pack_shapes
 from pccl.records import replace
 
 from .drawing import Drawing
@@ -100,9 +105,20 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
             break
         else:
             heard = yield []
+    if draw.chance.random() < 0.5:
+        yield collective(draw)
     for _ in range(draw.chance.randint(1, 5)):
         yield babble(draw, (Beat, Withdraw, Wired, EdgeLost, WireFailed, VoteTopology, VotePending), me)
     yield babble(draw, None)
+
+
+def collective(draw: Drawing) -> list[bytes]:
+    """Votes on a few tags that others of its group may vote on too, and what may or may not follow from them."""
+    tags = draw.chance.sample(range(4), draw.chance.randint(1, 3))
+    shapes = [Shape(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
+    later = (Beat, Awaiting, Awaiting, WithdrawReduce, Finished)
+    words = [Initiate(pack_shapes(shapes)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
+    return [draw.framed(word) for word in words]
 
 
 # Which stories are told on which port, and how often. Members are rare: a round waits for each of them.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
+from pccl._core.events import ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
 from pccl.outcomes import KIND_REDUCE, SUCCESS
 
 from .clock import MILLISECOND
@@ -148,6 +148,12 @@ class DataPlane:
             ended = ReduceEnded(sequence, 1, 2, 3, 4, 5)
             heard_ns = self._world.random.randint(0, 20 * MILLISECOND)
             self._world.clock.after(heard_ns, self._shell.receive, self._world.feed, self._shell, ended)
+
+    def fumble(self) -> None:
+        """A worker cannot go on; which of the operations it was in is drawn."""
+        if self.parts:
+            broken = ReduceBroken(self._world.random.choice(list(self.parts)), "no memory")
+            self._shell.receive(self._world.feed, self._shell, broken)
 
     def _hush(self, sequence: int) -> None:
         self.parts[sequence].quiet = True

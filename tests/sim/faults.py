@@ -84,6 +84,10 @@ class Faults:
                 if end.lane.joins(other) and self._world.chance(0.7):
                     end.lane.sever("timed out")
 
+    def _fumble(self, shell: PeerShell) -> None:
+        busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
+        self._world.random.choice(busy).plane.fumble()
+
     def _stall(self, shell: PeerShell) -> None:
         """A link swallows everything for a while, and says nothing: where something is under way, if there is."""
         busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]

@@ -44,11 +44,18 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
         elif kind is Commence:
             _note_commenced(world, state.conns[action.conn], message)
         elif kind is ReduceFailed:
-            group = state.groups[state.conns[action.conn].group]
-            told = message.epoch, message.global_world, message.group_world, message.round
-            assert told == (group.epoch, len(state.accepted), group.size(), state.round), f"a failure with {message!r}"
-            assert not group.waiting or message.result != RANK_CONNECTION_LOST, f"{message!r} before the ring is wired"
+            _check_failure(world, state.groups[state.conns[action.conn].group], message)
     assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
+    """A failure carries the world as it is; if somebody was lost, the survivors are wired by then."""
+    state = world.master.state
+    told = failure.epoch, failure.global_world, failure.group_world, failure.round
+    assert told == (group.epoch, len(state.accepted), group.size(), state.round), (
+        f"a failure in another world: {failure}"
+    )
+    assert not group.waiting or failure.result != RANK_CONNECTION_LOST, f"{failure!r} before the ring is wired"
 
 
 def _note_commenced(world: World, peer: Any, order: Commence) -> None:

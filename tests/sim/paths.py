@@ -66,6 +66,7 @@ PATHS = frozenset({
     # collectives, at a peer
     "an order aborts what runs",
     "a collective commences over a broken ring",
+    "an abort finds the reduce aborted",
     "a verdict comes before quiet",
     "quiet comes before the verdict",
     "the end of the local part crosses an abort",
@@ -313,6 +314,8 @@ class Paths:
         kind = type(message)
         if kind is messages.Commence and not actions:
             self._mark("a collective commences over a broken ring")
+        elif kind is messages.AbortReduce and not actions:
+            self._mark("an abort finds the reduce aborted")
         elif kind is messages.ReduceFailed and message.sequence:
             self._mark("quiet comes before the verdict" if actions else "a verdict comes before quiet")
         if kind is messages.Wire:

@@ -20,6 +20,7 @@ FAULTS = (
     "break_control",  # a control connection is reset
     "break_lane",  # a lane is reset
     "partition",  # one peer cannot dial another for a while
+    "fumble",  # a peer cannot go on with an operation, though its lanes stand
     "stall",  # the operations of a ring move nothing for a while
     "kill_worker",  # a worker process dies
     "kill_app",  # a training process dies, its peer actor notices

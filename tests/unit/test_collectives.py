@@ -280,6 +280,20 @@ def test_a_group_that_falls_to_one_is_told_the_same() -> None:
     assert failures(scene.reduce(1, 5)) == [(1, 5, 0, TOO_FEW)]
 
 
+def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> None:
+    """Goal: what was agreed outlives the last member, what was under way does not."""
+    scene = of(1, 2)
+    scene.admit(3, group=1)
+    scene.reduce(1, 5)
+    scene.reduce(2, 5)
+    scene.state.groups[0].revision = 7
+    scene.feed(PeerWent(2, "reset"))
+    scene.feed(PeerWent(1, "reset"))
+
+    collectives = scene.state.groups[0].collectives
+    assert (collectives.open, collectives.running, collectives.aborted, collectives.held) == ({}, {}, [], {})
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

@@ -17,6 +17,7 @@ from pccl._core.events import (
     EndOperation,
     LinkDown,
     MasterSaid,
+    ReduceBroken,
     ReduceEnded,
     ReduceQuiet,
     SendMaster,
@@ -223,6 +224,22 @@ def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
     (answer,) = told(peer.feed(ReduceQuiet(1)), m.Finished)
     assert (answer.sequence, answer.ok) == (1, False)
     assert peer.hear(verdict(5, 1)) == [EndOperation(1), Complete(5, 50, LOST, REDUCE, FAILED)]
+
+
+def test_a_part_that_breaks_is_told_when_the_memory_is_restored() -> None:
+    """Goal: the others are aborted by the master; the abort that comes back finds nothing to do."""
+    peer = running(5)
+
+    assert peer.feed(ReduceBroken(1, "no memory")) == [AbortOperation(1)]
+    assert peer.feed(ReduceBroken(1, "no memory")) == []
+    assert peer.feed(ReduceQuiet(1)) == [SendMaster(m.Finished(1, False, "no memory"))]
+    assert ends(peer.hear(verdict(5, 1))) == [(5, LOST, REDUCE)]
+
+
+@pytest.mark.parametrize("sequence", [2, 9])
+def test_what_is_voted_or_unknown_cannot_break(sequence: int) -> None:
+    """Goal: this peer's word is given; an echo of the past changes nothing."""
+    assert reducing().feed(ReduceBroken(sequence, "no memory")) == []
 
 
 def test_a_second_abort_is_not_answered_twice() -> None:

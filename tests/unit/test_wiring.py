@@ -270,8 +270,15 @@ def test_late_news_of_a_dropped_lane_is_no_news() -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [wire(1, 3, 1, 1, 1), wire(0, 3, 1, 1, 1), wire(5, 3, 5, 1, 5, 3), wire(5, 3, 5, 1, 5, 1, 3)],
-    ids=["the same epoch", "a past epoch", "too many lanes out", "too many lanes in"],
+    [
+        *(wire(1, 3, 1, 1, 1), wire(0, 3, 1, 1, 1), wire(5, 3, 5, 1, 5, 3), wire(5, 3, 5, 1, 5, 1, 3)),
+        *(replace(wire(5, 3, 5, 1, 5), rank=3), replace(wire(5, 3, 5, 1, 5), rank=0, world=1)),
+        replace(ALONE, epoch=5, world=2),
+    ],
+    ids=[
+        *("the same epoch", "a past epoch", "too many lanes out", "too many lanes in"),
+        *("a place outside the ring", "a neighbour in a ring of one", "no neighbour in a ring of two"),
+    ],
 )
 def test_an_order_that_no_honest_master_gives_ends_the_membership(order: m.Wire) -> None:
     """Goal: bad input is refused before anything is built from it."""
