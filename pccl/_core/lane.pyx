@@ -67,6 +67,7 @@ cdef class Lane:
         self.board = board
         self.lane = lane
         self.connection = -1
+        self.reason = b""
         self.segments = SegmentTable()
         self.count = &board.shared.lanes[sends][lane]
         memset(self.count, 0, sizeof(LaneCount))
@@ -77,7 +78,7 @@ cdef class Lane:
         self._watch(bell, posix.EPOLLIN | posix.EPOLLET, FROM_BELL)
 
     def __dealloc__(self):
-        if self.epoll >= 0:
+        if self.epoll > 0:  # 0: it was never created, and that descriptor is somebody else's
             posix.close(self.epoll)
 
     def _watch(self, int fd, uint32_t events, uint32_t whose):
