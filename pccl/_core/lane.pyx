@@ -421,7 +421,7 @@ cdef class Receiver(Lane):
         cdef char *backup
         cdef uint32_t *mark
         if (
-            self.header.hop > 2 * op.plan.world - 3
+            self.header.hop + 2 >= 2 * op.plan.world
             or self.header.chunk != chunk_received(&op.plan, op.rank, self.header.hop)
             or self.header.block >= blocks_of(&op.plan, self.header.chunk)
         ):
