@@ -32,7 +32,7 @@ from pccl._core cimport posix
 
 from .kernels cimport itemsize_of
 from .park cimport now_ns
-from .plan cimport blocks_handled, blocks_numbered, blocks_of, make_plan
+from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
 
 BOARD_BYTES = sizeof(Shared)
 FLAG_BACKED_UP = <int> BACKED_UP
@@ -73,6 +73,8 @@ cdef class Board:
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
         cdef uint32_t itemsize = <uint32_t> itemsize_of(operation.datatype)
+        if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
+            raise ValueError(f"no reduce of datatype {operation.datatype} at rank {rank} of {world}")
         if op.state != FREE:
             return False
         make_plan(&plan, operation.count, itemsize, world)
