@@ -275,13 +275,17 @@ cdef class Board:
                 op = self.enter(self.shared.ops[word * 64 + bit].sequence)
                 if op == NULL:
                     break  # aborted just now: its bit is about to go
-                block = posix.atomic_add_u32(&op.own_next, 1) - 1
-                if block + 1 >= op.own_blocks:
+                block = op.own_blocks
+                if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
+                    block = posix.atomic_add_u32(&op.own_next, 1) - 1
+                # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
+                if block + 1 == op.own_blocks:
                     posix.atomic_clear_bits_u64(&self.shared.owning[small][word], bit_of(bit))
                 if block < op.own_blocks:
                     job.op, job.hop, job.block, job.crc, job.known = op, 0, block, 0, 0
                     return 1
                 self.leave(op)
+                break  # all taken: its bit is about to go
         return 0
 
     cdef bint has_work(self) noexcept nogil:
