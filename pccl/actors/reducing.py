@@ -47,7 +47,9 @@ class Reducing:
     def abort(self, sequence: int) -> None:
         """Have its workers let go; `ReduceQuiet` follows, but never from within this call."""
         crew = self._running.pop(sequence, None)
-        if crew is not None and not crew.killed and not crew.board.abort(sequence):
+        if crew is not None and not crew.killed:
+            crew.board.abort(sequence)
+            # Also if nobody holds it now: a worker that merely looks at it counts as well, and may be stopped there.
             self._loop.after(ABORT_GRACE_NS, lambda: self._insist(sequence))
         if crew is None:
             self._waiting = deque(action for action in self._waiting if action.sequence != sequence)
