@@ -84,9 +84,12 @@ class Reducing:
             here = crew.board.totals()
             sent, received = sent + here[0], received + here[1]
         self._feed(Traffic(sent, received))
+        # One that has not had its turn is not stalled while those before it move.
         for sequence, crew in list(self._running.items()):
             if not crew.killed:
-                self._feed(ReduceProgress(sequence, crew.board.moved(sequence)))
+                self._feed(ReduceProgress(sequence, crew.board.moved(sequence) or sent + received))
+        for action in list(self._waiting):
+            self._feed(ReduceProgress(action.sequence, sent + received))
 
     def lose_crew(self) -> None:
         """The crew is about to be killed: keep what it has counted."""
