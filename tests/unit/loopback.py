@@ -1,4 +1,4 @@
-"""Rings of real senders and receivers, as threads of this process: every wait is bounded, and closing leaves nothing behind.
+"""Rings of real senders and receivers, as threads of this process: waits are bounded, and nothing is left behind.
 
 A `Member` is one peer without its actor: a board, a few segments, and workers that serve their connections in threads,
 which costs no process and no GIL. A `Ring` is some of them, connected. Frames can also be written and read by hand.
@@ -37,7 +37,15 @@ SEND, RECV, BACKUP = 1, 2, 3  # segments
 
 
 def frame(
-    sequence: int, hop: int, chunk: int, block: int, payload: bytes, *, magic: int = MAGIC, header_flip: int = 0, **other: int
+    sequence: int,
+    hop: int,
+    chunk: int,
+    block: int,
+    payload: bytes,
+    *,
+    magic: int = MAGIC,
+    header_flip: int = 0,
+    **other: int,
 ) -> bytes:
     """A frame as a sender writes it, or one with some field wrong."""
     length, crc = other.get("length", len(payload)), other.get("crc", crc32c_of(payload))
@@ -270,7 +278,9 @@ def ring_of(world: int, lanes: int = 1) -> Iterator[list[Member]]:
 
 
 @contextmanager
-def lone_member(lanes: int = 1, buffer_bytes: int = 0) -> Iterator[tuple[Member, list[socket.socket], list[socket.socket]]]:
+def lone_member(
+    lanes: int = 1, buffer_bytes: int = 0
+) -> Iterator[tuple[Member, list[socket.socket], list[socket.socket]]]:
     """A member, and by lane the hands that hold the other ends: what it sends comes out, what goes in it receives."""
     with ExitStack() as stack:
         member = Member(lanes)

@@ -68,7 +68,7 @@ def test_a_cleared_backup_restores_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 2, 1000, 16_384, 16_385, 100_000, COUNT])
 def test_every_prefix_of_an_operation_is_undone(count: int) -> None:
     """Goal: after each frame, and in the middle of the next, the old bits can be had back."""
-    with lone_member() as (member, (out,), (into,)):
+    with lone_member() as (member, _, (into,)):
         tensor = Tensor(member, count)
         frames = all_frames(1, count)
         for sequence in range(1, min(len(frames), 12) + 1):
@@ -83,7 +83,6 @@ def test_every_prefix_of_an_operation_is_undone(count: int) -> None:
             tensor.restore()
             member.board.release(sequence)
             clear(tensor.backup.ctypes.data, count, 1, 2)
-        del out
 
 
 def test_a_backup_is_good_after_success_as_well() -> None:

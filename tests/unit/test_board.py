@@ -16,7 +16,18 @@ from pccl._core.board import BOARD_BYTES, Board
 from pccl._core.plan import Cut
 from pccl.values import DataType
 
-from .loopback import HEADER_BYTES, PATIENCE, SEND, Member, connect, eventually, frame, lone_member, operation, read_frame
+from .loopback import (
+    HEADER_BYTES,
+    PATIENCE,
+    SEND,
+    Member,
+    connect,
+    eventually,
+    frame,
+    lone_member,
+    operation,
+    read_frame,
+)
 
 OPERATIONS_MAX = 256
 BLOCKS_ADMITTED = 1 << 16
@@ -62,7 +73,7 @@ def test_an_operation_waits_for_its_place(member: Member) -> None:
 
 
 def test_an_operation_waits_for_room(member: Member) -> None:
-    """Goal: queues are laid out for so many blocks, so no more are admitted; aborted ones count until they are released."""
+    """Goal: no more blocks are admitted than the queues are laid out for; aborted ones count until they are released."""
     board = member.board
     blocks = Cut(HUGE, 4, 2).blocks_numbered
     fitting = BLOCKS_ADMITTED // blocks
@@ -114,7 +125,9 @@ def test_what_is_unknown_is_quiet_and_still(member: Member) -> None:
     assert not rung(member)
 
 
-@pytest.mark.parametrize(("datatype", "ring"), [(12, (0, 2)), (255, (0, 2)), (10, (2, 2)), (10, (0, 0)), (10, (0, 1 << 15))])
+@pytest.mark.parametrize(
+    ("datatype", "ring"), [(12, (0, 2)), (255, (0, 2)), (10, (2, 2)), (10, (0, 0)), (10, (0, 1 << 15))]
+)
 def test_what_cannot_be_cut_is_refused(member: Member, datatype: int, ring: tuple[int, int]) -> None:
     class Nonsense:
         count = 10
@@ -164,7 +177,14 @@ HOPS = 2 * WORLD - 2
 FRAME = np.dtype(
     [
         *(("magic", "<u4"), ("hop", "<u2"), ("reserved", "<u2"), ("sequence", "<u8"), ("chunk", "<u4")),
-        *(("block", "<u4"), ("length", "<u4"), ("crc", "<u4"), ("spare", "<u4"), ("header_crc", "<u4"), ("payload", "u1")),
+        *(
+            ("block", "<u4"),
+            ("length", "<u4"),
+            ("crc", "<u4"),
+            ("spare", "<u4"),
+            ("header_crc", "<u4"),
+            ("payload", "u1"),
+        ),
     ]
 )
 
@@ -197,7 +217,9 @@ def exchange(outs: list[socket.socket], intos: list[socket.socket], sequences: r
     assert FRAME.itemsize == HEADER_BYTES + 1
     enough = len(sequences) * HOPS * FRAME.itemsize
     got = [bytearray() for _ in outs]
-    threads = [threading.Thread(target=read_all, args=(out, into, got, enough)) for out, into in zip(outs, got, strict=True)]
+    threads = [
+        threading.Thread(target=read_all, args=(out, into, got, enough)) for out, into in zip(outs, got, strict=True)
+    ]
     threads += [threading.Thread(target=into.sendall, args=(blob,)) for into, blob in zip(intos, blobs, strict=True)]
     for thread in threads:
         thread.start()

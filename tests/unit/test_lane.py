@@ -88,7 +88,9 @@ def reduced(datatype: DataType, op: ReduceOp, inputs: list[Array]) -> Array:
 class Tensors:
     """Inputs and outputs of one operation on all members, in place or not."""
 
-    def __init__(self, members: list[Member], datatype: DataType, count: int, *, in_place: bool, place: int = 0) -> None:
+    def __init__(
+        self, members: list[Member], datatype: DataType, count: int, *, in_place: bool, place: int = 0
+    ) -> None:
         self.members, self.datatype, self.count, self.in_place = members, datatype, count, in_place
         nbytes, world = count * datatype.itemsize, len(members)
         self.numbers = SEND + 3 * place, RECV + 3 * place, BACKUP + 3 * place
@@ -185,7 +187,8 @@ def test_a_tensor_of_many_blocks_over_many_lanes() -> None:
 def test_many_operations_at_once() -> None:
     with ring_of(3, 2) as members:
         many = [
-            Tensors(members, DataType.INT32, 10 + 3001 * place, in_place=place % 2 == 0, place=place) for place in range(40)
+            Tensors(members, DataType.INT32, 10 + 3001 * place, in_place=place % 2 == 0, place=place)
+            for place in range(40)
         ]
         for sequence, tensors in enumerate(many, 1):
             tensors.begin_all(sequence, ReduceOp.SUM)
@@ -223,7 +226,7 @@ def test_frames_of_an_operation_that_has_not_begun_here_wait() -> None:
 
 
 def test_several_early_frames_wait_in_turn() -> None:
-    """Goal: a lane waits at the first early frame. What is behind it may belong to older operations, so all must begin."""
+    """Goal: a lane waits at the first early frame; what is behind it may be of older operations, so all must begin."""
     with ring_of(2) as members:
         many = [Tensors(members, DataType.INT64, 500, in_place=False, place=place) for place in range(5)]
         for sequence, tensors in enumerate(many, 1):
@@ -278,7 +281,9 @@ def test_a_lane_that_goes_hands_its_work_to_a_sleeper() -> None:
     """Goal: the only lane at work is detached; what waits is taken by one that slept."""
     with lone_member(lanes=2) as (member, outs, _):
         member.memory(SEND, 4096)
-        senders = [worker for worker in member.workers if worker.connection and worker.lane.__class__.__name__ == "Sender"]
+        senders = [
+            worker for worker in member.workers if worker.connection and worker.lane.__class__.__name__ == "Sender"
+        ]
         senders[0].detach()
         assert member.board.begin(1, operation(16), 0, 2)
         assert read_frame(outs[1])[0] == 1

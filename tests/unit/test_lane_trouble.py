@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
+import termios
 import time
 from contextlib import ExitStack
 
@@ -66,7 +68,11 @@ class Target:
         return slice(64 + begin, 64 + end)
 
     def canaries_live(self) -> bool:
-        return all((whole[place] == CANARY).all() for whole in (self.send, self.recv) for place in (slice(64), slice(-64, None)))
+        return all(
+            (whole[place] == CANARY).all()
+            for whole in (self.send, self.recv)
+            for place in (slice(64), slice(-64, None))
+        )
 
     def reduce(self, sequence: int, out: socket.socket, into: socket.socket) -> None:
         """The other member, played by hand: both chunks, of one block each."""
@@ -188,7 +194,7 @@ def test_a_receiver_lets_go_in_the_middle_of_a_frame(in_place: bool, cut: int, h
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_sender_lets_go_in_the_middle_of_a_frame(in_place: bool) -> None:
     """Goal: nobody reads; the tensor is given back all the same, and what follows is the frame as it was begun."""
-    with lone_member(buffer_bytes=4096) as (member, (out,), (into,)):
+    with lone_member(buffer_bytes=4096) as (member, (out,), _):
         count = 1 << 20
         target = Target(member, count, in_place=in_place)
         target.begin(1)
@@ -236,9 +242,6 @@ def resident_bytes() -> int:
 
 def unread(worker: Worker) -> int:
     """Bytes that wait in the worker's socket."""
-    import fcntl
-    import termios
-
     assert worker.connection is not None
     return int.from_bytes(fcntl.ioctl(worker.connection.fileno(), termios.FIONREAD, bytes(4)), "little")
 
@@ -250,7 +253,9 @@ def test_an_early_frame_of_an_operation_that_never_comes_is_dropped() -> None:
         target.reduce(2, out, into)
 
 
-@pytest.mark.parametrize("data", [b"", right()[:20], right()[:HEADER_BYTES], right()[: HEADER_BYTES + 100], right(sequence=9)])
+@pytest.mark.parametrize(
+    "data", [b"", right()[:20], right()[:HEADER_BYTES], right()[: HEADER_BYTES + 100], right(sequence=9)]
+)
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_closed_connection_is_reported_wherever_it_was(data: bytes, begun: bool) -> None:
     """Goal: also when the close came together with the data, before the worker looked at either."""
@@ -303,7 +308,7 @@ def test_a_reset_says_so() -> None:
 @pytest.mark.parametrize("sends", [True, False])
 def test_a_lane_detached_in_the_middle_of_a_frame_serves_the_next_connection(sends: bool) -> None:
     """Goal: it lets go of the operation, forgets the rest of the frame, and begins afresh."""
-    with lone_member(buffer_bytes=4096) as (member, (out,), (into,)), ExitStack() as stack:
+    with lone_member(buffer_bytes=4096) as (member, _, (into,)), ExitStack() as stack:
         count = 1 << 20
         big = Target(member, count)
         big.begin(1)

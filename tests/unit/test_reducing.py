@@ -85,12 +85,16 @@ class FakeBoard:
 
 
 class FakeCrew:
+    """A board, and whether its workers live."""
+
     def __init__(self, room: int = 100) -> None:
         self.board = FakeBoard(room)
         self.killed = self.gone = False
 
 
 class FakeLanes:
+    """Where the crew at work is found."""
+
     crew: FakeCrew | None
 
 

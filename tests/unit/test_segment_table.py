@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Iterator
@@ -93,8 +94,6 @@ def test_segments_are_found_whatever_their_numbers_are() -> None:
 def test_copies_may_overlap() -> None:
     memory = bytearray(range(100))
     expected = bytes(memory[:10]) + bytes(memory[:50]) + bytes(memory[60:])
-    import ctypes
-
     place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     copy(place + 10, place, 50)
     copy(place, place, 0)
