@@ -73,7 +73,7 @@ def test_an_operation_waits_for_its_place(member: Member) -> None:
 
 
 def test_an_operation_waits_for_room(member: Member) -> None:
-    """Goal: no more blocks are admitted than the queues are laid out for; aborted ones count until they are released."""
+    """Goal: no more blocks are admitted than queues are laid out for; aborted ones count until they are released."""
     board = member.board
     blocks = Cut(HUGE, 4, 2).blocks_numbered
     fitting = BLOCKS_ADMITTED // blocks

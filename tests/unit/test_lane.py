@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from typing import Any
 
 import numpy as np
@@ -304,3 +306,29 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
         for member in members:
             wanted = [worker.wanted for worker in member.workers]
             assert sorted(wanted) == [[SEND], [SEND, BACKUP]]
+
+
+def test_aborts_at_random_moments_touch_nothing_else() -> None:
+    """Goal: whenever an operation is given up, its tensors have their old bits, and those beside it are summed right."""
+    source = random.Random(5)
+    halfway = 0
+    with ring_of(3, 2) as members:
+        kept = Tensors(members, DataType.INT32, 200_000, in_place=True, place=0)
+        doomed = Tensors(members, DataType.FLOAT, 300_000, in_place=True, place=1)
+        for sequence in range(1, 2 * 40, 2):
+            both = [(kept, sequence), (doomed, sequence + 1)]
+            for rank in range(3):
+                for tensors, number in both:
+                    tensors.begin(rank, number, ReduceOp.SUM)
+            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))
+            for member in source.sample(members, 3):
+                halfway += 0 < member.board.moved(sequence + 1) and not member.board.has_ended(sequence + 1)
+                member.abort(sequence + 1)
+            doomed.restore()
+            for member in members:
+                member.board.release(sequence + 1)
+                member.board.sweep()
+            kept.end_all(sequence, ReduceOp.SUM)
+            for backup in (*kept.backups, *doomed.backups):
+                backup[:] = 0
+    assert halfway > 20
