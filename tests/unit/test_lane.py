@@ -309,7 +309,7 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
 
 
 def test_aborts_at_random_moments_touch_nothing_else() -> None:
-    """Goal: whenever an operation is given up, its tensors have their old bits, and those beside it are summed right."""
+    """Goal: whenever an operation is given up, its tensors have their old bits, and those beside it are right."""
     source = random.Random(5)
     halfway = 0
     with ring_of(3, 2) as members:
