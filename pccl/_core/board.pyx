@@ -32,7 +32,7 @@ from pccl._core cimport posix
 
 from .kernels cimport itemsize_of
 from .park cimport now_ns
-from .plan cimport blocks_handled, blocks_numbered, blocks_of, make_plan
+from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
 
 BOARD_BYTES = sizeof(Shared)
 FLAG_BACKED_UP = <int> BACKED_UP
@@ -73,6 +73,8 @@ cdef class Board:
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
         cdef uint32_t itemsize = <uint32_t> itemsize_of(operation.datatype)
+        if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
+            raise ValueError(f"no reduce of datatype {operation.datatype} at rank {rank} of {world}")
         if op.state != FREE:
             return False
         make_plan(&plan, operation.count, itemsize, world)
@@ -273,13 +275,17 @@ cdef class Board:
                 op = self.enter(self.shared.ops[word * 64 + bit].sequence)
                 if op == NULL:
                     break  # aborted just now: its bit is about to go
-                block = posix.atomic_add_u32(&op.own_next, 1) - 1
-                if block + 1 >= op.own_blocks:
+                block = op.own_blocks
+                if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
+                    block = posix.atomic_add_u32(&op.own_next, 1) - 1
+                # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
+                if block + 1 == op.own_blocks:
                     posix.atomic_clear_bits_u64(&self.shared.owning[small][word], bit_of(bit))
                 if block < op.own_blocks:
                     job.op, job.hop, job.block, job.crc, job.known = op, 0, block, 0, 0
                     return 1
                 self.leave(op)
+                break  # all taken: its bit is about to go
         return 0
 
     cdef bint has_work(self) noexcept nogil:

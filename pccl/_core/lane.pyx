@@ -35,7 +35,7 @@ from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP
 from .kernels cimport crc32c, reduce_block
 from .park cimport now_ns, raise_errno
-from .plan cimport block_range, blocks_of, chunk_received, chunk_sent
+from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received, chunk_sent
 
 # Python's view of the codes.
 LANE_MAIL = <int> MAIL
@@ -67,6 +67,7 @@ cdef class Lane:
         self.board = board
         self.lane = lane
         self.connection = -1
+        self.reason = b""
         self.segments = SegmentTable()
         self.count = &board.shared.lanes[sends][lane]
         memset(self.count, 0, sizeof(LaneCount))
@@ -77,7 +78,7 @@ cdef class Lane:
         self._watch(bell, posix.EPOLLIN | posix.EPOLLET, FROM_BELL)
 
     def __dealloc__(self):
-        if self.epoll >= 0:
+        if self.epoll > 0:  # 0: it was never created, and that descriptor is somebody else's
             posix.close(self.epoll)
 
     def _watch(self, int fd, uint32_t events, uint32_t whose):
@@ -390,7 +391,8 @@ cdef class Receiver(Lane):
         self.stage = EARLY
         if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
             posix.atomic_add_u32(&self.board.shared.early, 1)
-            if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
+            # A close that was seen together with the frame is not told twice: sleeping on it would take for ever.
+            if not self.broken and sequence > posix.atomic_load_u64(&self.board.shared.commenced):
                 self.sleep(-1)
             posix.atomic_add_u32(&self.board.shared.early, <uint32_t> -1)
             return self.end(0, b"closed by the other side") if self.broken else GO_ON
@@ -420,7 +422,7 @@ cdef class Receiver(Lane):
         cdef char *backup
         cdef uint32_t *mark
         if (
-            self.header.hop > 2 * op.plan.world - 3
+            self.header.hop + 2 >= 2 * op.plan.world
             or self.header.chunk != chunk_received(&op.plan, op.rank, self.header.hop)
             or self.header.block >= blocks_of(&op.plan, self.header.chunk)
         ):
@@ -451,15 +453,19 @@ cdef class Receiver(Lane):
 
     cdef int read_payload(self) noexcept nogil:
         cdef uint64_t missing = self.header.length - self.received, taken
+        cdef char *place = self.target + self.received
         cdef ssize_t count
+        if self.op == NULL:  # dropped, piece by piece, in the same place
+            place = self.target
+            missing = missing if missing < self.scratch_size else self.scratch_size
         if missing and self.have:
             taken = missing if missing < self.have else self.have
-            memcpy(self.target + self.received, self.ahead, taken)
+            memcpy(place, self.ahead, taken)
             self.have -= taken
             memmove(self.ahead, self.ahead + taken, self.have)
             count = taken
         elif missing:
-            count = posix.recv(self.connection, self.target + self.received, missing, posix.MSG_DONTWAIT)
+            count = posix.recv(self.connection, place, missing, posix.MSG_DONTWAIT)
             if count == 0:
                 return self.end(0, b"closed by the other side in the middle of a block")
             if count < 0:
@@ -490,14 +496,17 @@ cdef class Receiver(Lane):
         return self.aim_at_scratch()
 
     cdef int aim_at_scratch(self) noexcept nogil:
-        if self.header.length > self.scratch_size:
+        cdef uint64_t needed = self.header.length
+        if self.op == NULL and needed > BLOCK_BYTES_MAX:
+            needed = BLOCK_BYTES_MAX  # nobody has checked this length
+        if needed > self.scratch_size:
             free(self.scratch)
             self.scratch_size = 0
-            self.scratch = <char *> malloc(self.header.length)
+            self.scratch = <char *> malloc(needed)
             if self.scratch == NULL:
                 self.drop()
                 return self.end(posix.ENOMEM, b"")
-            self.scratch_size = self.header.length
+            self.scratch_size = needed
         self.target = self.scratch
         return GO_ON
 

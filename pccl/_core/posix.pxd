@@ -6,15 +6,16 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
-# Atomics on memory that several processes map. Loads acquire and stores release, which is what handing
-# over a payload needs; the read-modify-write operations are sequentially consistent, since they are
-# where two processes race for the same word.
+# Atomics on memory that several processes map. Stores release, which is what handing over a payload needs;
+# the read-modify-write operations are sequentially consistent, since they are where two processes race for
+# the same word. So are loads: "I count myself in, then look" and "I say stop, then count" must not both miss
+# the other, and a load that merely acquires may pass the write before it (not on x86, where all loads are alike).
 cdef extern from * nogil:
     """
     #include <stdint.h>
 
     static inline uint32_t pccl_load_u32(const uint32_t *word)
-    { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 
     static inline void pccl_store_u32(uint32_t *word, uint32_t value)
     { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
@@ -26,7 +27,7 @@ cdef extern from * nogil:
     { return __atomic_compare_exchange_n(word, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
 
     static inline uint64_t pccl_load_u64(const uint64_t *word)
-    { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 
     static inline void pccl_store_u64(uint64_t *word, uint64_t value)
     { __atomic_store_n(word, value, __ATOMIC_RELEASE); }

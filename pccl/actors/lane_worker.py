@@ -93,18 +93,21 @@ class LaneWorker:
                 return
 
     def _read_mailbox(self) -> bool:
-        """Take one message, if there is one. False if there will never be one again."""
-        try:
-            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        message = unpack(data)
-        if self._fault is not None:
-            self._fault.visit(f"lane.{type(message).__name__}")
-        self._obey(message, fds)
-        return True
+        """Take all messages that are there. False if there will never be one again.
+
+        The actor calls once for each, but calls that meet are one: what is left behind would wait for an idle moment.
+        """
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            message = unpack(data)
+            if self._fault is not None:
+                self._fault.visit(f"lane.{type(message).__name__}")
+            self._obey(message, fds)
 
     def _obey(self, message: Any, fds: list[int]) -> None:
         if isinstance(message, Attach):

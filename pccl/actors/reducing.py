@@ -48,7 +48,9 @@ class Reducing:
     def abort(self, sequence: int) -> None:
         """Have its workers let go; `ReduceQuiet` follows, but never from within this call."""
         crew = self._running.pop(sequence, None)
-        if crew is not None and not crew.killed and not crew.board.abort(sequence):
+        if crew is not None and not crew.killed:
+            crew.board.abort(sequence)
+            # Also if nobody holds it now: a worker that merely looks at it counts as well, and may be stopped there.
             self._loop.after(ABORT_GRACE_NS, lambda: self._insist(sequence))
         if crew is None:
             self._waiting = deque(action for action in self._waiting if action.sequence != sequence)
@@ -83,9 +85,12 @@ class Reducing:
             here = crew.board.totals()
             sent, received = sent + here[0], received + here[1]
         self._feed(Traffic(sent, received))
+        # One that has not had its turn is not stalled while those before it move.
         for sequence, crew in list(self._running.items()):
             if not crew.killed:
-                self._feed(ReduceProgress(sequence, crew.board.moved(sequence)))
+                self._feed(ReduceProgress(sequence, crew.board.moved(sequence) or sent + received))
+        for action in list(self._waiting):
+            self._feed(ReduceProgress(action.sequence, sent + received))
 
     def lose_crew(self) -> None:
         """The crew is about to be killed: keep what it has counted."""

@@ -1,0 +1,104 @@
+"""A lane's worker and its mailbox: what the actor says is heard however busy the lane is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl._core.wire import pack, unpack
+from pccl.actors.lane_worker import LaneWorker
+from pccl.values import DataType
+
+from .loopback import PATIENCE, SEND, Member, connect, eventually, operation, read_frame
+
+
+class Hired:
+    """A sender of a member, in a thread, as the actor sees it."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.mailbox, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.mailbox.settimeout(PATIENCE)
+        self.worker = LaneWorker(member.board, self._theirs, member.sender_bells[0], sends=True, index=0)
+        self._thread = threading.Thread(target=self.worker.serve, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, message: object, *fds: int) -> None:
+        socket.send_fds(self.mailbox, [pack(message)], list(fds))
+        self._member.board.call(True, 0)
+
+    def close(self) -> None:
+        self.mailbox.close()
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE)
+            assert not self._thread.is_alive()
+        self.worker._close()
+        self._theirs.close()
+        for fd, _ in self.worker._segments.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def member() -> Iterator[Member]:
+    alone = Member()
+    alone.memory(SEND, 100)
+    yield alone
+    alone.close()
+
+
+@pytest.fixture
+def hired(member: Member) -> Iterator[Hired]:
+    created = Hired(member)
+    yield created
+    created.close()
+
+
+def test_all_mail_is_read_at_once(member: Member, hired: Hired) -> None:
+    """Goal: calls of the actor that meet are one call, and a busy lane looks only when it is called."""
+    fd, nbytes = member.segments[SEND]
+    for segment in (7, 8, 9):
+        hired.tell(MapSegment(segment, nbytes), fd)
+    hired.tell(UnmapSegment(8))
+    assert hired.worker._read_mailbox()
+    assert sorted(hired.worker._segments) == [7, 9]
+    assert hired.worker._read_mailbox()
+    hired.mailbox.close()
+    assert not hired.worker._read_mailbox()
+
+
+def test_a_connection_from_attach_to_detach(member: Member, hired: Hired) -> None:
+    hired.start()
+    near, far = connect()
+    with near, far:
+        hired.tell(Attach(5), near.fileno())
+        near.close()
+        # The operation comes first, its memory is announced while the worker waits for it.
+        assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
+        hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
+        assert read_frame(far)[0] == 1
+        hired.tell(Detach(4))  # of another connection: nothing to do
+        assert member.board.begin(2, operation(4, DataType.UINT8), 0, 2)
+        assert read_frame(far)[0] == 2
+        hired.tell(Detach(5))
+        far.settimeout(PATIENCE)
+        assert far.recv(1) == b""
+
+
+def test_the_end_of_a_connection_is_reported_with_its_number(hired: Hired) -> None:
+    hired.start()
+    with ExitStack() as stack:
+        for link in (5, 6):
+            near, far = (stack.enter_context(end) for end in connect())
+            hired.tell(Attach(link), near.fileno())
+            near.close()
+            eventually(lambda number=link: hired.worker._link == number)
+            far.close()
+            assert unpack(hired.mailbox.recv(4096)) == LinkEnded(link, "closed by the other side")

@@ -1,0 +1,149 @@
+"""One reduce in the training process: where its memory lies, and what becomes of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl._core.board import FLAG_BACKED_UP
+from pccl._core.events import REDUCED
+from pccl.launching import Launched
+from pccl.memory.arena import default
+from pccl.values import DistributionHint, ReduceDescriptor, ReduceInfo, ReduceOp, ReduceOperandDescriptor, TensorMemory
+
+from .loopback import Member, connect, eventually, frame
+
+Array = np.ndarray[Any, Any]
+
+
+def launch(send: Array, recv: Array, world: int = 2) -> Launched:
+    memory = TensorMemory.of(send)
+    operand = ReduceOperandDescriptor(memory.datatype, DistributionHint.NONE)
+    reduce = ReduceDescriptor(memory.numel, ReduceOp.SUM, 9, operand, None)
+    slot: Any = SimpleNamespace(index=3, sequence=4)
+    return Launched(slot, memory, TensorMemory.of(recv), reduce, world)
+
+
+def find(array: Array) -> tuple[int, int]:
+    found = default().find(array.ctypes.data, array.nbytes)
+    assert found is not None
+    return found
+
+
+def shared(count: int = 100) -> Array:
+    array = pccl.empty(count)
+    array[:] = np.arange(count)
+    return array
+
+
+def test_shared_tensors_are_reduced_where_they_are() -> None:
+    send, recv = shared(), pccl.zeros(100)
+    launched = launch(send, recv)
+    what = launched.operation()
+
+    assert (what.send_segment, what.send_offset) == find(send)
+    assert (what.recv_segment, what.recv_offset) == find(recv)
+    assert (what.flags, what.backup_segment) == (0, 0)
+    assert launched.segments == {what.send_segment, what.recv_segment}
+    assert (what.slot, what.sequence, what.tag, what.count) == (3, 4, 9, 100)
+    launched.fail()
+    assert (send == np.arange(100)).all()
+
+
+def test_a_shared_tensor_in_place_has_a_backup() -> None:
+    tensor = shared()
+    launched = launch(tensor, tensor)
+    what = launched.operation()
+
+    assert (what.send_segment, what.send_offset) == (what.recv_segment, what.recv_offset) == find(tensor)
+    assert what.flags == FLAG_BACKED_UP
+    assert what.backup_segment in launched.segments
+    launched.fail()  # nothing was changed, so nothing is put back
+    assert (tensor == np.arange(100)).all()
+
+
+@pytest.mark.parametrize(("send_is_shared", "recv_is_shared"), [(False, False), (True, False), (False, True)])
+def test_other_tensors_are_staged(send_is_shared: bool, recv_is_shared: bool) -> None:
+    send = shared() if send_is_shared else np.arange(100, dtype=np.float32)
+    recv = pccl.zeros(100) if recv_is_shared else np.zeros(100, np.float32)
+    launched = launch(send, recv)
+    what = launched.operation()
+
+    assert (what.send_segment, what.send_offset) == (what.recv_segment, what.recv_offset)
+    assert (what.flags, what.backup_segment) == (0, 0)
+    assert launched._staging is not None
+    staged = np.frombuffer(launched._staging.view, np.float32)[:100]
+    assert (staged == np.arange(100)).all()
+    staged += 1
+    info = launched.succeed(REDUCED.pack(2, 5, 6, 7_000_000_000, 8_000_000_000, 9_000_000_000))
+    assert info == ReduceInfo(2, 5, 6, 7.0, 8.0, 9.0)
+    assert (recv == np.arange(1, 101)).all()
+    assert (send == np.arange(100)).all()
+
+
+def test_a_failure_leaves_a_staged_tensor_alone() -> None:
+    tensor = np.arange(100, dtype=np.float32)
+    launched = launch(tensor, tensor)
+    assert launched._staging is not None
+    np.frombuffer(launched._staging.view, np.float32)[:] = -1
+    launched.fail()
+    assert (tensor == np.arange(100)).all()
+
+
+def test_tensors_that_overlap_are_staged() -> None:
+    whole = shared(150)
+    launched = launch(whole[:100], whole[50:])
+    assert launched._staging is not None
+    np.frombuffer(launched._staging.view, np.float32)[:100] *= 2
+    launched.succeed(REDUCED.pack(2, 0, 0, 0, 0, 0))
+    assert (whole[50:] == 2 * np.arange(100)).all()
+    # Those that merely touch are not.
+    whole = shared(200)
+    assert launch(whole[:100], whole[100:])._staging is None
+
+
+def test_nothing_is_reduced_as_well() -> None:
+    empty = pccl.empty(0)
+    launched = launch(empty, empty)
+    assert launched.operation().count == 0
+    launched.succeed(REDUCED.pack(1, 0, 0, 0, 0, 0))
+
+
+def test_memory_is_given_back_once() -> None:
+    tensor = shared()
+    for _ in range(3):
+        launched = launch(tensor, tensor)
+        place = launched.operation().backup_segment, launched.operation().backup_offset
+        launched.release()
+        launched.release()
+        again = launch(tensor, tensor)
+        assert (again.operation().backup_segment, again.operation().backup_offset) == place
+        again.release()
+
+
+def test_a_real_worker_fills_the_backup_and_a_failure_empties_it() -> None:
+    """Goal: what the training process laid out is what workers understand."""
+    tensor = shared(1000)
+    launched = launch(tensor, tensor)
+    member = Member()
+    try:
+        near, far = connect()
+        with near:
+            for segment in launched.segments:
+                member.segments[segment] = default().descriptor(segment)
+            worker = member.worker(False, 0, far)
+            assert member.board.begin(1, launched.operation(), 0, 2)
+            near.sendall(frame(1, 0, 1, 0, np.ones(500, np.float32).tobytes()))
+            eventually(lambda: member.board.statistics(1)[1] == 2000)
+            assert (tensor[500:] == np.arange(501, 1001)).all()
+            member.abort(1)
+            launched.fail()
+            assert (tensor == np.arange(1000)).all()
+            assert not worker.problems
+    finally:
+        member.segments.clear()  # their descriptors are the arena's
+        member.close()
