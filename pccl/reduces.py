@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ._core.messages import CallAwait, CallReduce
 from ._core.operations import OPERATIONS_MAX, pack_operations
 from ._core.park import monotonic_ns
-from .errors import PCCLError, TooFewPeersError, UsageError, error_from_outcome
+from .errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
 from .launching import NOTHING, Launched, Request, read_failure
 from .memory.arena import default
-from .outcomes import KIND_PLAIN
+from .outcomes import KIND_MASTER_LOST, KIND_PLAIN
 from .records import record
 from .values import ReduceInfo, Result
 
@@ -110,7 +110,8 @@ class Reduces:
             self._link.bury()
             self._forget(one)
             one.fail()
-            return Outcome(error.result.value, KIND_PLAIN, NOTHING, error.message)
+            kind = KIND_MASTER_LOST if isinstance(error, MasterLostError) else KIND_PLAIN
+            return Outcome(error.result.value, kind, NOTHING, error.message)
         self._forget(one)
         return self._settle(one)
 
@@ -176,6 +177,8 @@ class Reduces:
 
     def run_all(self, name: str, requests: Sequence[Request], in_flight: int) -> ReduceInfo:
         """Run all of them, so many at a time, and again with the survivors what failed because a peer was lost."""
+        if in_flight > 1:
+            _require_distinct_tags(name, requests)
         waiting = list(enumerate(requests))
         flying: list[tuple[int, Launched]] = []
         infos: list[ReduceInfo] = []
@@ -209,6 +212,16 @@ class Reduces:
         launched = self.launch(name, [request for _, request in batch])
         del waiting[:count]
         return [(index, one) for (index, _), one in zip(batch, launched, strict=True)]
+
+
+def _require_distinct_tags(name: str, requests: Sequence[Request]) -> None:
+    """Of a list, because any two of it may be in flight together once some had to be repeated."""
+    seen: set[int] = set()
+    for request in requests:
+        if request.tag in seen:
+            message = f"tag {request.tag} is used twice in one list; use one tag for each, or max_in_flight=1"
+            raise UsageError(Result.INVALID_ARGUMENT, name, message)
+        seen.add(request.tag)
 
 
 def _summed(infos: list[ReduceInfo]) -> ReduceInfo:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from pccl.memory.arena import default
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -50,7 +52,7 @@ class Footprint:
         before = os.environ.get(MARK)
         os.environ[MARK] = mark
         try:
-            gc.collect()
+            _collect()
             yield cls(mark, frozenset(_descendants()), _descriptors(), _segments())
         finally:
             if before is None:
@@ -60,8 +62,7 @@ class Footprint:
 
     def leaks(self, wait_seconds: float = WAIT_SECONDS_MAX) -> list[str]:
         """One line for each thing that is still there and was not before."""
-        # Closing in __del__ is a promise of the library; give it the chance.
-        gc.collect()
+        _collect()
         found = self._process_leaks(wait_seconds)
         found += [
             f"descriptor {number} -> {target}"
@@ -85,6 +86,12 @@ class Footprint:
         found = [f"process {names[process]}, ended but not waited for" for process in zombies]
         found += [f"process {names[process]}, still running" for process in alive]
         return sorted(found)
+
+
+def _collect() -> None:
+    """Closing in __del__ is a promise of the library; give it the chance. What the arena keeps for later is no leak."""
+    gc.collect()
+    default().trim()
 
 
 def _descendants() -> set[psutil.Process]:

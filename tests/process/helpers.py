@@ -8,6 +8,7 @@ is ended by the context manager that started it, so that a failed test leaves as
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from typing import Generic, TypeVar
 import psutil
 
 from pccl import Attribute, Communicator, MasterNode
+from pccl.memory.arena import default
 from pccl.options import Options
 from pccl.records import replace
 
@@ -347,3 +349,22 @@ class Script:
 
     def _said(self) -> str:
         return f"it said {self.lines}, status {self.process.poll()}, standard error:\n{self.errors()}"
+
+
+# ---------------------------------------------------------------------------------------------- reduces
+
+
+def ring_order(crew: list[Communicator]) -> list[Communicator]:
+    """The members in the order of their ranks, which is that of joining as long as nobody was lost."""
+    return sorted(crew, key=lambda member: member.peer_id)
+
+
+def bytes_in_use() -> int:
+    """What the arena has handed out, after arrays were collected that only a traceback still knew."""
+    gc.collect()
+    return default().statistics().bytes_in_use
+
+
+def everybody(crew: list[Communicator], act: Callable[[Communicator, int], T], timeout: float = BOUND) -> list[T]:
+    """Let each member act at the same time, in a thread of its own; it is told its rank."""
+    return together(*(partial(act, member, rank) for rank, member in enumerate(ring_order(crew))), timeout=timeout)

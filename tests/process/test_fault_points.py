@@ -13,44 +13,50 @@ import time
 
 import pytest
 
-from pccl import Attribute, Communicator, MasterNode, Options
+from pccl import Attribute, Communicator, MasterNode
 from pccl._core import messages
 from pccl.actors import peer_actor
 from pccl.actors.faults import VARIABLE, Fault
 
-OPTIONS = Options(heartbeat_interval=0.1, heartbeat_timeout=1.0, check=True)
+from .helpers import ROOT
+from .taking_part import OPTIONS, reduce, take_part
 
-# A victim that takes part for a while, then leaves; whatever happens to it must not disturb the others.
-VICTIM = """
+COMMON = """
 import sys
-from pccl import Attribute, Communicator, Options, PCCLError
-communicator = Communicator(sys.argv[1], 0, 2, options=Options(heartbeat_interval=0.1, heartbeat_timeout=1.0))
+from pccl import Communicator, PCCLError
+from tests.process.taking_part import OPTIONS, reduce, take_part
+communicator = Communicator(sys.argv[1], 0, 2, options=OPTIONS)
+"""
+
+# A victim that takes part for a while, then leaves; whatever happens to it must not disturb the others. Every worker
+# that it starts meets the fault again, so it gives up soon.
+VICTIM = f"""{COMMON}
 try:
     communicator.connect(n_attempts=1)
+    reduce(communicator, attempts=2)
     for _ in range(3):
-        communicator.are_peers_pending()
-        communicator.update_topology()
+        take_part(communicator, attempts=2)
     communicator.close()
 except PCCLError as error:
     print(type(error).__name__)
 """
 
-# A second veteran. Everybody asks for newcomers after a round and before the next, newcomers first of all.
-SECOND = """
-import sys
-from pccl import Communicator, Options
-with Communicator(sys.argv[1], 0, 2, options=Options(heartbeat_interval=0.1, heartbeat_timeout=1.0)) as communicator:
+# A second veteran.
+SECOND = f"""{COMMON}
+with communicator:
     communicator.connect()
+    reduce(communicator)
     while True:
-        communicator.are_peers_pending()
-        communicator.update_topology()
+        take_part(communicator)
 """
 
 ACTIONS = sorted(f"peer.{action.__name__}" for action in peer_actor._PERFORM)
-SENT = sorted(f"peer.send.{name}" for name in ("VoteTopology", "VotePending", "Wired", "Leave"))
-LANE = ["lane.Attach", "lane.Detach"]
+SENT = sorted(
+    f"peer.send.{name}" for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished")
+)
+LANE = ["lane.Attach", "lane.Detach", "lane.MapSegment", "lane.send.frame", "lane.receive.frame"]
 # What this victim's life never comes to: failures of others, and what only its own end brings.
-UNREACHED = {"peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink"}
+UNREACHED = {"peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink", "peer.AbortOperation"}
 POINTS = [point for point in (*ACTIONS, *SENT, *LANE) if point not in UNREACHED]
 
 
@@ -68,10 +74,10 @@ def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str
     slowest = 0.0
     with Communicator(master.address, 0, 2, options=OPTIONS) as first:
         first.connect()
-        helper = subprocess.Popen([sys.executable, "-c", SECOND, master.address], stdout=subprocess.PIPE)
+        helper = subprocess.Popen([sys.executable, "-c", SECOND, master.address], stdout=subprocess.PIPE, cwd=ROOT)
         try:
             first.wait_for_world_size(2, timeout=20)
-            first.are_peers_pending()
+            reduce(first)
             for point in POINTS:
                 slowest = max(slowest, _meet(first, master.address, point, action, bound))
         finally:
@@ -83,15 +89,14 @@ def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str
 def _meet(first: Communicator, address: str, point: str, action: str, bound: float) -> float:
     """Run one victim to its end; the longest call of a bystander meanwhile."""
     environment = {**os.environ, VARIABLE: f"{point}:1:{action}"}
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, address], env=environment, stdout=subprocess.PIPE)
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, address], env=environment, stdout=subprocess.PIPE, cwd=ROOT)
     slowest = 0.0
     deadline = time.monotonic() + 30
     try:
         while victim.poll() is None or first.get_attribute(Attribute.LOCAL_WORLD_SIZE) != 2:
             assert time.monotonic() < deadline, f"{point} {action}: the victim or its place in the ring never went"
             begin = time.monotonic()
-            first.update_topology()
-            first.are_peers_pending()
+            take_part(first)
             slowest = max(slowest, time.monotonic() - begin)
             assert slowest < bound, f"{point} {action}: a bystander waited {slowest:.2f} s"
     finally:
@@ -106,10 +111,9 @@ def _meet(first: Communicator, address: str, point: str, action: str, bound: flo
 def test_every_message_a_peer_sends_is_a_point() -> None:
     """The list above misses no message that a healthy peer sends to the master."""
     failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat", "Awaiting", "WithdrawReduce"}
-    reduces = {"Initiate", "Finished"}  # this victim makes none
     sent = {layout.cls.__name__ for layout in messages_to_master()}
 
-    assert {point.rsplit(".", 1)[1] for point in SENT} == sent - failures - reduces
+    assert {point.rsplit(".", 1)[1] for point in SENT} == sent - failures
 
 
 def messages_to_master() -> list:

@@ -188,12 +188,15 @@ def test_a_thousand_kills(ring: Ring, capsys: pytest.CaptureFixture[str]) -> Non
     assert marked_processes(ring.mark) == set()
 
 
-@pytest.mark.parametrize("module", ["pccl.actors.peer_actor", "pccl.actors.master_actor"])
-def test_an_actor_that_comes_too_late_ends_without_a_word(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("pccl.actors.peer_actor", ["0", "0", "0"]), ("pccl.actors.master_actor", ["0", "0"])],
+)
+def test_an_actor_that_comes_too_late_ends_without_a_word(module: str, arguments: list[str]) -> None:
     """Goal: whoever started it was killed meanwhile; that is no error, so nothing is shown and the status is 0."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    code = f"import sys; from {module} import main; sys.exit(main(['0', '0', '{gone.pid}', '0']))"
+    code = f"import sys; from {module} import main; sys.exit(main({[*arguments, str(gone.pid), '0']}))"
 
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 

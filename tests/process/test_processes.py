@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from .helpers import (
     gone,
     master_pid,
     running_master,
+    sockets,
     together,
 )
 
@@ -86,14 +88,17 @@ def test_the_actor_brings_only_what_it_needs(master: MasterNode) -> None:
 
 
 def test_workers_inherit_nothing(master: MasterNode) -> None:
-    """Goal: a worker holds its mailbox, its poll and its one connection; no port, no slots, no line to the master."""
+    """Goal: a worker holds its mailbox, its one connection and what it is woken by; no port, no line to the master."""
     with crew_of(master.address, 0, 0, lanes=2) as crew:
         actor = descriptors(actor_pid(crew[0]))
-        for pid in children(actor_pid(crew[0])).values():
-            held = eventually(lambda pid=pid: len(descriptors(pid)) == 3 and descriptors(pid), "it has its connection")
+        for name, pid in children(actor_pid(crew[0])).items():
+            eventually(lambda pid=pid: len(sockets(pid)) == 1, "it has its connection")
+            held = Counter(target.rstrip("0123456789[]") for target in descriptors(pid).values())
 
-            assert sorted(target.partition(":")[0] for target in held.values()) == ["anon_inode", "socket", "socket"]
-            assert not {target for target in held.values() if target.startswith("socket")} & set(actor.values())
+            # Bells of the actor and of both senders, and its own; the pipe tells the training process when it is gone.
+            bells = 3 if "send" in name else 4
+            assert held == {"socket:": 2, "pipe:": 1, "anon_inode:[eventpoll": 1, "anon_inode:[eventfd": bells}, name
+            assert not {target for target in descriptors(pid).values() if target.startswith("socket")} & {*actor.values()}
 
 
 def test_the_actor_inherits_nothing(master: MasterNode) -> None:
@@ -103,7 +108,8 @@ def test_the_actor_inherits_nothing(master: MasterNode) -> None:
         crew.admit(crew.newcomer())
 
         assert "/dev/zero" not in descriptors(actor_pid(crew[1])).values()
-        assert not any("pipe" in target for target in descriptors(actor_pid(crew[1])).values())
+        pipes = [target for target in descriptors(actor_pid(crew[1])).values() if target.startswith("pipe")]
+        assert len(pipes) == 1, "one is its own: it tells when it is gone"
 
 
 # ---------------------------------------------------------------------------------------------- deaths

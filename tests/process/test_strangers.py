@@ -95,7 +95,7 @@ class HealthyRun:
 @pytest.fixture
 def run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyRun]:
     # Members whose rounds never wait collect their actor's lines only now and then; here they are what is looked at.
-    monkeypatch.setattr("pccl.communicator.NOTICE_INTERVAL_NS", 0)
+    monkeypatch.setattr("pccl.actors.link.NOTICE_INTERVAL_NS", 0)
     caplog.set_level(logging.DEBUG, "pccl.peer")
     caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_HANDSHAKE_TIMEOUT": "0.5", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}

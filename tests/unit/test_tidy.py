@@ -170,6 +170,8 @@ def layer(module: str) -> int:
     if module in LEAVES:
         return -1
     parts = module.split(".")
+    if module == "pccl.torch.staging":
+        return LAYERS.index("api")  # the one part of the reduce path that needs torch
     if len(parts) == 1 or parts[1] == "torch":
         return LAYERS.index("public")
     if parts[1] in {"cli", "stress"}:

@@ -1,0 +1,103 @@
+"""A training process that reduces all the time and tells how it goes; many of them, forked from one that is ready.
+
+A program of its own, started by tests: `python -m tests.process.trainee ADDRESS OPTIONS`. For each number that it reads
+it forks a trainee, which lives until it is killed or its parent's standard input ends. All tell their events by lines:
+
+    number event time_ns epoch world bytes_in_use descriptors
+
+The events are `born` (its pid in place of the epoch), `in`, `ok` (a reduce succeeded), `lost` (it failed, and the tensor
+was as before), `again` (its actor was killed, and the tensor was as before), and `wrong` with words behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+
+import pccl
+from pccl import Communicator, Options, ReduceOp
+from pccl.errors import MasterLostError, PeerLostError, TooFewPeersError
+from pccl.memory.arena import default
+
+LANES = 2
+COUNT = 1 << 20  # elements: a few milliseconds, so that most kills meet a reduce
+REDUCES = 5  # between two topology rounds
+
+
+class Trainee:
+    """One member, over several lives of its actor."""
+
+    def __init__(self, number: int, address: str, options: Options) -> None:
+        self._number = number
+        self._peer = Communicator(address, 0, LANES, options=options)
+        self._pattern = (np.arange(COUNT) % 1021 + 1).astype(np.float32)
+        self._tensors = [pccl.empty(COUNT), np.empty(COUNT, np.float32)]  # reduced where it is, and staged
+
+    def tell(self, event: str, *words: object) -> None:
+        numbers = self._peer._numbers
+        epoch, world = (numbers.epoch, numbers.group_world) if numbers else (0, 0)
+        used, held = default().statistics().bytes_in_use, len(os.listdir("/proc/self/fd"))
+        line = " ".join(map(str, (self._number, event, time.monotonic_ns(), epoch, world, used, held, *words)))
+        os.write(1, line.encode() + b"\n")
+
+    def live(self) -> None:
+        self._peer.connect()
+        self.tell("in")
+        while True:
+            try:
+                for step in range(REDUCES):
+                    self._reduce(self._tensors[step % 2])
+                self._peer.update_topology()
+            except TooFewPeersError:
+                self._peer.update_topology()
+            except MasterLostError:
+                self.tell("again")
+                self._peer.close()
+                self._peer.connect()
+                self.tell("in")
+
+    def _reduce(self, tensor: np.ndarray) -> None:  # type: ignore[type-arg]
+        tensor[:] = self._pattern
+        while True:
+            try:
+                world = self._peer.all_reduce(tensor, tensor, op=ReduceOp.SUM).local_world_size
+            except (PeerLostError, MasterLostError) as error:
+                if not np.array_equal(tensor, self._pattern):
+                    self.tell("wrong", "the tensor is not what it was before")
+                if isinstance(error, MasterLostError):
+                    raise
+                self.tell("lost")
+            else:
+                if not np.array_equal(tensor, self._pattern * np.float32(world)):
+                    self.tell("wrong", "the sum is wrong")
+                self.tell("ok")
+                return
+
+
+def main(address: str, options: str) -> None:
+    parent = os.getpid()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            # The one that forked ends with its standard input; so do all of its trainees.
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+            Trainee(int(line), address, Options.decode(options)).live()
+        os.write(1, f"{int(line)} born {time.monotonic_ns()} {pid} 0 0 0\n".encode())
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
