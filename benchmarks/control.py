@@ -144,7 +144,13 @@ def measure_workers(lanes: int = 8) -> tuple[dict[str, float], float]:
     for _ in range(15):
         ended: list[int] = []
         loop = Loop()
-        pool = LanePool(loop, lambda link, _, ended=ended: ended.append(link), lambda _: None)  # type: ignore[misc]
+        life = os.eventfd(0)
+        pool = LanePool(
+            loop,
+            life,
+            on_link_ended=lambda link, _, ended=ended: ended.append(link),  # type: ignore[misc]
+            on_worker_died=lambda _: None,
+        )
         ours, theirs = socket.socketpair()
         begin = time.perf_counter()
         pool.spawn(1)
@@ -155,6 +161,7 @@ def measure_workers(lanes: int = 8) -> tuple[dict[str, float], float]:
         pool.kill()
         pool.wait()
         loop.close()
+        os.close(life)
     return {"median": statistics.median(durations), "best": min(durations), "worst": max(durations)}, max(private)
 
 

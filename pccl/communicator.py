@@ -1,7 +1,7 @@
 """The blocking user API of one peer: validate, post to the peer actor, wait, return or raise.
 
-The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the memory
-of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
+The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the
+memory of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
 
 A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. One whose caller was interrupted is
 *abandoned*: nobody will wait for it, but its memory is held until its workers have let go.
@@ -18,11 +18,12 @@ from ._core.messages import CallConnect, CallPending, CallTopology
 from ._core.park import monotonic_ns
 from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
-from .errors import MasterConnectionError, TooFewPeersError, UsageError
+from .errors import MasterConnectionError, UsageError
 from .handle import AsyncReduceHandle
+from .launching import request, request_of
 from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
-from .reduces import Reduces, describe
+from .reduces import Reduces
 from .values import Attribute, ReduceInfo, ReduceOp, Result
 
 if TYPE_CHECKING:
@@ -174,8 +175,8 @@ class Communicator:
 
         Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
         """
-        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
-        outcome = self._reducing("all_reduce").run("all_reduce", descriptor)
+        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
+        outcome = self._reducing("all_reduce").run("all_reduce", asked)
         if outcome.result:
             raise outcome.error("all_reduce")
         return outcome.info
@@ -194,9 +195,9 @@ class Communicator:
 
         Until then neither tensor may be touched. Any number may be under way, each with its own tag.
         """
-        descriptor = describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
         reduces = self._reducing("all_reduce_async")
-        (one,) = reduces.launch("all_reduce_async", [descriptor])
+        (one,) = reduces.launch("all_reduce_async", (asked,))
 
         def finish(timeout: float | None) -> tuple[int, ReduceInfo] | None:
             deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
@@ -215,7 +216,7 @@ class Communicator:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         name = "all_reduce_multiple_with_retry"
-        return self._reducing(name).run_all(name, list(descriptors), max_in_flight)
+        return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
     # ------------------------------------------------------------------------------------------ names and numbers
 
@@ -265,9 +266,7 @@ class Communicator:
     def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
         link = self._member(name)
         self._reducing(name).require_none(name)
-        payload = link.call(
-            name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns
-        )
+        payload = link.call(name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns)
         self._learn(payload)
 
     def _learn(self, payload: bytes) -> None:
@@ -334,5 +333,3 @@ class Communicator:
             actor.close()
         if reduces is not None:
             reduces.close()
-
-

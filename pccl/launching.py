@@ -1,14 +1,14 @@
 """One reduce as the training process holds it: where its memory lies, from launch to outcome.
 
-Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill it
-as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece of
-the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and pieces, is
-held until no worker can touch it any more.
+Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill
+it as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece
+of the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and
+pieces, is held until no worker can touch it any more.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._core.backup import backup_bytes, clear, restore
 from ._core.board import FLAG_BACKED_UP
@@ -17,90 +17,113 @@ from ._core.events import NUMBERS, REDUCED
 from ._core.operations import Operation
 from .memory.arena import default
 from .outcomes import KIND_REDUCE, split
-from .values import DeviceType, ReduceInfo
+from .values import DeviceType, ReduceInfo, TensorMemory, check_operands
 
 if TYPE_CHECKING:
     from .memory.arena import Piece
     from .memory.slots import Slot
-    from .values import ReduceDescriptor, TensorMemory
+    from .values import QuantizationOptions, ReduceOp, ReduceOpDescriptor, ReduceOperandDescriptor
 
 NOTHING = ReduceInfo(0, 0, 0)
+
+
+class Request(NamedTuple):
+    """A reduce that was asked for, its arguments checked."""
+
+    send: TensorMemory
+    recv: TensorMemory
+    elements: int
+    op: ReduceOp
+    tag: int
+    quantization: QuantizationOptions | None
+
+
+def request(
+    send: Any,
+    recv: Any,
+    *,
+    op: ReduceOp,
+    tag: int,
+    operand: ReduceOperandDescriptor | None,
+    quantization: QuantizationOptions | None,
+) -> Request:
+    """The arguments of a call, checked."""
+    if not 0 <= tag < 1 << 64:
+        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}")
+    sent = received = TensorMemory.of(send)
+    if recv is not send:
+        received = TensorMemory.of(recv)
+        if _kind(send) != _kind(recv):
+            raise ValueError(f"send is a {_kind(send)} tensor but recv is a {_kind(recv)} one; pass two of a kind")
+    check_operands(sent, received, sent.datatype if operand is None else operand.datatype, sent.numel)
+    return Request(sent, received, sent.numel, op, tag, quantization)
+
+
+def request_of(descriptor: ReduceOpDescriptor) -> Request:
+    """What a descriptor asks for; it was checked when it was made."""
+    reduce = descriptor.reduce_descriptor
+    return Request(descriptor.send, descriptor.recv, reduce.count, reduce.op, reduce.tag, reduce.quantization_options)
+
+
+def _kind(tensor: object) -> str:
+    return type(tensor).__module__.partition(".")[0]
 
 
 class Launched:
     """A reduce between its launch and its outcome."""
 
-    __slots__ = ("_backup", "_count", "_places", "_recv", "_reduce", "_send", "_staging", "slot", "tag")
+    __slots__ = ("_backup", "_nbytes", "_places", "_request", "_staging", "slot", "tag")
 
-    def __init__(
-        self, slot: Slot, send: TensorMemory, recv: TensorMemory, reduce: ReduceDescriptor, world: int
-    ) -> None:
+    def __init__(self, slot: Slot, request: Request, world: int) -> None:
         self.slot = slot
-        self.tag = reduce.tag
-        self._send, self._recv = send, recv
-        self._reduce = reduce
-        self._count = reduce.count
+        self.tag = request.tag
+        self._request = request
+        self._nbytes = request.elements * request.send.datatype.itemsize
         self._staging: Piece | None = None
         self._backup: Piece | None = None
         self._places = self._find_places(world)
 
-    @property
-    def _nbytes(self) -> int:
-        return self._count * self._send.datatype.itemsize
-
-    def _find_places(self, world: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    def _find_places(self, world: int) -> tuple[int, int, int, int, int, int]:
         """Segment and offset of what is sent, of where the result goes, and of the backup."""
         arena, nbytes = default(), self._nbytes
+        send, recv = self._request.send, self._request.recv
+        distance = abs(send.data_ptr - recv.data_ptr)
         sent = received = None
-        if nbytes and self._send.device_type is DeviceType.CPU:
-            sent = arena.find(self._send.data_ptr, nbytes)
-            received = sent if self._is_in_place else arena.find(self._recv.data_ptr, nbytes)
-        if sent is None or received is None or self._overlaps:
-            self._staging = arena.allocate(nbytes)
-            self._copy_in(self._staging)
-            place = self._staging.segment, self._staging.offset
-            return place, place, (0, 0)
-        if not self._is_in_place:
-            return sent, received, (0, 0)
-        itemsize = self._send.datatype.itemsize
-        self._backup = arena.allocate(backup_bytes(self._count, itemsize, world))
-        clear(self._backup.address, self._count, itemsize, world)
-        return sent, received, (self._backup.segment, self._backup.offset)
+        if nbytes and send.device_type is DeviceType.CPU:
+            sent = arena.find(send.data_ptr, nbytes)
+            received = sent if distance == 0 else arena.find(recv.data_ptr, nbytes)
+        if sent is None or received is None or 0 < distance < nbytes:
+            piece = self._staging = arena.allocate(nbytes)
+            self._copy_in(piece)
+            return piece.segment, piece.offset, piece.segment, piece.offset, 0, 0
+        if distance:
+            return *sent, *received, 0, 0
+        count, itemsize = self._request.elements, send.datatype.itemsize
+        piece = self._backup = arena.allocate(backup_bytes(count, itemsize, world))
+        clear(piece.address, count, itemsize, world)
+        return *sent, *received, piece.segment, piece.offset
 
     @property
-    def _is_in_place(self) -> bool:
-        return self._send.data_ptr == self._recv.data_ptr
-
-    @property
-    def _overlaps(self) -> bool:
-        """Whether the tensors share some of their memory, but do not begin together."""
-        return 0 < abs(self._send.data_ptr - self._recv.data_ptr) < self._nbytes
-
-    @property
-    def segments(self) -> set[int]:
-        """The segments that the workers must know."""
-        return {segment for segment, _ in self._places if segment}
+    def segments(self) -> tuple[int, int, int]:
+        """The segments that the workers must know; 0 is none."""
+        places = self._places
+        return places[0], places[2], places[4]
 
     def operation(self) -> Operation:
         """What the actor is told."""
-        quantization = self._reduce.quantization_options
-        (sent, sent_offset), (received, received_offset), (backup, backup_offset) = self._places
+        asked, places = self._request, self._places
+        quantization = asked.quantization
         return Operation(
             self.slot.index,
             self.slot.sequence,
-            self.tag,
-            self._count,
-            self._send.datatype.value,
-            self._reduce.op.value,
+            asked.tag,
+            asked.elements,
+            asked.send.datatype.value,
+            asked.op.value,
             0 if quantization is None else quantization.algorithm.value,
             0 if quantization is None else quantization.quantized_datatype.value,
-            FLAG_BACKED_UP if backup else 0,
-            sent,
-            sent_offset,
-            received,
-            received_offset,
-            backup,
-            backup_offset,
+            FLAG_BACKED_UP if places[4] else 0,
+            *places,
         )
 
     def succeed(self, payload: bytes) -> ReduceInfo:
@@ -113,8 +136,10 @@ class Launched:
 
     def fail(self) -> None:
         """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
-        if self._backup is not None:
-            restore(self._recv.data_ptr, self._backup.address, self._count, self._send.datatype.itemsize)
+        backup = self._backup
+        if backup is not None:
+            recv = self._request.recv
+            restore(recv.data_ptr, backup.address, self._request.elements, recv.datatype.itemsize)
         self.release()
 
     def release(self) -> None:
@@ -125,20 +150,20 @@ class Launched:
         self._staging = self._backup = None
 
     def _copy_in(self, piece: Piece) -> None:
-        if self._send.device_type is DeviceType.CUDA:
+        if self._request.send.device_type is DeviceType.CUDA:
             from .torch.staging import copy_to_host
 
-            copy_to_host(piece, self._send.owner, self._nbytes)
+            copy_to_host(piece, self._request.send.owner, self._nbytes)
         else:
-            copy(piece.address, self._send.data_ptr, self._nbytes)
+            copy(piece.address, self._request.send.data_ptr, self._nbytes)
 
     def _copy_out(self, piece: Piece) -> None:
-        if self._recv.device_type is DeviceType.CUDA:
+        if self._request.recv.device_type is DeviceType.CUDA:
             from .torch.staging import copy_to_device
 
-            copy_to_device(self._recv.owner, piece, self._nbytes)
+            copy_to_device(self._request.recv.owner, piece, self._nbytes)
         else:
-            copy(self._recv.data_ptr, piece.address, self._nbytes)
+            copy(self._request.recv.data_ptr, piece.address, self._nbytes)
 
 
 def read_failure(outcome: int, payload: bytes) -> tuple[int, int, bytes, str]:

@@ -13,25 +13,16 @@ from ._core.messages import CallAwait, CallReduce
 from ._core.operations import OPERATIONS_MAX, pack_operations
 from ._core.park import monotonic_ns
 from .errors import PCCLError, TooFewPeersError, UsageError, error_from_outcome
-from .launching import NOTHING, Launched, read_failure
+from .launching import NOTHING, Launched, Request, read_failure
 from .memory.arena import default
 from .outcomes import KIND_PLAIN
 from .records import record
-from .values import (
-    ReduceDescriptor,
-    ReduceInfo,
-    ReduceOpDescriptor,
-    ReduceOperandDescriptor,
-    Result,
-    TensorMemory,
-)
+from .values import ReduceInfo, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from .actors.link import ActorLink
-    from .values import QuantizationOptions, ReduceOp
 
 AWAIT_NS = 1_000_000_000  # who has waited this long says so: only then can the master explain calls that never meet
 
@@ -63,23 +54,20 @@ class Reduces:
 
     # ------------------------------------------------------------------------------------------ one by one
 
-    def launch(self, name: str, descriptors: Sequence[ReduceOpDescriptor]) -> list[Launched]:
+    def launch(self, name: str, requests: Sequence[Request]) -> list[Launched]:
         """Post these reduces, in one message."""
         world = self._world()
         if world < 2:
             raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "this peer is alone in its group; wait for others")
-        if not descriptors:
-            return []
-        for descriptor in descriptors:
-            tag = descriptor.reduce_descriptor.tag
-            if tag in self._pending:
-                message = f"tag {tag} is in use by a reduce that was not awaited; wait() for it, or use another tag"
+        for request in requests:
+            if request.tag in self._pending:
+                message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"
                 raise UsageError(Result.INVALID_ARGUMENT, name, message)
-        self._sort_abandoned()
+        if self._abandoned:
+            self._sort_abandoned()
         launched: list[Launched] = []
         try:
-            for descriptor in descriptors:
-                launched.append(self._prepare(name, descriptor, world))
+            launched.extend(self._prepare(name, request, world) for request in requests)
         except BaseException:
             for one in launched:
                 one.release()
@@ -95,14 +83,12 @@ class Reduces:
             raise
         return launched
 
-    def _prepare(self, name: str, descriptor: ReduceOpDescriptor, world: int) -> Launched:
+    def _prepare(self, name: str, request: Request, world: int) -> Launched:
         """Everything but the message: a slot, and memory that the actor knows."""
-        reduce = descriptor.reduce_descriptor
         slot = self._link.acquire(name)
         try:
-            one = Launched(slot, descriptor.send, descriptor.recv, reduce, world)
-            for segment in one.segments:
-                self._link.share(name, segment, default().descriptor)
+            one = Launched(slot, request, world)
+            self._link.share(name, one.segments, default().descriptor)
         except BaseException:
             self._link.put_back(slot)
             raise
@@ -173,9 +159,9 @@ class Reduces:
 
     # ------------------------------------------------------------------------------------------ all of them
 
-    def run(self, name: str, descriptor: ReduceOpDescriptor) -> Outcome:
+    def run(self, name: str, request: Request) -> Outcome:
         """Launch one and wait for it."""
-        (one,) = self.launch(name, [descriptor])
+        (one,) = self.launch(name, (request,))
         return self.complete(name, one)
 
     def complete(self, name: str, one: Launched) -> Outcome:
@@ -188,9 +174,9 @@ class Reduces:
         assert outcome is not None
         return outcome
 
-    def run_all(self, name: str, descriptors: Sequence[ReduceOpDescriptor], in_flight: int) -> ReduceInfo:
+    def run_all(self, name: str, requests: Sequence[Request], in_flight: int) -> ReduceInfo:
         """Run all of them, so many at a time, and again with the survivors what failed because a peer was lost."""
-        waiting = list(enumerate(descriptors))
+        waiting = list(enumerate(requests))
         flying: list[tuple[int, Launched]] = []
         infos: list[ReduceInfo] = []
         failure: Outcome | None = None
@@ -206,7 +192,7 @@ class Reduces:
                 if outcome.result == 0:
                     infos.append(outcome.info)
                 elif outcome.result == Result.RANK_CONNECTION_LOST.value:
-                    waiting.append((index, descriptors[index]))
+                    waiting.append((index, requests[index]))
                     waiting.sort(key=lambda item: item[0])
                 else:
                     failure = failure or outcome
@@ -218,32 +204,11 @@ class Reduces:
             raise failure.error(name)
         return _summed(infos)
 
-    def _launch_next(
-        self, name: str, waiting: list[tuple[int, ReduceOpDescriptor]], count: int
-    ) -> list[tuple[int, Launched]]:
+    def _launch_next(self, name: str, waiting: list[tuple[int, Request]], count: int) -> list[tuple[int, Launched]]:
         batch = waiting[:count]
-        launched = self.launch(name, [descriptor for _, descriptor in batch])
+        launched = self.launch(name, [request for _, request in batch])
         del waiting[:count]
         return [(index, one) for (index, _), one in zip(batch, launched, strict=True)]
-
-
-def describe(
-    send: Any,
-    recv: Any,
-    op: ReduceOp,
-    tag: int,
-    operand: ReduceOperandDescriptor | None,
-    quantization: QuantizationOptions | None,
-) -> ReduceOpDescriptor:
-    """The arguments of a reduce, checked."""
-    if not 0 <= tag < 1 << 64:
-        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}")
-    sent = TensorMemory.of(send)
-    received = sent if send is recv else TensorMemory.of(recv)
-    if type(send) is not type(recv) and type(send).__module__.split(".")[0] != type(recv).__module__.split(".")[0]:
-        raise ValueError(f"send is a {type(send).__qualname__} but recv is a {type(recv).__qualname__}; pass two of a kind")
-    operand = operand or ReduceOperandDescriptor(sent.datatype)
-    return ReduceOpDescriptor(sent, received, ReduceDescriptor(sent.numel, op, tag, operand, quantization))
 
 
 def _summed(infos: list[ReduceInfo]) -> ReduceInfo:

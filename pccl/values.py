@@ -318,6 +318,18 @@ class TensorMemory:
         )
 
 
+def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int) -> None:
+    """AssertionError if these cannot be reduced as so many elements of that type."""
+    if recv is not send:
+        assert send.datatype is recv.datatype, f"send is {send.datatype.name} but recv is {recv.datatype.name}"
+        assert send.numel == recv.numel, f"send has {send.numel} elements but recv has {recv.numel}"
+        assert send.device_type is recv.device_type, "send and recv are on different devices"
+        assert send.device_index == recv.device_index, "send and recv are on different devices"
+    assert recv.writable, "recv is read-only"
+    assert datatype is send.datatype, f"the descriptor says {datatype.name} but the tensors are {send.datatype.name}"
+    assert count <= send.numel, f"the descriptor counts {count} elements but the tensors have {send.numel}"
+
+
 @dataclass(frozen=True, slots=True)
 class ReduceOpDescriptor:
     """One reduce with its memory; holds both tensors until it is dropped."""
@@ -327,18 +339,8 @@ class ReduceOpDescriptor:
     reduce_descriptor: ReduceDescriptor
 
     def __post_init__(self) -> None:
-        send, recv, reduce = self.send, self.recv, self.reduce_descriptor
-        assert send.datatype is recv.datatype, f"send is {send.datatype.name} but recv is {recv.datatype.name}"
-        assert send.numel == recv.numel, f"send has {send.numel} elements but recv has {recv.numel}"
-        assert send.device_type is recv.device_type, "send and recv are on different devices"
-        assert send.device_index == recv.device_index, "send and recv are on different devices"
-        assert recv.writable, "recv is read-only"
-        assert reduce.operand_descriptor.datatype is send.datatype, (
-            f"the descriptor says {reduce.operand_descriptor.datatype.name} but the tensors are {send.datatype.name}"
-        )
-        assert reduce.count <= send.numel, (
-            f"the descriptor counts {reduce.count} elements but the tensors have {send.numel}"
-        )
+        reduce = self.reduce_descriptor
+        check_operands(self.send, self.recv, reduce.operand_descriptor.datatype, reduce.count)
 
     @classmethod
     def from_torch(

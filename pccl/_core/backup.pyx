@@ -17,13 +17,14 @@ from libc.string cimport memcpy, memset
 
 from pccl._core cimport posix
 
+from .kernels cimport keep_block
 from .plan cimport BLOCK_BYTES_MIN, block_range, blocks_of, make_plan
 
 
 cdef void save(uint32_t *mark, char *local, char *backup, uint64_t upto) noexcept nogil:
     cdef uint64_t done = posix.atomic_load_u32(mark)
     if done < upto:
-        memcpy(backup + done, local + done, upto - done)
+        keep_block(backup + done, local + done, upto - done)
         posix.atomic_store_u32(mark, <uint32_t> upto)
 
 

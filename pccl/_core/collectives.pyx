@@ -182,17 +182,17 @@ cdef class Collectives:
         self.running.clear()
         self.ripe.clear()
 
-    def settle(self, list ring, epoch, bint ready, numbers):
-        """What follows, as (peer, message). `ready`: the ring is wired and all in it are members.
+    def settle(self, list ring, epoch, bint wired, bint ready, numbers):
+        """What follows, as (peer, message). `ready`: the ring is not only wired, but all in it are members too.
 
         `numbers` is asked only if somebody must be told of a failure: what the world looks like to this group now.
         """
         commenced = []
-        if ready:
+        if wired and self.aborted:
             self.failures += self.aborted
             self.aborted = []
-            if self.ripe:
-                commenced = self._commence(ring)
+        if ready and self.ripe:
+            commenced = self._commence(ring)
         if self.failures:
             self._tell_failures(numbers())
         for first in range(0, len(commenced), OPERATIONS_MAX):
@@ -249,13 +249,13 @@ cdef class Collectives:
             if tally.awaiting
         ]
 
-    def check(self, list ring, bint ready):
+    def check(self, list ring, bint wired, bint ready):
         """Invariants between two events."""
         cdef Tally tally
         cdef Running run
         where, members = f"group {self.number}", set(ring)
         assert not self.outbox and not self.failures, f"{where}: something was not told"
-        assert not (ready and (self.aborted or self.ripe)), f"{where}: nothing stands in the way, and yet somebody waits"
+        assert not (wired and self.aborted or ready and self.ripe), f"{where}: somebody waits for nothing"
         held = {peer: set() for peer in members}
         for tag, tally in self.open.items():
             assert tally.shapes and tally.shapes.keys() <= members, f"{where}: tag {tag} of {set(tally.shapes)}"

@@ -176,7 +176,7 @@ class ReduceEnded:
 
 @record
 class ReduceQuiet:
-    """The answer to AbortOperation: no worker touches the memory any more, and it is what it was before."""
+    """The answer to AbortOperation: no worker touches the memory any more."""
 
     sequence: int
 
@@ -277,9 +277,10 @@ class BeginOperation:
 
 @record
 class AbortOperation:
-    """Let go of an operation that was begun and restore its memory; answered by one ReduceQuiet, in an event of its own.
+    """Let go of an operation that was begun; what it overwrote is restored by the training process.
 
-    Comes ahead of every action of the same event that touches lanes or workers.
+    Answered by exactly one ReduceQuiet, later, never while this is being done. Comes ahead of every action of the same
+    event that touches lanes or workers.
     """
 
     sequence: int

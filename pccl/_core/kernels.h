@@ -1,14 +1,14 @@
 /* Arithmetic of the ring all-reduce: which instruction set computes, and what must come out whichever it is.
  *
- * Here lives the choice. One element is defined in kernels_numbers.h, the loops over blocks in kernels_loops.h (which is
- * included here once per instruction set), vectors of 16-bit floats in kernels_wide.h, the checksum in kernels_crc.h.
- * Nothing here allocates, waits, or knows what a block is for.
+ * Here lives the choice. One element is defined in kernels_numbers.h; the loops over blocks are in kernels_loops.h,
+ * which is included here once per instruction set; vectors of 16-bit floats in kernels_wide.h, backups in
+ * kernels_keep.h, the checksum in kernels_crc.h. Nothing here allocates, waits, or knows what a block is for.
  *
  * The result is the same on every instruction set, bit for bit:
  *
  *   integers   wrap around; the mean divides the wrapped sum and truncates towards zero
  *   floats     each operation is rounded once, to the nearest even; nothing is fused, approximated or flushed to zero
- *   16 bits    float16 and bfloat16 are computed in single precision and rounded once, after the division if there is one
+ *   16 bits    float16 and bfloat16 are computed in single precision and rounded once, at the end, after any division
  *   NaN        every NaN that comes out is the same one, quiet, positive and without payload; MAX and MIN give it
  *              if either operand is NaN
  *   zeros      minus zero is less than plus zero for MAX and MIN; sums and products follow IEEE 754 (-0 + 0 is 0)
@@ -25,6 +25,9 @@
 #include <string.h>
 
 #include "kernels_crc.h"
+#include "kernels_keep.h"
+
+typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
 #include "kernels_numbers.h"
 #include "kernels_wide.h"
 
@@ -46,11 +49,6 @@ enum {
 };
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MAX, OP_MIN, OPS };
 
-/* The columns of the tables of loops: those of the operations, where AVG is the sum divided. */
-enum { LOOPS = OPS };
-
-typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, void *backup, size_t count,
-                            uint32_t divisor);
 typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 
 /* Says that the iterations of the loop that follows do not depend on each other. */
@@ -79,8 +77,10 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #include "kernels_loops.h"
 
 #elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 
-/* Every such processor has NEON: the plain loops are made of it too. What this set adds is conversions and checksums. */
+/* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and checksums. */
 #define NAME(name) name##_neon
 #define TARGET
 #define LANES 8
@@ -91,7 +91,8 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 /* One instruction set: what it is called, and what it computes with. */
 typedef struct {
     const char *name;
-    const reduce_loop (*loops)[LOOPS];
+    const reduce_loop (*loops)[OPS];
+    stream_lines stream; /* NULL where ordinary stores must do */
     crc_loop crc;
 } kernel_set;
 
@@ -102,8 +103,8 @@ static kernel_set kernel_sets[SETS_MAX];
 static int kernel_sets_count;
 static const kernel_set *kernel_chosen;
 
-static void kernels_add(const char *name, const reduce_loop (*loops)[LOOPS], crc_loop crc) {
-    const kernel_set set = {name, loops, crc};
+static void kernels_add(const char *name, const reduce_loop (*loops)[OPS], stream_lines stream, crc_loop crc) {
+    const kernel_set set = {name, loops, stream, crc};
     kernel_sets[kernel_sets_count++] = set;
 }
 
@@ -117,7 +118,7 @@ static int has_f16c(void) {
 static void kernels_load(void) {
     crc32c_fill();
     kernel_sets_count = 0;
-    kernels_add("portable", loops_portable, crc32c_portable);
+    kernels_add("portable", loops_portable, NULL, crc32c_portable);
 #if defined(__x86_64__)
     __builtin_cpu_init();
     /* These questions include whether the operating system saves the registers. */
@@ -125,10 +126,12 @@ static void kernels_load(void) {
                      && __builtin_cpu_supports("pclmul") && has_f16c();
     const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
                        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx2) kernels_add("avx2", loops_avx2, crc32c_streams);
-    if (avx512) kernels_add("avx512", loops_avx512, __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams);
+    if (avx2) kernels_add("avx2", loops_avx2, stream_avx, crc32c_streams);
+    const crc_loop crc = __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams;
+    if (avx512) kernels_add("avx512", loops_avx512, stream_avx, crc);
 #elif defined(__aarch64__)
-    kernels_add("neon", loops_neon, crc32c_neon);
+    const int crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+    kernels_add("neon", loops_neon, NULL, crc ? crc32c_instruction : crc32c_portable);
 #endif
     kernel_chosen = &kernel_sets[kernel_sets_count - 1];
 }
@@ -142,14 +145,32 @@ static inline uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nby
     return kernel_chosen->crc(crc, data, nbytes);
 }
 
-static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, void *backup,
-                                 size_t count, uint32_t divisor) {
+/* Piece by piece: what the checksum has read is still in the nearest cache when it is copied. Of 256 KiB in the second
+ * cache this does 37 GB/s, against 28 for one after the other; out of memory 15 against 11. The pieces are as long
+ * as three streams of the checksum like it. */
+enum { COPY_BYTES = 6144 };
+
+static inline uint32_t kernels_copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes) {
+    for (size_t done = 0; done < nbytes; done += COPY_BYTES) {
+        const size_t piece = nbytes - done < COPY_BYTES ? nbytes - done : COPY_BYTES;
+        crc = kernels_crc32c(crc, (const char *)data + done, piece);
+        memcpy((char *)out + done, (const char *)data + done, piece);
+    }
+    return crc;
+}
+
+static inline void kernels_keep(void *backup, const void *local, size_t nbytes) {
+    keep_bytes(kernel_chosen->stream, backup, local, nbytes);
+}
+
+static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, size_t count,
+                                 uint32_t divisor) {
     if (datatype < 0 || datatype >= DATATYPES || op < 0 || op >= OPS) return -1;
     if (op == OP_SUM || op == OP_AVG)
         op = divisor > 1 ? OP_AVG : OP_SUM;
     else if (divisor > 1)
         return -1;
-    kernel_chosen->loops[datatype][op](out, local, incoming, backup, count, divisor);
+    kernel_chosen->loops[datatype][op](out, local, incoming, count, divisor);
     return 0;
 }
 

@@ -3,16 +3,21 @@
 from libc.stdint cimport uint32_t
 
 
-# out[i] = local[i] OP incoming[i], for `count` elements. `out` may be `local` or `incoming`, exactly; any pointer may be
-# unaligned. Unless `backup` is NULL, local[i] is kept there in the same pass; it overlaps with nothing. With a divisor
-# above 1 the sum is divided by it before it is stored; below, AVG is SUM. Returns 0, or -1 for an unknown datatype
-# or operation, and for a divisor with an operation that does not add.
+# out[i] = local[i] OP incoming[i], for `count` elements. `out` may be `local` or `incoming`, exactly; any pointer may
+# be unaligned. With a divisor above 1 the sum is divided by it before it is stored; below, AVG is SUM. Returns 0, or -1
+# for an unknown datatype or operation, and for a divisor with an operation that does not add.
 cdef int reduce_block(
-    int datatype, int op, void *out, const void *local, const void *incoming, void *backup, size_t count, uint32_t divisor
+    int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 ) noexcept nogil
+
+# Copies bytes that are about to be overwritten to a place that is hardly ever read: past the caches, if they are many.
+cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil
 
 # CRC32C; start with 0, and pass the result on to continue.
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil
+
+# The same while copying to `out`, which does not overlap; faster than one after the other.
+cdef uint32_t copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes) noexcept nogil
 
 # Bytes per element, 0 for an unknown datatype.
 cdef size_t itemsize_of(int datatype) noexcept nogil

@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
 """Arithmetic on blocks: two of them become one, and a checksum says whether one arrived intact.
 
-Here live the names that other modules call, without the GIL, and the choice of the instruction set. The arithmetic itself
-is C, in `kernels.h`, because it is compiled once per instruction set. What a block is for, and where it
-came from, is the business of the callers.
+Here live the names that other modules call, without the GIL, and the choice of the instruction set. The arithmetic
+itself is C, in `kernels.h`, because it is compiled once per instruction set. What a block is for, and where it came
+from, is the business of the callers.
 
 The instruction set is chosen once, when this module is loaded: the best that the machine has, or the one that
 the environment variable PCCL_SIMD names. All compute the same bits, so the choice is about speed, and about finding out
@@ -26,20 +26,29 @@ cdef extern from "kernels.h" nogil:
     void kernels_load()
     size_t kernels_itemsize(int datatype)
     uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nbytes)
+    uint32_t kernels_copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes)
+    void kernels_keep(void *backup, const void *local, size_t nbytes)
     int kernels_reduce(
-        int datatype, int op, void *out, const void *local, const void *incoming, void *backup, size_t count,
-        uint32_t divisor
+        int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
     )
 
 
 cdef int reduce_block(
-    int datatype, int op, void *out, const void *local, const void *incoming, void *backup, size_t count, uint32_t divisor
+    int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 ) noexcept nogil:
-    return kernels_reduce(datatype, op, out, local, incoming, backup, count, divisor)
+    return kernels_reduce(datatype, op, out, local, incoming, count, divisor)
+
+
+cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil:
+    kernels_keep(backup, local, nbytes)
 
 
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil:
     return kernels_crc32c(crc, data, nbytes)
+
+
+cdef uint32_t copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes) noexcept nogil:
+    return kernels_copy_crc32c(crc, out, data, nbytes)
 
 
 cdef size_t itemsize_of(int datatype) noexcept nogil:
@@ -102,7 +111,7 @@ cdef _Bytes of_length(object buffer, int flags, str name, Py_ssize_t nbytes):
 
 
 def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_t divisor=0):
-    """Combine `local` with `incoming` into `out`, and keep `local` in `backup` if there is one."""
+    """Keep `local` in `backup`, if there is one, and combine it with `incoming` into `out`."""
     cdef _Bytes source = _Bytes(local, PyBUF_SIMPLE)
     cdef Py_ssize_t nbytes = source.exported.len
     cdef _Bytes arrived = of_length(incoming, PyBUF_SIMPLE, "incoming", nbytes)
@@ -119,8 +128,10 @@ def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_
         raise ValueError(f"{nbytes} bytes are no whole number of elements of {itemsize} bytes")
     cdef int code
     with nogil:
+        if keep != NULL:
+            keep_block(keep, source.exported.buf, nbytes)
         code = reduce_block(
-            datatype, op, target.exported.buf, source.exported.buf, arrived.exported.buf, keep, nbytes // itemsize, divisor
+            datatype, op, target.exported.buf, source.exported.buf, arrived.exported.buf, nbytes // itemsize, divisor
         )
     if code != 0:
         raise ValueError(f"operation {op} is unknown, or cannot be divided by {divisor}")
@@ -131,4 +142,15 @@ def crc32c_of(data, uint32_t crc=0):
     cdef _Bytes held = _Bytes(data, PyBUF_SIMPLE)
     with nogil:
         crc = crc32c(crc, held.exported.buf, held.exported.len)
+    return crc
+
+
+def copy_crc32c_into(out, data, uint32_t crc=0):
+    """Copy the bytes to `out`, and return their CRC32C, continuing from `crc`."""
+    cdef _Bytes source = _Bytes(data, PyBUF_SIMPLE)
+    cdef _Bytes target = _Bytes(out, PyBUF_WRITABLE)
+    if target.exported.len != source.exported.len:
+        raise ValueError(f"out has {target.exported.len} bytes but data has {source.exported.len}")
+    with nogil:
+        crc = copy_crc32c(crc, target.exported.buf, source.exported.buf, source.exported.len)
     return crc

@@ -3,7 +3,7 @@
  * Here live the polynomial, the tables and constants made from it when the module is loaded, and one body per
  * instruction set. All give the same number.
  *
- * A checksum is a remainder of polynomials over GF(2), modulo P. Low bits stand for high powers, as on the wire: the bit
+ * A checksum is a remainder of polynomials over GF(2), modulo P. Low bits stand for high powers, as on the wire: bit
  * 31 - n of a remainder belongs to x^n. Two facts carry everything below:
  *
  *   - Bytes followed by n others count x^(8n) times as much. So streams that were summed apart are put together
@@ -44,11 +44,10 @@ static uint32_t crc32c_portable(uint32_t crc, const void *data, size_t nbytes) {
     const uint8_t *bytes = (const uint8_t *)data;
     crc = ~crc;
     for (; nbytes >= 8; nbytes -= 8, bytes += 8) {
-        /* Byte by byte, so that it holds on every machine; compilers make one load of it. */
-        const uint32_t low = crc ^ (bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24);
-        crc = crc32c_table[7][low & 0xFF] ^ crc32c_table[6][(low >> 8) & 0xFF] ^ crc32c_table[5][(low >> 16) & 0xFF]
-              ^ crc32c_table[4][low >> 24] ^ crc32c_table[3][bytes[4]] ^ crc32c_table[2][bytes[5]]
-              ^ crc32c_table[1][bytes[6]] ^ crc32c_table[0][bytes[7]];
+        crc = crc32c_table[7][bytes[0] ^ (crc & 0xFF)] ^ crc32c_table[6][bytes[1] ^ ((crc >> 8) & 0xFF)]
+              ^ crc32c_table[5][bytes[2] ^ ((crc >> 16) & 0xFF)] ^ crc32c_table[4][bytes[3] ^ (crc >> 24)]
+              ^ crc32c_table[3][bytes[4]] ^ crc32c_table[2][bytes[5]] ^ crc32c_table[1][bytes[6]]
+              ^ crc32c_table[0][bytes[7]];
     }
     for (; nbytes > 0; --nbytes, ++bytes) crc = (crc >> 8) ^ crc32c_table[0][(crc ^ *bytes) & 0xFF];
     return ~crc;
@@ -78,7 +77,8 @@ typedef struct {
 static crc32c_fold crc32c_fold_16, crc32c_fold_32, crc32c_fold_48, crc32c_fold_64, crc32c_fold_256;
 
 static crc32c_fold crc32c_fold_by(unsigned nbytes) {
-    const crc32c_fold fold = {(uint64_t)crc32c_power(8 * nbytes + 63) << 32, (uint64_t)crc32c_power(8 * nbytes - 1) << 32};
+    const uint64_t first = crc32c_power(8 * nbytes + 63), last = crc32c_power(8 * nbytes - 1);
+    const crc32c_fold fold = {first << 32, last << 32};
     return fold;
 }
 
@@ -104,7 +104,8 @@ CRC_TARGET static inline uint64_t crc32c_eat(uint64_t crc, const uint8_t *bytes)
 }
 
 CRC_TARGET static inline uint64_t crc32c_move(uint64_t crc, uint64_t ahead) {
-    const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), _mm_cvtsi64_si128((long long)ahead), 0);
+    const __m128i factor = _mm_cvtsi64_si128((long long)ahead);
+    const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), factor, 0);
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
@@ -115,7 +116,8 @@ CRC_TARGET static inline uint64_t crc32c_rest(uint64_t crc, const uint8_t *bytes
     return crc;
 }
 
-CRC_TARGET static inline uint64_t crc32c_three(uint64_t crc, const uint8_t *bytes, size_t stretch, const uint64_t *ahead) {
+CRC_TARGET static inline uint64_t crc32c_three(uint64_t crc, const uint8_t *bytes, size_t stretch,
+                                               const uint64_t *ahead) {
     uint64_t second = 0, third = 0;
     for (size_t i = 0; i < stretch; i += 8) {
         crc = crc32c_eat(crc, bytes + i);
@@ -129,8 +131,10 @@ CRC_TARGET static uint32_t crc32c_streams(uint32_t start, const void *data, size
     const uint8_t *bytes = (const uint8_t *)data;
     uint64_t crc = (uint32_t)~start;
     const size_t large = STREAMS * STRETCH_BYTES_LONG, small = STREAMS * STRETCH_BYTES_SHORT;
-    for (; nbytes >= large; nbytes -= large, bytes += large) crc = crc32c_three(crc, bytes, STRETCH_BYTES_LONG, crc32c_ahead_long);
-    for (; nbytes >= small; nbytes -= small, bytes += small) crc = crc32c_three(crc, bytes, STRETCH_BYTES_SHORT, crc32c_ahead_short);
+    for (; nbytes >= large; nbytes -= large, bytes += large)
+        crc = crc32c_three(crc, bytes, STRETCH_BYTES_LONG, crc32c_ahead_long);
+    for (; nbytes >= small; nbytes -= small, bytes += small)
+        crc = crc32c_three(crc, bytes, STRETCH_BYTES_SHORT, crc32c_ahead_short);
     return ~(uint32_t)crc32c_rest(crc, bytes, nbytes);
 }
 
@@ -141,24 +145,27 @@ FOLD_TARGET static inline __m512i crc32c_fold_onto(__m512i moved, __m512i by, __
     return _mm512_ternarylogic_epi64(first, last, onto, 0x96);
 }
 
-FOLD_TARGET static inline __m512i crc32c_four_times(crc32c_fold fold) {
-    return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)fold.last, (long long)fold.first));
+FOLD_TARGET static inline __m128i crc32c_factor(crc32c_fold fold) {
+    return _mm_set_epi64x((long long)fold.last, (long long)fold.first);
 }
 
 /* The four quarters of a register onto the last of them, and that into 32 bits. */
 FOLD_TARGET static inline uint64_t crc32c_collapse(__m512i held) {
-    const __m512i by = _mm512_set_epi64(0, 0, (long long)crc32c_fold_16.last, (long long)crc32c_fold_16.first, (long long)crc32c_fold_32.last,
-                                        (long long)crc32c_fold_32.first, (long long)crc32c_fold_48.last, (long long)crc32c_fold_48.first);
+    __m512i by = _mm512_zextsi128_si512(crc32c_factor(crc32c_fold_48));
+    by = _mm512_inserti32x4(by, crc32c_factor(crc32c_fold_32), 1);
+    by = _mm512_inserti32x4(by, crc32c_factor(crc32c_fold_16), 2);
     const __m512i moved = crc32c_fold_onto(held, by, _mm512_maskz_mov_epi64(0xC0, held));
     const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(moved), _mm512_extracti64x4_epi64(moved, 1));
     const __m128i quarter = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    return _mm_crc32_u64(_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(quarter)), (uint64_t)_mm_extract_epi64(quarter, 1));
+    const uint64_t first = (uint64_t)_mm_cvtsi128_si64(quarter), last = (uint64_t)_mm_extract_epi64(quarter, 1);
+    return _mm_crc32_u64(_mm_crc32_u64(0, first), last);
 }
 
 FOLD_TARGET static uint32_t crc32c_folding(uint32_t start, const void *data, size_t nbytes) {
     const uint8_t *bytes = (const uint8_t *)data;
     if (nbytes < 256) return ~(uint32_t)crc32c_rest((uint32_t)~start, bytes, nbytes);
-    const __m512i by_256 = crc32c_four_times(crc32c_fold_256), by_64 = crc32c_four_times(crc32c_fold_64);
+    const __m512i by_256 = _mm512_broadcast_i32x4(crc32c_factor(crc32c_fold_256));
+    const __m512i by_64 = _mm512_broadcast_i32x4(crc32c_factor(crc32c_fold_64));
     __m512i a = _mm512_loadu_si512(bytes), b = _mm512_loadu_si512(bytes + 64);
     __m512i c = _mm512_loadu_si512(bytes + 128), d = _mm512_loadu_si512(bytes + 192);
     a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~start)));
@@ -175,8 +182,6 @@ FOLD_TARGET static uint32_t crc32c_folding(uint32_t start, const void *data, siz
 
 #elif defined(__aarch64__)
 #include <arm_acle.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 
 static void crc32c_fill(void) { crc32c_fill_table(); }
 
@@ -196,12 +201,6 @@ CRC_TARGET static uint32_t crc32c_instruction(uint32_t crc, const void *data, si
     }
     for (; nbytes > 0; --nbytes, ++bytes) crc = __crc32cb(crc, *bytes);
     return ~crc;
-}
-
-static uint32_t crc32c_neon(uint32_t crc, const void *data, size_t nbytes) {
-    static int known = -1;
-    if (known < 0) known = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-    return known ? crc32c_instruction(crc, data, nbytes) : crc32c_portable(crc, data, nbytes);
 }
 
 #else

@@ -5,33 +5,23 @@
  *   LANES              how many 16-bit floats kernels_wide.h takes at once; 0 where it knows nothing of the set
  *
  * Each operation is one expression of a (local) and b (incoming); what surrounds it is the same for all. The compiler
- * makes vectors of the plain loops. Only the conversion of 16-bit floats is beyond it, and is spelt out in kernels_wide.h.
+ * makes vectors of the plain loops. Only the conversion of 16-bit floats is beyond it, and spelt out in kernels_wide.h.
  */
 
-#define SIGNATURE void *out, const void *local, const void *incoming, void *backup, size_t count, uint32_t divisor
+#define SIGNATURE void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 
 /* `out` may be `local` or `incoming`: an element only depends on itself, which INDEPENDENT says and the compiler
- * cannot see. Two loops, so that the question of the backup is asked once. */
+ * cannot see. */
 #define LOOP(name, element, expression)                                                                                \
     TARGET static void NAME(name)(SIGNATURE) {                                                                         \
-        element *target = out;                                                                                         \
-        element *kept = backup;                                                                                        \
-        const element *left = local;                                                                                   \
-        const element *right = incoming;                                                                               \
+        element *target = (element *)out;                                                                              \
+        const element *left = (const element *)local;                                                                  \
+        const element *right = (const element *)incoming;                                                              \
         (void)divisor;                                                                                                 \
-        if (kept != NULL) {                                                                                            \
-            INDEPENDENT                                                                                                \
-            for (size_t i = 0; i < count; ++i) {                                                                       \
-                const element a = left[i], b = right[i];                                                               \
-                kept[i] = a;                                                                                           \
-                target[i] = (element)(expression);                                                                     \
-            }                                                                                                          \
-        } else {                                                                                                       \
-            INDEPENDENT                                                                                                \
-            for (size_t i = 0; i < count; ++i) {                                                                       \
-                const element a = left[i], b = right[i];                                                               \
-                target[i] = (element)(expression);                                                                     \
-            }                                                                                                          \
+        INDEPENDENT                                                                                                    \
+        for (size_t i = 0; i < count; ++i) {                                                                           \
+            const element a = left[i], b = right[i];                                                                   \
+            target[i] = (element)(expression);                                                                         \
         }                                                                                                              \
     }
 
@@ -45,10 +35,11 @@
         x.member = expression;                                                                                         \
     }
 #define WIDE_PART(kind, expression)                                                                                    \
+    const NAME(floats) by = NAME(spread)((float)divisor);                                                              \
+    (void)by;                                                                                                          \
     for (; done + LANES <= count; done += LANES) {                                                                     \
         NAME(pair) x = NAME(widen_##kind)(left + done);                                                                \
         const NAME(pair) y = NAME(widen_##kind)(right + done);                                                         \
-        if (kept != NULL) memcpy(kept + done, left + done, 2 * LANES);                                                 \
         WIDE_STEP(first, expression)                                                                                   \
         WIDE_STEP(second, expression)                                                                                  \
         NAME(narrow_##kind)(target + done, x);                                                                         \
@@ -65,16 +56,12 @@
     }                                                                                                                  \
     LOOP(name##_rest, u16_element, NAME(name##_one)(a, b, (float)divisor))                                             \
     TARGET static void NAME(name)(SIGNATURE) {                                                                         \
-        u16_element *target = out;                                                                                     \
-        u16_element *kept = backup;                                                                                    \
-        const u16_element *left = local;                                                                               \
-        const u16_element *right = incoming;                                                                           \
-        const float by = (float)divisor;                                                                               \
+        u16_element *target = (u16_element *)out;                                                                      \
+        const u16_element *left = (const u16_element *)local;                                                          \
+        const u16_element *right = (const u16_element *)incoming;                                                      \
         size_t done = 0;                                                                                               \
-        (void)by;                                                                                                      \
         WIDE_PART(kind, expression)                                                                                    \
-        NAME(name##_rest)(target + done, left + done, right + done, kept == NULL ? NULL : kept + done, count - done,   \
-                          divisor);                                                                                    \
+        NAME(name##_rest)(target + done, left + done, right + done, count - done, divisor);                            \
     }
 
 /* Signed and unsigned sums and products have the same bits. Narrow factors are widened to unsigned integers first,
@@ -139,8 +126,8 @@ LOOP(smaller_bf16, i16_element, smaller_bf16(a, b))
 LOOP(smaller_f32, i32_element, smaller_f32(a, b))
 LOOP(smaller_f64, i64_element, smaller_f64(a, b))
 
-/* By datatype, then by what is done. */
-static const reduce_loop NAME(loops)[DATATYPES][LOOPS] = {
+/* By datatype and operation; AVG stands for the sum divided. */
+static const reduce_loop NAME(loops)[DATATYPES][OPS] = {
     [DATATYPE_UINT8] = {NAME(sum_8), NAME(mean_u8), NAME(product_8), NAME(larger_u8), NAME(smaller_u8)},
     [DATATYPE_INT8] = {NAME(sum_8), NAME(mean_i8), NAME(product_8), NAME(larger_i8), NAME(smaller_i8)},
     [DATATYPE_INT16] = {NAME(sum_16), NAME(mean_i16), NAME(product_16), NAME(larger_i16), NAME(smaller_i16)},

@@ -73,7 +73,7 @@ ELEMENTAL uint16_t bf16_of_f32(float value) {
 }
 
 /* The exponent is moved from bias 15 to 127; at its largest value (infinity, NaN) it must arrive at the largest again.
- * A subnormal becomes the mantissa of a number just above 2^-14, of which 2^-14 is taken away: exact, and normalised. */
+ * A subnormal becomes the mantissa of a number just above 2^-14, from which 2^-14 is taken: exact, and normalised. */
 ELEMENTAL float f32_of_f16(uint16_t half) {
     int32_t magnitude = half & 0x7FFF;
     int32_t normal = (magnitude << 13) + 0x38000000 + (magnitude >= INFINITY_F16 ? 0x38000000 : 0);
@@ -102,7 +102,7 @@ ELEMENTAL uint16_t f16_of_f32(float value) {
 
 /* Floats are ordered by their bits, read as a signed integer whose magnitude is flipped when it is negative. So
  * minus zero lies below plus zero, for MAX and MIN alike, and no floating-point comparison is needed. */
-#define DEFINE_LIMITS(name, integer, sign_shift, magnitude_bits, infinity, nan)                                         \
+#define DEFINE_LIMITS(name, integer, sign_shift, magnitude_bits, infinity, nan)                                        \
     ELEMENTAL integer order_##name(integer bits) {                                                                     \
         return (integer)(bits ^ ((bits >> sign_shift) & magnitude_bits));                                              \
     }                                                                                                                  \

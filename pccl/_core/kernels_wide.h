@@ -3,9 +3,9 @@
  * One vector of halves becomes two of floats. Which of them holds which elements is of no concern to the arithmetic, so
  * bfloat16 is split into even and odd ones, which takes a shift and a mask instead of moving anything across.
  *
- * The bits are those of kernels_numbers.h. The instructions of F16C and NEON round to the nearest even as long as nobody
- * has changed the rounding mode of the thread. The bfloat16 instruction of newer processors is not used, because it
- * takes subnormals for zero.
+ * The bits are those of kernels_numbers.h. The instructions of F16C and NEON round to the nearest even as long as
+ * nobody has changed the rounding mode of the thread. The bfloat16 instruction of newer processors is not used, because
+ * it takes subnormals for zero.
  */
 
 #ifndef PCCL_KERNELS_WIDE_H
@@ -23,6 +23,8 @@ typedef __m256 floats_avx2;
 typedef struct {
     __m256 first, second;
 } pair_avx2;
+
+AVX2_TARGET ELEMENTAL __m256 spread_avx2(float value) { return _mm256_set1_ps(value); }
 
 AVX2_TARGET ELEMENTAL __m256 settle_avx2(__m256 values) {
     const __m256 quiet = _mm256_castsi256_ps(_mm256_set1_epi32(NAN_F32));
@@ -68,6 +70,8 @@ typedef struct {
     __m512 first, second;
 } pair_avx512;
 
+AVX512_TARGET ELEMENTAL __m512 spread_avx512(float value) { return _mm512_set1_ps(value); }
+
 AVX512_TARGET ELEMENTAL __m512 settle_avx512(__m512 values) {
     const __m512 quiet = _mm512_castsi512_ps(_mm512_set1_epi32(NAN_F32));
     return _mm512_mask_mov_ps(values, _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), quiet);
@@ -75,7 +79,8 @@ AVX512_TARGET ELEMENTAL __m512 settle_avx512(__m512 values) {
 
 AVX512_TARGET ELEMENTAL pair_avx512 widen_f16_avx512(const void *from) {
     const __m256i *halves = (const __m256i *)from;
-    const pair_avx512 pair = {_mm512_cvtph_ps(_mm256_loadu_si256(halves)), _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
+    const __m512 first = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
+    const pair_avx512 pair = {first, _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
     return pair;
 }
 
@@ -112,6 +117,8 @@ typedef float32x4_t floats_neon;
 typedef struct {
     float32x4_t first, second;
 } pair_neon;
+
+ELEMENTAL float32x4_t spread_neon(float value) { return vdupq_n_f32(value); }
 
 ELEMENTAL float32x4_t settle_neon(float32x4_t values) {
     const float32x4_t quiet = vreinterpretq_f32_u32(vdupq_n_u32(NAN_F32));

@@ -537,7 +537,8 @@ cdef class Receiver(Lane):
     cdef void apply(self) noexcept nogil:
         """Add the block in scratch to the tensor, a piece at a time, each saved before it changes."""
         cdef Op *op = self.op
-        cdef uint64_t begin, end, at = 0, piece, divisor
+        cdef uint64_t begin, end, at = 0, piece
+        cdef uint32_t divisor
         cdef char *local
         cdef char *out
         cdef char *backup = NULL
@@ -557,9 +558,7 @@ cdef class Receiver(Lane):
             if mark != NULL:
                 piece = piece if piece < SAVE_BYTES else SAVE_BYTES
                 save(mark, local, backup, at + piece)
-            reduce_block(
-                op.datatype, op.op, out + at, local + at, self.scratch + at, NULL, piece // op.itemsize, <uint32_t> divisor
-            )
+            reduce_block(op.datatype, op.op, out + at, local + at, self.scratch + at, piece // op.itemsize, divisor)
             at += piece
 
 

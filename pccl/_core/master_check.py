@@ -17,12 +17,14 @@ def check_master(master: Any) -> None:
     assert len(master.accepted) + len(master.registered) + len(master.admitting) == len(ids), "a peer in two phases"
     assert master.admission or not master.admitting, "admitting outside a round"
     assert not master.changed, f"groups {master.changed} changed, but were not ordered anew"
+    assert not master.stirred, f"groups {master.stirred} have something to tell, and nobody was told"
     assert master.accepted or not master.registered or master.admission, "newcomers wait in a run without members"
     in_rings = {peer_id for group in master.groups.values() for peer_id in group.ring}
     assert in_rings == master.accepted | master.admitting, f"rings hold {in_rings}"
     for number, group in master.groups.items():
         group.check()
-        group.collectives.check(group.ring, master._is_ready(group))
+        wired = number not in master.wiring
+        group.collectives.check(group.ring, wired, wired and not group.newcomers)
         assert bool(group.waiting) == (number in master.wiring), f"group {number}: waiting {group.waiting}"
         assert group.newcomers == master.admitting & set(group.ring), f"group {number}: strangers in the ring"
         assert all(master.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"

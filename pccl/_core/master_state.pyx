@@ -147,15 +147,12 @@ cdef class MasterState(Membership):
         for number in sorted(self.stirred):
             group = self.groups.get(number)
             if group is not None:
-                ready = self._is_ready(group)
-                told = group.collectives.settle(group.ring, group.epoch, ready, lambda: self._numbers(group))
+                wired = number not in self.wiring
+                ready = wired and not group.newcomers
+                told = group.collectives.settle(group.ring, group.epoch, wired, ready, lambda: self._numbers(group))
                 for peer_id, message in told:
                     self._send(self.peers[peer_id], message)
         self.stirred.clear()
-
-    def _is_ready(self, group):
-        """Whether the ring is wired, and everybody in it a member."""
-        return group.number not in self.wiring and not group.newcomers
 
     def _numbers(self, group):
         """What a failed collective tells its callers of the world: pending peers never count."""

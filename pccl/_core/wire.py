@@ -11,6 +11,7 @@ No I/O, no clock. Frames (header, checksum, version) are `framing`'s business.
 from __future__ import annotations
 
 import struct
+from operator import attrgetter
 
 from pccl.records import dataclass_transform, record
 
@@ -38,7 +39,7 @@ class WireError(ValueError):
 class Layout:
     """How one message class lies on the wire: its opcode, its fields, and the largest body."""
 
-    __slots__ = ("cls", "codes", "direction", "fixed", "limit", "names", "opcode", "types")
+    __slots__ = ("cls", "direction", "fields", "fixed", "limit", "names", "opcode", "tail", "types")
 
     def __init__(self, cls: type[Any], opcode: int, direction: str) -> None:
         self.cls = cls
@@ -46,11 +47,14 @@ class Layout:
         self.direction = direction
         self.names: tuple[str, ...] = cls.__match_args__
         self.types = tuple(str(cls.__annotations__[name]) for name in self.names)
-        # One struct when every field is of fixed size: the common and the fast case.
-        if all(kind in FIXED and kind != "flag" for kind in self.types):
-            self.fixed: struct.Struct | None = struct.Struct("<" + "".join(FIXED[kind] for kind in self.types))
-        else:
-            self.fixed = None
+        #: All fields of a value at once; a lone field comes bare.
+        self.fields = attrgetter(*self.names) if len(self.names) > 1 else None
+        # One struct when every field is of fixed size: the common and the fast case. The next best is that only the
+        # last one is not: then its length belongs to the struct, and the rest of the body is the field.
+        fixed = [kind in FIXED and kind != "flag" for kind in self.types]
+        codes = "<" + "".join(FIXED[kind] for kind, is_fixed in zip(self.types, fixed, strict=True) if is_fixed)
+        self.fixed = struct.Struct(codes) if all(fixed) else None
+        self.tail = struct.Struct(codes + "H") if fixed and all(fixed[:-1]) and self.types[-1] == "blob" else None
         self.limit = sum(2 + SIZED[kind] if kind in SIZED else struct.calcsize(FIXED[kind]) for kind in self.types)
 
 
@@ -81,8 +85,12 @@ def limits(*classes: type[Any]) -> dict[int, int]:
 def encode(value: Any) -> tuple[int, bytes]:
     """The opcode and the body of a message."""
     layout = BY_CLASS[type(value)]
-    if layout.fixed is not None:
-        return layout.opcode, layout.fixed.pack(*[getattr(value, name) for name in layout.names])
+    if layout.fixed is not None and layout.fields is not None:
+        return layout.opcode, layout.fixed.pack(*layout.fields(value))
+    if layout.tail is not None:
+        *head, blob = [getattr(value, name) for name in layout.names]
+        if len(blob) <= BLOB_BYTES_MAX:
+            return layout.opcode, layout.tail.pack(*head, len(blob)) + blob
     parts = []
     for name, kind in zip(layout.names, layout.types, strict=True):
         field = getattr(value, name)
@@ -105,6 +113,10 @@ def decode(opcode: int, body: bytes) -> Any:
         if len(body) != layout.fixed.size:
             raise WireError(f"{layout.cls.__name__} has {len(body)} bytes, it should have {layout.fixed.size}")
         return layout.cls(*layout.fixed.unpack(body))
+    if layout.tail is not None and len(body) >= layout.tail.size:
+        *head, size = layout.tail.unpack_from(body)
+        if size == len(body) - layout.tail.size and size <= BLOB_BYTES_MAX:
+            return layout.cls(*head, body[layout.tail.size :])
     offset = 0
     fields: list[Any] = []
     for name, kind in zip(layout.names, layout.types, strict=True):

@@ -3,8 +3,8 @@
 A sender serves the connection to the next peer, a receiver the one from the previous peer. The loop itself is in
 `_core.lane` and moves blocks without a word of Python; here is what it returns for. The worker is given its connection
 and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes it when told to. It
-holds no other connection of the actor: whatever it inherited by the fork is closed first, so that none is kept open by a
-bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
+holds no other connection of the actor: whatever it inherited by the fork is closed first, so that none is kept open by
+a bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
 TCP_NOTSENT_LOWAT = 25
 
 
-def run(board: Board, mailbox_fd: int, bell: int, kept: Iterable[int], sends: bool, index: int, parent: int) -> None:
+def run(board: Board, mailbox_fd: int, kept: Iterable[int], *, bell: int, sends: bool, index: int, parent: int) -> None:
     """The child's whole life. Leaves by `_exit`, so that nothing of the actor's is run twice."""
     status = 1
     try:

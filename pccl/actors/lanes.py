@@ -95,13 +95,13 @@ class LanePool:
         *,
         on_link_ended: Callable[[int, str], None],
         on_worker_died: Callable[[str], None],
-        on_board: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._life_fd = life_fd  # every worker holds it, which is all it is for
         self._on_link_ended = on_link_ended
         self._on_worker_died = on_worker_died
-        self._on_board = on_board  # operations ended, let go of their memory, or lost the last of their workers
+        # Operations ended, let go of their memory, or lost the last of their workers.
+        self.on_board: Callable[[], None] = lambda: None
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._places: dict[int, Worker] = {}  # link -> who serves it
         self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size
@@ -146,7 +146,7 @@ class LanePool:
         if any(crew.gone for crew in self._former):
             gone = [crew for crew in self._former if crew.gone]
             self._former = [crew for crew in self._former if not crew.gone]
-            self._loop.after(0, self._on_board)
+            self._loop.after(0, self.on_board)
             for crew in gone:
                 crew.close()
 
@@ -176,7 +176,7 @@ class LanePool:
             raise
         if pid == 0:
             kept = [self._life_fd, self._bell, *crew.bells[True], crew.bells[sends][index]]
-            lane_worker.run(crew.board, theirs.fileno(), crew.bells[sends][index], kept, sends, index, actor)
+            lane_worker.run(crew.board, theirs.fileno(), kept, bell=kept[-1], sends=sends, index=index, parent=actor)
         theirs.close()
         ours.setblocking(False)
         worker = Worker(pid, ours, sends, index)
@@ -242,8 +242,9 @@ class LanePool:
             try:
                 self._send(worker, message, fds)
             except OSError:
-                # Its mailbox is full or broken: it is stopped or dead, and a block in that segment would stall for ever.
-                self._loop.after(0, lambda: self._on_worker_died(f"{worker} takes no mail"))
+                # Its mailbox is full or broken: it is stopped or dead, and a block in that segment would never move.
+                reason = f"{worker} takes no mail"
+                self._loop.after(0, lambda reason=reason: self._on_worker_died(reason))  # type: ignore[misc]
                 return
 
     # ------------------------------------------------------------------------------------------ mail
@@ -271,7 +272,7 @@ class LanePool:
             os.eventfd_read(self._bell)
         except BlockingIOError:
             return
-        self._on_board()
+        self.on_board()
 
     def _send(self, worker: Worker, message: object, fds: list[int] | None = None) -> None:
         socket.send_fds(worker.mailbox, [pack(message)], fds or [])

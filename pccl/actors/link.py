@@ -4,8 +4,8 @@ A call goes down the mailbox; its end is a slot in shared memory that the caller
 stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
 noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means.
 
-A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by nobody
-else. Memory that they could still write to is not touched before that.
+A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
+nobody else. Memory that they could still write to is not touched before that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.values import Result
 from .spawning import ActorProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pccl.memory.slots import Slot
 
@@ -117,12 +117,13 @@ class ActorLink:
             else:
                 return
 
-    def share(self, name: str, segment: int, descriptor: Callable[[int], tuple[int, int]]) -> None:
-        """Make a segment known to the actor, if it is not."""
-        if segment not in self._shared:
-            fd, nbytes = descriptor(segment)
-            self.post(name, CallShare(segment, nbytes), (fd,))
-            self._shared.add(segment)
+    def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
+        """Make segments known to the actor that are not; 0 is none."""
+        for segment in segments:
+            if segment and segment not in self._shared:
+                fd, nbytes = descriptor(segment)
+                self.post(name, CallShare(segment, nbytes), (fd,))
+                self._shared.add(segment)
 
     def unshare(self, segment: int) -> None:
         """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
@@ -195,7 +196,8 @@ class ActorLink:
 
     def bury(self) -> None:
         """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
-        _poll(self._life, select.POLLIN, BURIAL_WAIT)
+        if self._life >= 0:
+            _poll(self._life, select.POLLIN, BURIAL_WAIT)
 
     # ------------------------------------------------------------------------------------------ between two sleeps
 

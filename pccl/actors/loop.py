@@ -61,21 +61,23 @@ class Loop:
         """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after what is ready was read."""
         self._running = True
         epoll, handlers, timers = self._epoll, self._handlers, self._timers
+        due, now = deadline(), monotonic_ns()
         while self._running:
-            now = monotonic_ns()
-            due = min(deadline(), now + IDLE_NS)
+            sleep_ns = min(due - now, IDLE_NS)
             if timers:
-                due = min(due, timers[0][0])
+                sleep_ns = min(sleep_ns, timers[0][0] - now)
             # Rounded up to the next microsecond: waking before the deadline would mean going round for nothing.
-            for fd, events in epoll.poll(max(due - now + 999, 0) / 1e9, EVENTS_MAX):
+            for fd, events in epoll.poll((sleep_ns + 999) / 1e9 if sleep_ns > 0 else 0, EVENTS_MAX):
                 handler = handlers.get(fd)
                 if handler is not None:  # else: forgotten by a handler of the same round
                     handler(events)
             now = monotonic_ns()
             while timers and timers[0][0] <= now:
                 heappop(timers)[2]()
-            if now >= deadline():
+            due = deadline()
+            if now >= due:
                 tick(now)
+                due = deadline()
 
     def stop(self) -> None:
         """Leave `run` after the present round."""

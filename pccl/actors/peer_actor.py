@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training process and its actor
+DESCRIPTOR_BYTES = socket.CMSG_SPACE(4)  # room for the one descriptor that a message may bring along
 
 
 class PeerActor:
@@ -109,7 +110,6 @@ class PeerActor:
             life_fd,
             on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
             on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
-            on_board=lambda: self._reducing.look(),
         )
         self._reducing = Reducing(self.loop, self._lanes, self._feed)
         mailbox.setblocking(False)
@@ -129,17 +129,17 @@ class PeerActor:
 
     def _read_mailbox(self, _: int) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._mailbox, MAILBOX_BYTES_MAX, 1)
+            data, ancillary, _, _ = self._mailbox.recvmsg(MAILBOX_BYTES_MAX, DESCRIPTOR_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
         if not data:
             self._app_gone("the training process closed its mailbox")
             return
         call = unpack(data)
         if isinstance(call, CallShare):
-            self._lanes.share(call.segment, fds[0], call.nbytes)
+            self._lanes.share(call.segment, int.from_bytes(ancillary[0][2][:4], sys.byteorder), call.nbytes)
         elif isinstance(call, CallUnshare):
             self._lanes.unshare(call.segment)
         else:

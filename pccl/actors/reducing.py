@@ -1,11 +1,11 @@
-"""The actor's side of operations: put on the board what commenced, report what ended, make sure that aborts are quiet.
+"""The actor's side of operations: put on the board what commenced, report what ended, see to it that aborts are quiet.
 
-Operations go up in the order of their sequences. One that finds its place taken, or the board full, waits, and everything
-behind it waits as well: the order is what keeps two peers from waiting for each other's operations.
+Operations go up in the order of their sequences. One that finds its place taken, or the board full, waits, and
+everything behind it waits as well: the order is what keeps two peers from waiting for each other's operations.
 
-An aborted operation is *quiet* when no worker can touch its memory any more: it was never put up, every worker let go of
-it, or its crew is dead and buried. A worker that does not let go in time, because it was stopped, costs the crew its life:
-abort never waits without a bound.
+An aborted operation is *quiet* when no worker can touch its memory any more: it was never put up, every worker let go
+of it, or its crew is dead and buried. A worker that does not let go in time, because it was stopped, costs the crew its
+life: abort never waits without a bound.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Reducing:
         self._running: dict[int, Crew] = {}  # sequence -> whose board it is on
         self._aborting: dict[int, Crew] = {}  # the same, of those whose workers are asked to let go
         self._sent = self._received = 0  # payload of crews that are gone
+        lanes.on_board = self.look
 
     def begin(self, action: BeginOperation) -> None:
         """An operation commences."""
@@ -71,7 +72,7 @@ class Reducing:
                 if self._running.get(sequence) is crew and crew.board.has_ended(sequence):
                     self._feed(ReduceEnded(sequence, *crew.board.statistics(sequence)))
         for sequence, crew in list(self._aborting.items()):
-            if crew.gone or not crew.killed and crew.board.is_quiet(sequence):
+            if crew.gone or (not crew.killed and crew.board.is_quiet(sequence)):
                 self._became_quiet(sequence, crew)
 
     def report(self) -> None:

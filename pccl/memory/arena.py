@@ -14,10 +14,10 @@ never maps or unmaps. Idle memory is given back, longest idle first, when there 
 beside what is in use and when it was not wanted for a great many allocations; or all at once when new memory is
 refused, or by `trim()`. The clock is the count of allocations because training steps take milliseconds or hours.
 
-Pieces come back from any thread at any point, also from a finaliser that interrupts the arena itself. So giving back
-only appends to a queue and *tries* to sort it in; who holds the lock looks at the queue again after letting go.
-Nothing slow happens under the lock: segments are created and destroyed outside it. `find` takes no lock at all: it
-reads one immutable index, which is replaced as a whole.
+Pieces come back from any thread at any point, also from a finaliser that interrupts the arena itself, in the thread
+that holds the lock. So giving back appends to a queue, and sorts it in only if this thread is not inside already; who
+is inside looks at the queue again after letting go. Nothing slow happens under the lock: segments are created and
+destroyed outside it. `find` takes no lock at all: it reads one immutable index, which is replaced as a whole.
 
 After `os.fork` the child keeps reading what it inherited, but the bytes belong to the parent: in the child the
 inherited arena hands out nothing and takes nothing back, and `default()` is a fresh one.
@@ -25,7 +25,7 @@ inherited arena hands out nothing and takes nothing back, and `default()` is a f
 
 import errno
 import os
-from _thread import allocate_lock
+from _thread import RLock, allocate_lock
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -140,7 +140,7 @@ class Arena:
     """Shared memory for one process; all methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = allocate_lock()
+        self._lock = RLock()  # knows its owner; it is never entered twice
         self._refusal = ""  # why nothing is handed out any more
         self._clock = 0  # allocations so far
         self._returned: deque[tuple[_Region, int, int]] = deque()  # came back, not sorted in yet
@@ -152,7 +152,7 @@ class Arena:
         self._idle_bytes = 0
         self._bytes_mapped = 0
         self._bytes_in_use = 0
-        self._watchers: list[Callable[[int], None] | WeakMethod[Callable[[int], None]]] = []
+        self._watchers: dict[object, Callable[[], Callable[[int], None] | None]] = {}  # each returns its callback
         _arenas.add(self)
 
     # --- Handing out --------------------------------------------------------
@@ -163,6 +163,8 @@ class Arena:
         MemoryError or OSError if there is no memory or no descriptor left even without what lies idle.
         """
         size = size_class(nbytes)
+        if self._is_inside():
+            raise RuntimeError("a finaliser that interrupts the arena can release pieces, but not allocate any")
         piece = self._reuse(size)
         if piece is None:
             is_slab = size < LARGE_BYTES
@@ -228,14 +230,16 @@ class Arena:
             self._settle()
 
     def _settle(self) -> None:
-        """Sorts in what came back and gives up what is idle for too long, unless somebody else is about to."""
-        while (self._returned or self._is_wasteful()) and self._lock.acquire(blocking=False):
-            try:
+        """Sorts in what came back and gives up what is idle for too long, unless we are inside and about to."""
+        while (self._returned or self._is_wasteful()) and not self._is_inside():
+            with self._lock:
                 self._sort_in()
                 dropped = self._retire(self._idle_bytes_max(), self._clock - IDLE_ALLOCATIONS_MAX)
-            finally:
-                self._lock.release()
             self._drop(dropped)
+
+    def _is_inside(self) -> bool:
+        """Whether this very thread holds the lock, and has been interrupted by a finaliser."""
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # threading.Condition asks the same
 
     def _sort_in(self) -> None:
         while self._returned:
@@ -277,7 +281,9 @@ class Arena:
             if self._idle_bytes <= keep_bytes or region.idle_since >= before:
                 break
             del self._idle[region.number], self._regions[region.number]
-            (self._slabs if region.is_slab else self._spare[region.nbytes]).remove(region)
+            kin = self._slabs if region.is_slab else self._spare[region.nbytes]
+            # Not `remove`, which would insist: Ctrl-C may have come between the two lists.
+            kin[:] = [other for other in kin if other is not region]
             self._idle_bytes -= region.nbytes
             self._bytes_mapped -= region.nbytes
             dropped.append(region)
@@ -288,9 +294,8 @@ class Arena:
     def _drop(self, regions: list[_Region]) -> None:
         for region in regions:
             region.segment.close()
-        # Watchers are replaced as a whole, so this list does not change under us.
-        for watcher in self._watchers if regions else ():
-            callback = watcher() if isinstance(watcher, WeakMethod) else watcher
+        for watcher in list(self._watchers.values()) if regions else ():
+            callback = watcher()
             if callback is not None:
                 for region in regions:
                     callback(region.number)
@@ -301,13 +306,14 @@ class Arena:
         That happens in any thread and inside finalisers: the callback may take a note, but never wait or raise. A
         bound method is held weakly and forgotten with its object; any other callable until `unwatch`.
         """
-        alive = [watcher for watcher in self._watchers if not isinstance(watcher, WeakMethod) or watcher() is not None]
-        self._watchers = [*alive, _hold(callback)]
+        for key, watcher in list(self._watchers.items()):
+            if watcher() is None:
+                self._watchers.pop(key, None)
+        self._watchers[_key(callback)] = WeakMethod(callback) if hasattr(callback, "__func__") else lambda: callback
 
     def unwatch(self, callback: Callable[[int], None]) -> None:
         """Undoes `watch`; harmless when done before."""
-        held = _hold(callback)
-        self._watchers = [watcher for watcher in self._watchers if watcher != held]
+        self._watchers.pop(_key(callback), None)
 
     def close(self) -> None:
         """Closes all descriptors and hands out nothing more; memory that somebody still uses stays readable."""
@@ -352,7 +358,7 @@ class Arena:
 
     def _disown(self) -> None:
         """In the child of a fork: the lock may be held by a thread that is not here, and the memory is not ours."""
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._refusal = "this arena belongs to the parent process; use pccl.memory.arena.default()"
 
 
@@ -360,21 +366,24 @@ def _address(region: _Region) -> int:
     return region.address
 
 
-def _hold(callback: Callable[[int], None]) -> Callable[[int], None] | WeakMethod[Callable[[int], None]]:
-    return WeakMethod(callback) if hasattr(callback, "__self__") and hasattr(callback, "__func__") else callback
+def _key(callback: Callable[[int], None]) -> object:
+    """What tells callbacks apart without keeping the object of a bound method alive."""
+    function = getattr(callback, "__func__", None)
+    return callback if function is None else (id(callback.__self__), function)  # type: ignore[attr-defined]
 
 
 def _create_segment(nbytes: int) -> Segment:
+    wanted = f"for a segment of {nbytes} bytes of shared memory"
     try:
         return Segment.create(_SEGMENT_NAME, nbytes, populate=True)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise OSError(
-            error.errno,
-            f"no descriptor left for a segment of {nbytes} bytes of shared memory; raise `ulimit -n`, or pack tensors"
-            " with pccl.torch.share_, which needs one for a whole module",
-        ) from error
+        if error.errno == errno.ENOMEM:
+            # Lack of memory itself is a MemoryError already; this is the mapping that was refused.
+            raise MemoryError(f"no address space left {wanted}; raise `ulimit -v` or vm.max_map_count") from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = "raise `ulimit -n`, or pack tensors with pccl.torch.share_, which needs one for a whole module"
+            raise OSError(error.errno, f"no descriptor left {wanted}; {advice}") from error
+        raise
 
 
 # --- The arena of this process ----------------------------------------------

@@ -1,8 +1,8 @@
 """CUDA tensors on their way through shared memory.
 
 Workers cannot reach a device, so a CUDA tensor is copied into a piece of the arena and back. The piece's segment is
-page-locked once, which makes the copy a direct transfer; it stays so until the arena drops the segment. Copies run on the
-caller's current stream and are complete when these functions return. Not run on a GPU by our tests: they exercise
+page-locked once, which makes the copy a direct transfer; it stays so until the arena drops the segment. Copies run on
+the caller's current stream and are complete when these functions return. Not run on a GPU by our tests: they exercise
 the copies with tensors on the CPU and the locking with a driver that only takes notes.
 """
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pccl._core.events import AppGone, WorkerDied
-from pccl._core.messages import EdgeLost, Register, VotePending, VoteTopology, Wired
+from pccl._core.messages import EdgeLost, Finished, Initiate, Register, VotePending, VoteTopology, Wired
+from pccl.options import nanoseconds
 
 from .clock import MILLISECOND
 from .network import Fin
@@ -83,6 +84,14 @@ class Faults:
                 if end.lane.joins(other) and self._world.chance(0.7):
                     end.lane.sever("timed out")
 
+    def _stall(self, shell: PeerShell) -> None:
+        """A link swallows everything for a while, and says nothing: where something is under way, if there is."""
+        busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
+        patience_ns = nanoseconds(self._world.plan.options.stall_timeout)
+        duration_ns = 2 * patience_ns if self._world.chance(0.5) else self._duration_ns()
+        for part in self._world.random.choice(busy).plane.parts.values():
+            part.run.stuck_until_ns = self._world.clock.now_ns + duration_ns
+
     def _kill_worker(self, shell: PeerShell) -> None:
         if shell.workers:
             shell.receive(self._worker_died, shell)
@@ -107,7 +116,12 @@ class Faults:
                 Register(bytes(32), 0, 1, "", 1),
                 EdgeLost(1, 1 << 40, 1 << 41, "somebody else's"),
                 Wired(1 << 30),
+                Initiate(b"nonsense"),
+                Finished(1 << 40, True, ""),
             ]
-            if not self._world.plan.options.vote_timeout:  # a vote that nobody stands behind would make stragglers
+            if self._world.chance(0.7):
+                wrong = [Finished(sequence, False, "not its own word") for sequence in shell.plane.parts] or wrong
+            elif not self._world.plan.options.vote_timeout:  # a vote that nobody stands behind would make stragglers
                 wrong += [VoteTopology(1 << 30, 0), VotePending(1 << 30)]
+            shell.intruded = True
             shell.control.say_to_master(self._world.random.choice(wrong))

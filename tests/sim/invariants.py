@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.events import Complete, MasterSaid, PeerSaid, SendTo
-from pccl._core.messages import Accepted, Kick, TopologyDone, WireFailed
+from pccl._core import events
+from pccl._core.events import MasterSaid, PeerSaid, SendTo
+from pccl._core.messages import Accepted, Commence, Kick, ReduceFailed, TopologyDone, WireFailed
+from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
-from pccl.outcomes import KIND_MASTER_LOST
+from pccl.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
+
+from .dataplane import Run
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -37,7 +41,25 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
             assert told == (state.groups[group].epoch, len(state.groups[group].ring)), f"group {group} was told {told}"
         elif kind is Kick:
             _check_kick(world, action.conn, message.reason)
+        elif kind is Commence:
+            _note_commenced(world, state.conns[action.conn], message)
+        elif kind is ReduceFailed:
+            group = state.groups[state.conns[action.conn].group]
+            told = message.epoch, message.global_world, message.group_world, message.round
+            assert told == (group.epoch, len(state.accepted), group.size(), state.round), f"a failure with {message!r}"
+            assert not group.waiting or message.result != RANK_CONNECTION_LOST, f"{message!r} before the ring is wired"
     assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _note_commenced(world: World, peer: Any, order: Commence) -> None:
+    """Everybody in the ring is told of the same collectives; each is known by the names of its members from now on."""
+    ring = frozenset(world.master.state.groups[peer.group].ring)
+    for tag, sequence in unpack_pairs(order.pairs):
+        assert (peer.id, sequence) not in world.runs, f"collective {sequence} (tag {tag}) commences twice for {peer.id}"
+        known = [world.runs[member, sequence] for member in ring if (member, sequence) in world.runs]
+        run = known[0] if known else Run(sequence, ring)
+        assert run.members == ring, f"collective {sequence} over {sorted(run.members)} and {sorted(ring)}"
+        world.runs[peer.id, sequence] = run
 
 
 def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
@@ -62,6 +84,8 @@ def _check_kick(world: World, conn: int, reason: str) -> None:
         assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
     if reason.startswith("nothing heard"):
         assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
+    elif not reason.startswith(("straggler", "no ring is possible", "its lanes were not up")):
+        assert shell.intruded, f"{shell.name} kicked, though nobody but itself spoke in its name: {reason}"
 
 
 def _is_troubled(world: World, shell: PeerShell) -> bool:
@@ -83,11 +107,24 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
     if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone) and state.phase == "member":
         assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
         assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
-    for action in actions:
-        if type(action) is Complete and action.kind == KIND_MASTER_LOST and b"nothing heard" in action.payload:
-            assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
+    assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
+    _check_order(actions)
+    # The end itself, not a call long after it that hears of it.
+    if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and events.HangUp() in actions:
+        assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and state.id in world.master.state.peers:
         assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+
+
+LANE_ACTIONS = (events.Dial, events.DropLink, events.AttachLink, events.SpawnLanes, events.KillLanes)
+
+
+def _check_order(actions: list[Any]) -> None:
+    """Operations are let go of before anything happens to the lanes under them."""
+    touched = False
+    for action in actions:
+        touched |= type(action) in LANE_ACTIONS
+        assert not (touched and type(action) is events.AbortOperation), "an abort after its lanes were touched"
 
 
 def _is_master_troubled(world: World, shell: PeerShell) -> bool:
@@ -155,5 +192,6 @@ def check_empty(world: World) -> None:
         master.groups,
     )
     assert not any(left), f"the master still holds {left}"
+    assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
     assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
     assert not master.admission, "a round without anybody is open"

@@ -19,6 +19,7 @@ from pccl._core.messages import JoinLane, Register
 from pccl._core.peer_state import PeerState
 from pccl.options import STRANGERS_MAX, nanoseconds
 
+from .dataplane import DataPlane
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
 
 if TYPE_CHECKING:
@@ -82,13 +83,19 @@ class Node:
     def _tick(self, planned_ns: int) -> None:
         if planned_ns != self._tick_ns or self.frozen or not self.alive:
             return
-        self._tick_ns = NEVER
         if self.world.clock.now_ns >= self.state.next_deadline_ns:
+            self._tick_ns = -NEVER  # what is reported ahead of a tick needs no further one
+            self.report()
+            self._tick_ns = NEVER
             self.world.feed(self, Tick())
             assert self.state.next_deadline_ns > self.world.clock.now_ns, (
                 f"{self.name} would spin: its deadline is past"
             )
+        self._tick_ns = NEVER
         self.plan_tick()
+
+    def report(self) -> None:
+        """Tell the machine what it wants to know ahead of a Tick."""
 
     def perform(self, action: Any) -> None:
         """Do what the machine asks."""
@@ -141,6 +148,8 @@ class PeerShell(Node):
         self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
         self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.intruded = False  # somebody spoke in its name
+        self.plane = DataPlane(self)
         self.program: Program
         self._doing: dict[type[Any], Callable[[Any], None]] = {
             events.DialMaster: self._dial_master,
@@ -152,6 +161,9 @@ class PeerShell(Node):
             events.AnswerLink: self._answer_link,
             events.AttachLink: self._attach_link,
             events.DropLink: self._drop_link,
+            events.BeginOperation: self.plane.begin,
+            events.AbortOperation: self.plane.abort,
+            events.EndOperation: self.plane.end,
             events.Complete: self._complete,
             events.Stop: lambda _: self.end("exited"),
             events.Tell: lambda _: None,
@@ -161,6 +173,10 @@ class PeerShell(Node):
     def perform(self, action: Any) -> None:
         """Do what the machine asks."""
         self._doing[type(action)](action)
+
+    def report(self) -> None:
+        """How far every operation is."""
+        self.plane.report()
 
     def end(self, reason: str, *, silently: bool = False) -> None:
         """The processes are gone. The kernel closes their connections, unless the whole host is gone."""
@@ -232,4 +248,5 @@ class PeerShell(Node):
         self.links.pop(action.link).say(Fin("dropped"))
 
     def _complete(self, action: Any) -> None:
+        self.plane.complete(action)
         self.program.completed(action)

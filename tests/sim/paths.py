@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core import events, messages
 from pccl._core.master_state import PENDING, TOPOLOGY
+from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
+from pccl.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 
 if TYPE_CHECKING:
     from .nodes import MasterShell, PeerShell
@@ -46,6 +48,33 @@ PATHS = frozenset({
     "a straggler is kicked",
     "newcomers are pending",
     "nobody is pending",
+    # collectives, at the master
+    "a collective succeeds",
+    "several collectives commence at once",
+    "shapes that differ are named",
+    "a lone peer cannot reduce",
+    "a running collective fails with its ring",
+    "an open vote fails with its ring",
+    "one member's failure aborts the others",
+    "a vote for the new ring waits until it is wired",
+    "a vote about the past is ignored",
+    "a reduce is given up in time",
+    "a reduce is given up too late",
+    "a reduce and another call never meet",
+    "a long reduce names the missing",
+    "a straggler of a reduce is kicked",
+    # collectives, at a peer
+    "an order aborts what runs",
+    "a collective commences over a broken ring",
+    "a verdict comes before quiet",
+    "quiet comes before the verdict",
+    "the end of the local part crosses an abort",
+    "a stall costs all lanes",
+    "a reduce ends with the membership, once it is quiet",
+    "close waits for quiet",
+    "a tag is in use",
+    "no topology vote with reduces under way",
+    "no reduce during a topology vote",
     # lanes
     "a lane comes before its order",
     "a lane comes before its peer has a name",
@@ -114,6 +143,8 @@ class Paths:
             self._mark("a held vote is released by a newcomer")
         if type(event) is events.PeerSaid:
             self._at_message(state, event.message, actions, admission, vote)
+            if event.conn in state.conns:
+                self._at_collective(state, state.conns[event.conn].group, event.message, actions)
         for action in actions:
             if type(action) is events.SendTo:
                 self._at_send(action.message, admitting)
@@ -140,6 +171,27 @@ class Paths:
         elif kind is messages.VoteTopology and not actions and _is_held(state):
             self._mark("a vote is held for a larger group")
 
+    def _at_collective(self, state: Any, number: int, message: Any, actions: list[Any]) -> None:
+        kind = type(message)
+        if kind is messages.Initiate and number in state.wiring:
+            self._mark("a vote for the new ring waits until it is wired")
+        elif kind is messages.Finished and message.sequence not in state.groups[number].collectives.running:
+            if not actions:
+                self._mark("a vote about the past is ignored")
+        elif kind is messages.WithdrawReduce:
+            self._mark("a reduce is given up in time" if actions else "a reduce is given up too late")
+
+    def _at_verdict(self, failure: Any) -> None:
+        if failure.result == RANK_CONNECTION_LOST:
+            what = "a running collective" if failure.sequence else "an open vote"
+            self._mark(f"{what} fails with its ring")
+        elif failure.result == INVALID_ARGUMENT:
+            self._mark("shapes that differ are named")
+        elif failure.result == TOO_FEW_PEERS:
+            self._mark("a lone peer cannot reduce")
+        elif "never meet" in failure.reason:
+            self._mark("a reduce and another call never meet")
+
     def _at_send(self, message: Any, admitting: set[int]) -> None:
         kind = type(message)
         if kind is messages.Kick:
@@ -148,7 +200,18 @@ class Paths:
             self._mark("calls that never meet are explained")
         elif kind is messages.Notice:
             waits = message.line.startswith("not admitted")
-            self._mark("a newcomer is told whom it waits for" if waits else "a long vote is named")
+            vote = (
+                "a long reduce names the missing" if message.line.startswith("all_reduce") else "a long vote is named"
+            )
+            self._mark("a newcomer is told whom it waits for" if waits else vote)
+        elif kind is messages.ReduceDone:
+            self._mark("a collective succeeds")
+        elif kind is messages.AbortReduce:
+            self._mark("one member's failure aborts the others")
+        elif kind is messages.ReduceFailed:
+            self._at_verdict(message)
+        elif kind is messages.Commence and len(unpack_pairs(message.pairs)) > 1:
+            self._mark("several collectives commence at once")
         elif kind is messages.PendingAnswer:
             self._mark("newcomers are pending" if message.pending else "nobody is pending")
 
@@ -162,7 +225,7 @@ class Paths:
         elif reason.startswith("nothing heard"):
             self._mark("a silent peer is kicked")
         elif reason.startswith("straggler"):
-            self._mark("a straggler is kicked")
+            self._mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
         else:
             self._mark("who breaks the protocol is kicked")
 
@@ -197,6 +260,16 @@ class Paths:
             self._mark("a dead worker costs all lanes")
         elif kind is events.MasterDown and event.final:
             self._mark("the wrong secret is refused")
+        elif kind in (events.ReduceQuiet, events.ReduceEnded):
+            self._at_operation(phase, kind, actions)
+
+    def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
+        if kind is events.ReduceQuiet and phase == "gone":
+            self._mark("a reduce ends with the membership, once it is quiet")
+            if _has(actions, events.Stop):
+                self._mark("close waits for quiet")
+        elif kind is events.ReduceEnded and not actions:
+            self._mark("the end of the local part crosses an abort")
 
     def _at_lane(self, state: Any, phase: str, hello: Any, actions: list[Any], previous_edge: Any) -> None:
         if not actions:
@@ -231,16 +304,25 @@ class Paths:
                 self._mark("a lane is dialled again")
             elif kind is events.DialMaster:
                 self._mark("the master is dialled again")
+            elif kind is events.AbortOperation and state.phase == "member":
+                self._mark("a stall costs all lanes")
             elif kind is events.SendMaster and type(action.message) is messages.WireFailed:
                 self._mark("a dial fails for good without an answer")
 
     def _at_master_word(self, message: Any, actions: list[Any]) -> None:
-        if type(message) is messages.Wire:
+        kind = type(message)
+        if kind is messages.Commence and not actions:
+            self._mark("a collective commences over a broken ring")
+        elif kind is messages.ReduceFailed and message.sequence:
+            self._mark("quiet comes before the verdict" if actions else "a verdict comes before quiet")
+        if kind is messages.Wire:
+            if _has(actions, events.AbortOperation):
+                self._mark("an order aborts what runs")
             for action in actions:
                 if type(action) is events.AnswerLink:
                     explained = "an early lane is explained by its order"
                     self._mark("an early lane is refused by an order" if action.reason else explained)
-        elif type(message) in (messages.TopologyDone, messages.PendingAnswer) and not actions:
+        elif kind in (messages.TopologyDone, messages.PendingAnswer) and not actions:
             self._mark("an answer comes after its call was given up")
 
     def _at_call(self, phase: str, call: Any, actions: list[Any]) -> None:
@@ -251,8 +333,12 @@ class Paths:
             self._mark("connect is given up")
         elif kind is messages.CallTopology and phase == "gone":
             self._mark("a call comes after the end")
-        elif kind is messages.CallTopology and actions and type(actions[0]) is events.Complete:
-            self._mark("a second thread makes the same call")
+        elif kind is messages.CallTopology and _has(actions, events.Complete):
+            busy = actions[0].result == PENDING_ASYNC_OPS
+            self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
+        elif kind is messages.CallReduce and phase == "member" and _has(actions, events.Complete):
+            used = actions[0].result == INVALID_ARGUMENT
+            self._mark("a tag is in use" if used else "no reduce during a topology vote")
 
 
 def _is_held(state: Any) -> bool:
@@ -271,6 +357,10 @@ def _vote_of(state: Any, event: Any) -> Any:
     peer = state.conns[event.conn].id
     votes = [state.votes[name].get(peer) for name in (TOPOLOGY, PENDING)]
     return next((vote for vote in votes if vote is not None and vote.call == event.message.call), None)
+
+
+def _has(actions: list[Any], kind: type[Any]) -> bool:
+    return any(type(action) is kind for action in actions)
 
 
 def _sends(actions: list[Any], kind: type[Any]) -> bool:

@@ -20,6 +20,7 @@ FAULTS = (
     "break_control",  # a control connection is reset
     "break_lane",  # a lane is reset
     "partition",  # one peer cannot dial another for a while
+    "stall",  # the operations of a ring move nothing for a while
     "kill_worker",  # a worker process dies
     "kill_app",  # a training process dies, its peer actor notices
     "join",  # somebody new comes
@@ -27,7 +28,7 @@ FAULTS = (
 )
 
 # What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
-STYLES = ("ask_then_update", "always_update", "wait_for_world", "anything")
+STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "anything")
 
 
 @record
@@ -40,8 +41,13 @@ class Plan:
     lanes: int  # pools are of one to so many lanes
     delay_ms: tuple[int, int]  # of every message, each drawn anew
     think_ms: tuple[int, int]  # between two calls of a program
+    nap: float  # how often a program thinks for seconds, while others wait for it
     styles: tuple[str, ...]  # of programs; each draws one
     mistake: float  # how often a program makes another call than its style says
+    tags: int  # reduces that a training step runs at a time
+    work_ms: int  # a reduce takes up to so long, once all have begun it, and so does giving it up
+    together: float  # how often they are launched in one call
+    mismatch: float  # how often a reduce has another shape than that of the others
     patience: float  # how often a call is given up after a while
     threads: float  # how often a second thread makes a call of its own
     leave: float  # how often a program closes instead of calling
@@ -64,6 +70,7 @@ def draw(seed: int) -> Plan:
     connect = max(random.choice((0.5, 1.0, 2.0)), 5 * slowest_ms / 1000)
     dials = random.choice((1, 2, 2, 3))
     deadlock = random.choice((0.5, 1.0, 3.0))
+    nap = random.choice((0.0, 0.0, 0.1))  # and whoever naps is a straggler, where there is a limit
     options = Options(
         heartbeat_interval=interval,
         heartbeat_timeout=silence,
@@ -74,8 +81,9 @@ def draw(seed: int) -> Plan:
         wire_timeout=random.choice((1.1, 1.1, 3.0)) * (dials * (connect + 0.1) + 8 * slowest_ms / 1000),
         unreachable_expiry=random.choice((0.5, 2.0, 5.0)),
         vote_warning=random.choice((0.5, 2.0)),
-        vote_timeout=random.choice((0.0, 0.0, deadlock + 3 * interval + 0.5)),
+        vote_timeout=deadlock + 3 * interval + 0.5 if random.random() < (0.7 if nap else 0.2) else 0.0,
         deadlock_timeout=deadlock,
+        stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
         check=True,
     )
     present = [fault for fault in FAULTS if random.random() < 0.5]
@@ -86,15 +94,20 @@ def draw(seed: int) -> Plan:
         lanes=random.randint(1, 3),
         delay_ms=(random.choice((0, slowest_ms // 2)), slowest_ms),
         think_ms=(0, random.choice((1, 50, 500))),
-        styles=tuple(random.sample(STYLES, random.randint(1, len(STYLES)))),
+        nap=nap,
+        styles=("train",) if random.random() < 0.4 else tuple(random.sample(STYLES, random.randint(1, len(STYLES)))),
         mistake=random.choice((0.0, 0.0, 0.1)),
+        tags=random.randint(1, 3),
+        work_ms=random.choice((10, 200, 1500)),
+        together=random.choice((0.0, 0.5, 1.0)),
+        mismatch=random.choice((0.0, 0.0, 0.05)),
         patience=random.choice((0.0, 0.1, 0.3)),
         threads=random.choice((0.0, 0.0, 0.2)),
         leave=random.choice((0.0, 0.02, 0.1)),
         rejoin=random.choice((0.0, 0.5, 1.0)),
         faults={fault: random.randint(1, 5) for fault in present},
         fault_every_ms=random.choice((50, 100, 200, 500, 1500)),
-        trouble_ms=random.choice((2000, 4000, 8000)),
+        trouble_ms=random.choice((2000, 4000, 12000)),
         trouble_for_ms=random.choice(((10, 300), (100, 3000), (1000, int(1500 * silence)))),
         doors=random.random() < 0.2,
         bytes=random.random() < 0.3,

@@ -2,7 +2,7 @@
 
 A program holds its actor to the contract of calls: a completion belongs to a call that is under way, comes once, and
 carries numbers that make sense. Once the trouble is over every program only updates the topology, as fast as it can,
-until the world agrees.
+until the world agrees; then everybody reduces once more. The reduces of a program are in `reducing`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
 from pccl._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
-from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST
+from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
+from .reducing import Reducing
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
     from .world import World
 
 CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
+REDUCE = "all_reduce"
 SUCCESS, INVALID_USAGE = 0, 4
 
 
@@ -37,6 +39,9 @@ class Program:
         self.ending = False  # it knows that its membership is over
         self.over = False  # it closes, or is no more
         self.killed = False
+        self.closed = False  # close() returned
+        self.reducing = Reducing(self)
+        self._reduces_next = True  # a training step reduces, asks whether somebody waits, and so on
         self._sequence = 0
         self._wanted = 0  # wait_for_world_size goes on until its group has so many
         random = world.random
@@ -53,13 +58,20 @@ class Program:
         assert key in self.under_way, f"{action!r} ends a call that is not under way: {self.under_way}"
         name = self.under_way.pop(key)
         if name == LEAVE:
+            self.closed = True
+            return
+        if name == REDUCE:
+            self.reducing.completed(action)
             return
         if action.kind in (KIND_KICKED, KIND_MASTER_LOST) or (name == CONNECT and action.result != SUCCESS):
-            self._finish()
+            self.finish()
             return
         if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
             self._count(NUMBERS.unpack(action.payload))
-        if action.slot == 0:  # the main thread; what a second thread learns is its own affair
+            self._reduces_next = True
+        if action.result == PENDING_ASYNC_OPS and action.slot == 0 and self.reducing.in_flight:
+            self.reducing.block()
+        elif action.slot == 0:  # the main thread; what a second thread learns is its own affair
             answer = action.result == SUCCESS and name == PENDING and action.payload == b"\1"
             self._plan_step(asked_and_pending=answer, given_up=action.kind == KIND_CANCELLED)
 
@@ -67,7 +79,25 @@ class Program:
         """Give up the calls of these slots that are under way."""
         for slot, sequence in self.under_way:
             if slot in slots:
-                self._mail(CallCancel(slot, sequence))
+                self.mail(CallCancel(slot, sequence))
+
+    def calm_down(self) -> None:
+        """Other threads, and reduces, would wait for calls that nobody makes any more."""
+        self.give_up(1)
+        self.reducing.give_up()
+
+    def reduce_at_rest(self) -> None:
+        """One more step, in a world where nothing goes wrong."""
+        if not self.is_done():
+            self.reducing.launch(range(self.world.plan.tags), blocking=False)
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing of it is under way."""
+        return not self.reducing.in_flight
+
+    def is_done(self) -> bool:
+        """Whether its membership is over, or is about to be."""
+        return self.over or self.ending or not self.shell.alive
 
     def leave(self) -> None:
         """close()."""
@@ -87,7 +117,7 @@ class Program:
         self.counted_ns = self.world.clock.now_ns
         self.world.counted = True
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
         if self.over or self.ending:
             return
@@ -95,22 +125,31 @@ class Program:
         if self.world.chance(0.3):
             self._post(TOPOLOGY, CallTopology, 0, slot=5)
         if self.world.chance(0.3):
-            self._mail(CallCancel(0, self._sequence))
+            self.mail(CallCancel(0, self._sequence))
         self.world.clock.after(self.world.random.choice((0, 200, 1000)) * MILLISECOND, self.leave)
+
+    def go_on(self) -> None:
+        """The main thread got what it waited for."""
+        self._plan_step()
 
     def _plan_step(self, *, asked_and_pending: bool = False, given_up: bool = False) -> None:
         low, high = self.world.plan.think_ms
         if self.world.calm:
             low, high = 0, min(high, 50)
+        elif self.world.chance(self.world.plan.nap):
+            low, high = 1000, 9000
         delay_ns = self.world.random.randint(low, high) * MILLISECOND
         self.world.clock.after(delay_ns, self._step, asked_and_pending, given_up)
 
     def _step(self, asked_and_pending: bool, given_up: bool) -> None:
         world, plan = self.world, self.world.plan
-        if self.over or self.ending or not self.shell.alive or world.settled:
+        if self.is_done() or world.settled:
             return
         if world.calm:
-            self._post(TOPOLOGY, CallTopology, 0)
+            if self.reducing.in_flight:
+                self.reducing.block()
+            else:
+                self._post(TOPOLOGY, CallTopology, 0)
             return
         if world.chance(plan.leave):
             self.leave()
@@ -120,6 +159,8 @@ class Program:
             style = "wait_for_world"
         if style == "always_update" or asked_and_pending:
             self._post(TOPOLOGY, CallTopology, 0)
+        elif style == "train":
+            self._train()
         elif style == "ask_then_update":
             self._post(PENDING, CallPending)
         elif style == "wait_for_world":
@@ -130,6 +171,13 @@ class Program:
             self._give_up_later()
         if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
             self._post(*world.random.choice(((PENDING, CallPending), (TOPOLOGY, CallTopology, 0))), slot=1)
+
+    def _train(self) -> None:
+        if self._reduces_next:
+            self.reducing.launch(range(self.world.plan.tags), blocking=True)
+        else:
+            self._post(PENDING, CallPending)
+        self._reduces_next = not self._reduces_next
 
     def _wait_for_world(self, given_up: bool) -> None:
         """Until the group is large enough or the caller's patience is at its end."""
@@ -142,10 +190,15 @@ class Program:
             self._give_up_later()
 
     def _do_anything(self) -> None:
-        choice = self.world.random.randrange(4)
+        choice = self.world.random.randrange(6)
         if choice == 0:
             self._post(PENDING, CallPending)
         elif choice == 1:
+            self._plan_step()
+        elif choice == 2:
+            self.reducing.launch([self.world.random.randrange(4)], blocking=True)
+        elif choice == 3 and len(self.reducing.in_flight) < 4:  # launched, and awaited some other time
+            self.reducing.launch([self.world.random.randrange(4)], blocking=False)
             self._plan_step()
         else:
             self._post(TOPOLOGY, CallTopology, 0)
@@ -159,13 +212,19 @@ class Program:
         if self.world.calm and self.under_way.get(key) == CONNECT:
             return  # the calm is there to show that everybody gets in
         if self.shell.alive and (key in self.under_way or self.world.chance(0.2)):
-            self._mail(CallCancel(*key))
+            self.mail(CallCancel(*key))
+
+    def new_sequence(self, slot: int) -> int:
+        """A reduce is under way in this slot."""
+        self._sequence += 1
+        self.under_way[slot, self._sequence] = REDUCE
+        return self._sequence
 
     def _post(self, name: str, call: Any, *arguments: Any, slot: int = 0) -> None:
         self._sequence += 1
         self.under_way[slot, self._sequence] = name
-        self._mail(call(slot, self._sequence, *arguments))
+        self.mail(call(slot, self._sequence, *arguments))
 
-    def _mail(self, call: Any) -> None:
+    def mail(self, call: Any) -> None:
         """The mailbox keeps the order, because it is one socket pair."""
         self.world.clock.after(0, self.shell.receive, self.world.feed, self.shell, Called(call))

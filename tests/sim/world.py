@@ -17,6 +17,7 @@ from pccl.options import nanoseconds
 
 from . import invariants
 from .clock import MILLISECOND, SECOND, Clock
+from .dataplane import Run
 from .faults import Faults
 from .nodes import MasterShell, Node, PeerShell
 from .paths import Paths
@@ -45,6 +46,7 @@ class World:
         self.settled = False
         self.counted = False  # somebody learned new numbers
         self.rounds: dict[int, tuple[int, int, int]] = {}  # round -> what its members were told
+        self.runs: dict[tuple[int, int], Run] = {}  # peer id and sequence number -> the collective
         self.acting: Node | None = None
         self.master = MasterShell(self)
         self.shells: list[PeerShell] = []
@@ -144,6 +146,7 @@ class World:
             shell.program.give_up(0, 1)
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         invariants.check_rings(self)
+        self._reduce_once_more()
         for shell in self.shells:
             if shell.alive:
                 shell.program.leave()
@@ -153,6 +156,15 @@ class World:
         options = self.plan.options
         self.clock.run(self.clock.now_ns + nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval))
         invariants.check_empty(self)
+
+    def _reduce_once_more(self) -> None:
+        """In a world at rest every reduce succeeds, unless somebody is alone."""
+        programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
+        for program in programs:
+            program.reduce_at_rest()
+        bound_ns = 10 * self.delay_ns_max + 5 * SECOND  # a vote, the work itself, and another vote
+        if not self.clock.run(self.clock.now_ns + bound_ns, lambda: all(p.is_at_rest() for p in programs)):
+            raise AssertionError(f"a reduce has no verdict after {bound_ns / SECOND:g} s: {self._standing()}")
 
     def play_or_explain(self) -> None:
         """The whole run; whatever goes wrong is told with seed, plan and the story of the machine concerned."""
@@ -190,7 +202,7 @@ class World:
         for shell in self.shells:
             shell.cut_until_ns = min(shell.cut_until_ns, self.clock.now_ns)
             shell.thaw()
-            shell.program.give_up(1)  # other threads would wait for calls that nobody makes any more
+            shell.program.calm_down()
         self.master.thaw()
         self.spawn()
 
@@ -199,7 +211,11 @@ class World:
         options = self.plan.options
         joining = 5 * (options.connect_timeout + options.handshake_timeout + options.retry_interval)
         waits = (
-            3 * options.heartbeat_timeout + 3 * options.wire_timeout + options.unreachable_expiry + options.vote_timeout
+            3 * options.heartbeat_timeout
+            + 3 * options.wire_timeout
+            + options.unreachable_expiry
+            + options.vote_timeout
+            + 2 * options.stall_timeout
         )
         return nanoseconds(joining + waits + 2 * options.deadlock_timeout + 5) + 50 * self.delay_ns_max
 
@@ -207,11 +223,13 @@ class World:
         """Who stands where, for the message of a run that did not converge."""
         lines = [
             f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.wiring.epoch},"
-            f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers}"
+            f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers},"
+            f" reduces { ({tag: one.phase for tag, one in shell.state.reductions.tags.items()}) }"
             for shell in self.shells
             if shell.alive
         ]
         state = self.master.state
+        lines += [f"group {number}: holds {group.collectives.held}" for number, group in state.groups.items()]
         lines.append(f"master: accepted {state.accepted} registered {state.registered} votes {state.votes}")
         return "\n  ".join(lines)
 

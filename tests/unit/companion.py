@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from pccl._core import messages as m
-from pccl._core.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, ReduceEnded, SendMaster, Tick
+from pccl._core.events import (
+    NUMBERS,
+    Called,
+    Complete,
+    LinkCame,
+    LinkUp,
+    MasterSaid,
+    MasterUp,
+    ReduceEnded,
+    SendMaster,
+    Tick,
+)
 from pccl._core.operations import Operation, pack_operations, pack_pairs
 from pccl._core.peer_state import PeerState
 from pccl.options import Options
@@ -13,12 +24,12 @@ from pccl.options import Options
 SECOND = 1_000_000_000
 RUN = bytes(range(16))
 ALONE = m.Wire(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")
-SUCCESS, INVALID_USAGE, MASTER_FAILED = 0, 4, 6
-PLAIN, KICKED, MASTER_LOST, CANCELLED = 0, 1, 2, 3
+SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, MASTER_FAILED, LOST, PENDING_ASYNC_OPS = 0, 3, 4, 6, 8, 10
+PLAIN, KICKED, MASTER_LOST, CANCELLED, REDUCE = 0, 1, 2, 3, 4
 
 
 def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int = 1, back_lanes: int = 1) -> m.Wire:
-    """An order for the second of three: dial `to` for an edge ordered at `since`, await `back` for one ordered at `back_since`."""
+    """An order for the second of three: dial `to`, await `back`, with the epochs in which those edges were ordered."""
     return m.Wire(epoch, 1, 3, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
 
 
@@ -47,6 +58,10 @@ def commence(*pairs: tuple[int, int], epoch: int = 2) -> m.Commence:
 def verdict(tag: int, sequence: int, result: int = 8, reason: str = "peer 3 was lost") -> m.ReduceFailed:
     """A failure, in a world of 5 in 2 groups, 2 of them in this one."""
     return m.ReduceFailed(tag, sequence, result, reason, 3, 5, 2, 2, 3, 9)
+
+
+FAILED = NUMBERS.pack(2, 9, 3, 5, 2, 2, 3) + b"peer 3 was lost"  # what peer 2's caller gets of that verdict
+NEXT_ORDER = wire(3, 3, 3, 1, 3)  # the same neighbours, both edges anew
 
 
 class Companion:
@@ -138,3 +153,22 @@ def reducing(**options: Any) -> Companion:
     peer.hear(commence((3, 1), (4, 2)))
     peer.feed(ReduceEnded(2, 10, 20, 30, 40, 50))
     return peer
+
+
+def initiated(*tags: int) -> Companion:
+    """Wired, with these tags initiated; each has the slot of its number."""
+    peer = wired()
+    peer.call(reduce(*[operation(tag, tag) for tag in tags]))
+    return peer
+
+
+def running(*tags: int, **options: Any) -> Companion:
+    """Wired, with these tags running as collectives 1, 2, ..."""
+    peer = wired(**options)
+    peer.call(reduce(*[operation(tag, tag) for tag in tags]))
+    peer.hear(commence(*[(tag, sequence) for sequence, tag in enumerate(tags, 1)]))
+    return peer
+
+
+def phases(peer: Companion) -> dict[int, str]:
+    return {tag: reduction.phase for tag, reduction in peer.state.reductions.tags.items()}

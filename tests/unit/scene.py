@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from pccl._core import messages as m
-from pccl._core.events import PeerCame, PeerSaid, SendTo, Tick
+from pccl._core.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
-from pccl._core.operations import Shape, pack_shapes
+from pccl._core.operations import Shape, pack_shapes, unpack_pairs
 from pccl.options import Options
 
 SECOND = 1_000_000_000
@@ -79,3 +79,29 @@ def of(*peers: int, **options: Any) -> Scene:
     scene = Scene(**options)
     scene.admit(*peers)
     return scene
+
+
+def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:
+    """These peers are members, and these tags have commenced as collectives 1, 2, ..."""
+    scene = of(*peers, **options)
+    for peer in peers:
+        scene.reduce(peer, *tags)
+    assert list(scene.state.groups[0].collectives.running) == list(range(1, len(tags) + 1))
+    return scene
+
+
+def pairs(actions: list[Any]) -> list[list[tuple[int, int]]]:
+    """What commenced, message by message, as the first member hears it."""
+    orders = [(action.conn, action.message) for action in actions if is_sent(action, m.Commence)]
+    return [unpack_pairs(order.pairs) for conn, order in orders if conn == orders[0][0]]
+
+
+def failures(actions: list[Any]) -> list[tuple[int, int, int, int]]:
+    """(peer, tag, sequence, result) of every failure verdict."""
+    found = [(action.conn, action.message) for action in actions if is_sent(action, m.ReduceFailed)]
+    return [(conn, verdict.tag, verdict.sequence, verdict.result) for conn, verdict in found]
+
+
+def lose(scene: Scene, peer: int) -> list[Any]:
+    """The connection closes and the survivors are wired; what follows from the last report."""
+    return scene.wire(scene.feed(PeerWent(peer, "connection reset")))

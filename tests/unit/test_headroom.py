@@ -16,9 +16,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of files: 100 MiB available, 20 MiB of swap, no control groups yet."""
     (tmp_path / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {100 * 1024} kB\nSwapFree: {20 * 1024} kB\n")
     (tmp_path / "cgroup").mkdir()
-    monkeypatch.setattr(headroom, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(headroom, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(headroom, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(headroom, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(headroom, "_MEMBERSHIP", str(tmp_path / "membership"))
+    monkeypatch.setattr(headroom, "_GROUPS", str(tmp_path / "cgroup"))
     return tmp_path
 
 

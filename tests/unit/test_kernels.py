@@ -228,6 +228,20 @@ def test_many_random_bytes(variant: str, datatype: DataType) -> None:
         assert out == expected(datatype, op, divisor, count), (op, divisor)
 
 
+@pytest.mark.parametrize("datatype", [DataType.INT8, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE], ids=str)
+def test_long_backups(variant: str, datatype: DataType) -> None:
+    """Goal: also where the backup is streamed past the caches, wherever its lines begin and wherever it ends."""
+    count = 20_011
+    a, b = operands(datatype, count)
+    result = expected(datatype, ReduceOp.SUM, 0, count)
+    for shift, cut in itertools.product([0, 1, 2, 4, 8, 24, 60, 63], [0, 1, 17, 1000]):
+        nbytes = len(a) - cut * datatype.itemsize
+        local, backup = Places(a[:nbytes], shift % 5), Places(bytes(nbytes), shift)
+        kernels.reduce_into(datatype.value, ReduceOp.SUM.value, local.block, local.block, b[:nbytes], backup.block)
+        assert local.holds(result[:nbytes]), (shift, cut)
+        assert backup.holds(a[:nbytes]), (shift, cut)
+
+
 @pytest.mark.parametrize("datatype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda datatype: datatype.name)
 def test_every_half_survives(variant: str, datatype: DataType) -> None:
     """Goal: all 65536 values are widened and rounded back unharmed, subnormals and infinities included; NaN settles."""
@@ -346,6 +360,18 @@ def test_checksums_continue(variant: str) -> None:
         for begin, end in itertools.pairwise([0, *cuts, len(data)]):
             crc = kernels.crc32c_of(data[begin:end], crc)
         assert crc == whole
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 6143, 6144, 6145, 100_003])
+def test_copies_have_the_same_checksum(variant: str, length: int) -> None:
+    """Goal: copying and summing at once gives the copy, the sum, and nothing beside."""
+    data = random.Random(length).randbytes(length)
+    copy = Places(bytes(length), 13)
+
+    assert kernels.copy_crc32c_into(copy.block, data, 99) == kernels.crc32c_of(data, 99)
+    assert copy.holds(data)
+    with pytest.raises(ValueError, match=f"out has {length} bytes but data has {length + 1}"):
+        kernels.copy_crc32c_into(copy.block, data + b"x")
 
 
 def test_checksums_agree_on_whole_blocks() -> None:

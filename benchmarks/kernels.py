@@ -1,0 +1,114 @@
+"""How fast blocks are reduced and summed, per instruction set, next to a memcpy of the same size.
+
+A block and its companions lie in the second cache, as they do in a lane worker. Every figure is the median of rounds in
+which all works take turns, so that a noisy neighbour disturbs them alike. GB/s count the bytes of one block: a sum
+without backup touches three times as many, a memcpy twice.
+
+    python -m benchmarks.kernels --block-bytes 262144
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pccl._core import kernels
+from pccl.values import DataType, ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESULTS = Path(__file__).parent / "results" / "kernels.json"
+
+# What is reduced, in the order of the table.
+REDUCES = {
+    "sum float32": (DataType.FLOAT, ReduceOp.SUM),
+    "sum bfloat16": (DataType.BFLOAT16, ReduceOp.SUM),
+    "sum float16": (DataType.FLOAT16, ReduceOp.SUM),
+    "sum int8": (DataType.INT8, ReduceOp.SUM),
+    "max float32": (DataType.FLOAT, ReduceOp.MAX),
+}
+
+
+class Bench:
+    """One block, what arrives for it, and where results and backups go."""
+
+    def __init__(self, block_bytes: int) -> None:
+        # Whole pages, as in our segments. Small numbers in every type: neither NaN nor subnormal, which some
+        # processors are slow with.
+        self.local, self.incoming, self.out, self.backup = (memoryview(mmap.mmap(-1, block_bytes)) for _ in range(4))
+        for view in (self.local, self.incoming, self.out, self.backup):
+            view[:] = bytes.fromhex("803f") * (block_bytes // 2)
+
+    def copy(self) -> None:
+        """The peer: memcpy, with a little of Python around it like the others."""
+        self.out[:] = self.local
+
+    def reduce(self, datatype: DataType, op: ReduceOp, backup: memoryview | None) -> Callable[[], object]:
+        """A reduce as a call without arguments."""
+        return lambda: kernels.reduce_into(datatype.value, op.value, self.out, self.local, self.incoming, backup)
+
+    def works(self) -> dict[str, Callable[[], object]]:
+        """All that is measured, by name."""
+        works: dict[str, Callable[[], object]] = {"memcpy": self.copy}
+        for name, (datatype, op) in REDUCES.items():
+            works[name] = self.reduce(datatype, op, None)
+            works[f"{name}, backup"] = self.reduce(datatype, op, self.backup)
+        works["crc32c"] = lambda: kernels.crc32c_of(self.local)
+        works["crc32c and copy"] = lambda: kernels.copy_crc32c_into(self.out, self.local)
+        return works
+
+
+def rate(work: Callable[[], object], block_bytes: int, calls: int) -> float:
+    """GB/s of one round, by the CPU time of this process: others may want the core too."""
+    began = time.process_time_ns()
+    for _ in range(calls):
+        work()
+    return block_bytes * calls / (time.process_time_ns() - began)
+
+
+def measure(block_bytes: int, rounds: int, calls: int) -> dict[str, dict[str, float]]:
+    """Median GB/s by work and instruction set."""
+    works = Bench(block_bytes).works()
+    rates: dict[str, dict[str, list[float]]] = {name: {simd: [] for simd in kernels.available()} for name in works}
+    before = kernels.chosen()
+    for _ in range(rounds):
+        for simd in kernels.available():
+            kernels.use(simd)
+            for name, work in works.items():
+                rates[name][simd].append(rate(work, block_bytes, calls))
+    kernels.use(before)
+    return {
+        name: {simd: round(statistics.median(found), 1) for simd, found in by_simd.items()}
+        for name, by_simd in rates.items()
+    }
+
+
+def main() -> int:
+    """Measure, print a table, write the numbers down."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--block-bytes", type=int, default=1 << 18, help="bytes per block, a multiple of 8")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds; the median counts")
+    parser.add_argument("--calls", type=int, default=20, help="calls per round and work")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    arguments = parser.parse_args()
+    results = measure(arguments.block_bytes, arguments.rounds, arguments.calls)
+    print(
+        f"{'GB/s of blocks of ' + str(arguments.block_bytes) + ' bytes':34}", *(f"{s:>9}" for s in kernels.available())
+    )
+    for name, by_simd in results.items():
+        print(f"{name:34}", *(f"{number:9.1f}" for number in by_simd.values()))
+    arguments.output.parent.mkdir(exist_ok=True)
+    report = {"python": sys.version.split()[0], "block_bytes": arguments.block_bytes, "gigabytes_per_second": results}
+    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The data plane of the simulated cluster: who has begun which operation, who is through, whose memory is dirty.
+
+Nothing is added up here. An operation is a *run* that all members of a ring begin; it moves once all have begun it, and
+each of them is through after a while of its own, if every lane of the ring has stood until then. What was begun leaves
+its memory dirty: with half a result, or with a whole one that may still be taken back. Only an abort cleans it, in its
+own time. Machines are held to their word: what may begin, when a slot may complete, and that nobody hears of a success
+while somebody else hears of a failure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
+from pccl.outcomes import KIND_REDUCE, SUCCESS
+
+from .clock import MILLISECOND
+
+if TYPE_CHECKING:
+    from .nodes import PeerShell
+
+
+class Run:
+    """One collective over one ring."""
+
+    __slots__ = ("begun", "ended", "failed", "members", "sequence", "shape", "stuck_until_ns", "succeeded")
+
+    def __init__(self, sequence: int, members: frozenset[int]) -> None:
+        self.sequence = sequence
+        self.members = members
+        self.shape: Any = None  # as the first one began it
+        self.begun: dict[int, DataPlane] = {}
+        self.ended: set[int] = set()
+        self.stuck_until_ns = 0  # a link swallows everything until then
+        self.succeeded = self.failed = False  # what callers were told
+
+    def moves(self) -> bool:
+        """Whether all members have begun it and every lane between them stands."""
+        return len(self.begun) == len(self.members) and all(
+            plane.stands(self.sequence) for plane in self.begun.values()
+        )
+
+
+class Part:
+    """One peer's part in a run."""
+
+    __slots__ = ("aborted", "ended", "moved", "operation", "quiet", "run")
+
+    def __init__(self, run: Run, operation: Any) -> None:
+        self.run = run
+        self.operation = operation
+        self.ended = self.aborted = self.quiet = False
+        self.moved = 0
+
+
+class DataPlane:
+    """The lanes of one peer."""
+
+    def __init__(self, shell: PeerShell) -> None:
+        self._shell = shell
+        self._world = shell.world
+        self._latest = 0
+        self._judged: dict[tuple[int, int], Run] = {}  # slot and its sequence, between the end and the completion
+        self._traffic = 0
+        self.parts: dict[int, Part] = {}
+
+    def stands(self, sequence: int) -> bool:
+        """Whether this peer still takes part, and all its lanes to the next one are up at both ends."""
+        part = self.parts.get(sequence)
+        if part is None or part.aborted or not self._shell.alive:
+            return False
+        sends = [end for end in self._shell.links.values() if end.dialled and end.attached]
+        return bool(sends) and all(end.lane.far is not None and end.lane.far.is_open for end in sends)
+
+    # ------------------------------------------------------------------------------------------ what the machine asks
+
+    def begin(self, action: Any) -> None:
+        """BeginOperation."""
+        peer, sequence = self._shell.state.id, action.sequence
+        run = self._world.runs[peer, sequence]
+        assert sequence > self._latest, f"collective {sequence} begun after {self._latest}"
+        assert action.world == len(run.members), f"world {action.world}, but {sorted(run.members)} were ordered"
+        assert sum(end.attached for end in self._shell.links.values()) >= 2, "begun without lanes in both directions"
+        slots = [part.operation.slot for part in self.parts.values()]
+        assert action.operation.slot not in slots, f"slot {action.operation.slot} is dirty already"
+        run.shape = run.shape or action.operation.shape
+        assert run.shape == action.operation.shape, f"collective {sequence} is {run.shape} and {action.operation.shape}"
+        self._latest = sequence
+        self.parts[sequence] = Part(run, action.operation)
+        run.begun[peer] = self
+        if len(run.begun) == len(run.members):
+            for plane in run.begun.values():
+                plane._plan_end(sequence)
+
+    def abort(self, action: Any) -> None:
+        """AbortOperation."""
+        part = self.parts[action.sequence]
+        assert not part.aborted, f"collective {action.sequence} aborted twice"
+        part.aborted = True
+        self._world.clock.after(self._delay_ns(), self._shell.receive, self._hush, action.sequence)
+
+    def end(self, action: Any) -> None:
+        """EndOperation."""
+        part = self.parts.pop(action.sequence)
+        if part.aborted:
+            assert part.quiet, f"collective {action.sequence} is over before it is quiet"
+        else:
+            assert part.run.ended == part.run.members, f"collective {action.sequence} succeeded without all members"
+        self._judged[part.operation.slot, part.operation.sequence] = part.run
+
+    def complete(self, action: Any) -> None:
+        """A slot completes: its memory must be the caller's again, and no two callers may hear different verdicts."""
+        key = action.slot, action.sequence
+        dirty = [s for s, part in self.parts.items() if (part.operation.slot, part.operation.sequence) == key]
+        assert not dirty, f"slot {action.slot} completes while collective {dirty} has its memory"
+        run = self._judged.pop(key, None)
+        if run is not None:
+            run.succeeded |= action.result == SUCCESS
+            run.failed |= action.kind == KIND_REDUCE  # any other failure is the end of a membership
+            assert not (run.succeeded and run.failed), f"collective {run.sequence} succeeded here and failed there"
+
+    # ------------------------------------------------------------------------------------------ what happens by itself
+
+    def _delay_ns(self) -> int:
+        return self._world.random.randint(0, self._world.plan.work_ms * MILLISECOND)
+
+    def _plan_end(self, sequence: int) -> None:
+        self._world.clock.after(self._delay_ns(), self._finish, sequence)
+
+    def _finish(self, sequence: int) -> None:
+        """Everything is sent and received, if nothing stood between. Workers go on while their actor is stopped.
+
+        Who was through before something broke may not have been needed any more.
+        """
+        part, now_ns = self.parts.get(sequence), self._world.clock.now_ns
+        if part is None or part.aborted or not self._shell.alive:
+            return
+        if now_ns < part.run.stuck_until_ns:
+            self._world.clock.after(part.run.stuck_until_ns - now_ns, self._finish, sequence)
+            return
+        run = part.run
+        gone = [peer for peer, plane in run.begun.items() if not plane.stands(sequence)]
+        if not gone or (run.ended.issuperset(gone) and self._world.chance(0.5)):
+            part.ended = True
+            run.ended.add(self._shell.state.id)
+            self._traffic += 1
+            # The actor hears of it a little later, and may have other plans by then.
+            ended = ReduceEnded(sequence, 1, 2, 3, 4, 5)
+            heard_ns = self._world.random.randint(0, 20 * MILLISECOND)
+            self._world.clock.after(heard_ns, self._shell.receive, self._world.feed, self._shell, ended)
+
+    def _hush(self, sequence: int) -> None:
+        self.parts[sequence].quiet = True
+        self._world.feed(self._shell, ReduceQuiet(sequence))
+
+    def report(self) -> None:
+        """What a shell tells its machine ahead of a Tick."""
+        running = {s: part for s, part in self.parts.items() if not part.ended and not part.aborted}
+        for sequence, part in running.items():
+            stuck = self._world.clock.now_ns < part.run.stuck_until_ns
+            part.moved += part.run.moves() and not stuck
+            self._world.feed(self._shell, ReduceProgress(sequence, part.moved))
+        if running:
+            self._world.feed(self._shell, Traffic(self._traffic, self._traffic))

@@ -1,0 +1,118 @@
+"""Operations and shapes: what travels, and what members must agree on, in bytes and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl import DataType, QuantizationAlgorithm, ReduceOp
+from pccl._core import operations
+from pccl._core.messages import CallReduce, Commence, Initiate
+from pccl._core.operations import (
+    OPERATIONS_MAX,
+    Operation,
+    Shape,
+    pack_operations,
+    pack_pairs,
+    pack_shapes,
+    split_shapes,
+    unpack_operations,
+    unpack_pairs,
+    unpack_shapes,
+)
+from pccl._core.wire import encode
+
+U8, U32, U64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+SHAPES = st.builds(Shape, U64, U64, U8, U8, U8, U8)
+OPERATIONS = st.builds(Operation, U32, U32, U64, U64, U8, U8, U8, U8, U32, U32, U64, U32, U64, U32, U64)
+
+
+def test_the_bytes_of_an_operation_are_as_agreed() -> None:
+    """Goal: training process and actor may be of different builds for a moment; the layout is written down."""
+    packed = pack_operations([Operation(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
+
+    assert packed.hex() == (
+        "0100000002000000030000000000000004000000000000000506070809000000"
+        "0a0000000b000000000000000c0000000d000000000000000e0000000f00000000000000"
+    )
+
+
+def test_the_bytes_of_a_shape_are_as_agreed() -> None:
+    """Goal: members of different builds compare them."""
+    assert pack_shapes([Shape(1, 2, 3, 4, 5, 6)]).hex() == "0100000000000000020000000000000003040506"
+
+
+@given(st.lists(OPERATIONS, min_size=1, max_size=OPERATIONS_MAX))
+def test_operations_survive_the_trip(given_operations: list[Operation]) -> None:
+    """Goal: what is packed is unpacked, and the shapes taken from operations are those of the operations."""
+    assert unpack_operations(pack_operations(given_operations)) == given_operations
+    assert unpack_shapes(pack_shapes(given_operations)) == [operation.shape for operation in given_operations]
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=OPERATIONS_MAX))
+def test_split_shapes_are_the_shapes(shapes: list[Shape]) -> None:
+    """Goal: the master's view, a tag and bytes, is the same list."""
+    parts = split_shapes(pack_shapes(shapes))
+
+    assert [tag for tag, _ in parts] == [shape.tag for shape in shapes]
+    assert [unpack_shapes(part) for _, part in parts] == [[shape] for shape in shapes]
+
+
+@given(st.lists(st.tuples(U64, U64), min_size=1, max_size=OPERATIONS_MAX))
+def test_pairs_survive_the_trip(pairs: list[tuple[int, int]]) -> None:
+    """Goal: every tag finds its sequence number."""
+    assert unpack_pairs(pack_pairs(pairs)) == pairs
+
+
+@pytest.mark.parametrize("unpack", [unpack_operations, unpack_shapes, split_shapes, unpack_pairs])
+@pytest.mark.parametrize("size", [0, 1, 19, 21, 69])
+def test_what_is_no_list_is_refused(unpack: Any, size: int) -> None:
+    """Goal: nothing, half of one, and one and a bit."""
+    with pytest.raises(ValueError, match="are not 1 to 64"):
+        unpack(bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("unpack", "size"), [(unpack_operations, 68), (unpack_shapes, 20), (split_shapes, 20), (unpack_pairs, 16)]
+)
+def test_a_list_has_a_largest_length(unpack: Any, size: int) -> None:
+    """Goal: 64 and no more."""
+    assert len(unpack(bytes(64 * size))) == 64
+    with pytest.raises(ValueError, match=f"{65 * size} bytes"):
+        unpack(bytes(65 * size))
+
+
+def test_the_longest_lists_fit_their_messages() -> None:
+    """Goal: the limit is one of operations, never of bytes that a caller would have to know about."""
+    shape, operation = Shape(1, 2, 3, 4, 5, 6), Operation(*range(15))
+
+    for message in (
+        CallReduce(pack_operations([operation] * OPERATIONS_MAX)),
+        Initiate(pack_shapes([shape] * OPERATIONS_MAX)),
+        Commence(1, pack_pairs([(1, 2)] * OPERATIONS_MAX)),
+    ):
+        assert len(encode(message)[1]) < 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (Shape(5, 1024, 10, 0, 0, 0), "1,024 x FLOAT, SUM"),
+        (Shape(5, 1, 9, 1, 2, 0), "1 x BFLOAT16, AVG, quantized to UINT8 by ZERO_POINT_SCALE"),
+        (Shape(5, 7, 200, 99, 100, 201), "7 x unknown 200, unknown 99, quantized to unknown 201 by algorithm 100"),
+    ],
+)
+def test_a_shape_describes_itself(shape: Shape, words: str) -> None:
+    """Goal: an error names what a peer asked for in words that its user wrote."""
+    assert str(shape) == words
+
+
+def test_the_names_are_those_of_the_enums() -> None:
+    """Goal: the actors say in words what users know by name."""
+    assert list(operations.DATATYPES) == [member.name for member in sorted(DataType, key=lambda one: one.value)]
+    assert list(operations.OPS) == [member.name for member in sorted(ReduceOp, key=lambda one: one.value)]
+    named = {member.value: member.name for member in QuantizationAlgorithm if member.value}
+    assert named == operations.ALGORITHMS
