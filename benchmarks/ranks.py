@@ -21,6 +21,7 @@ import ctypes
 import json
 import mmap
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 LEAD_NS = 1_000_000  # from the last arrival to the start: time for every sleeping rank to notice
 LOOK_SECONDS = 50e-6  # how often a rank that waits looks: far below the lead, far above a look's cost
 MEET_SECONDS_MAX = 120  # a rank that does not come in this time has died or hangs
-PR_SET_TIMERSLACK = 29
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
 PERIOD = 1009  # elements after which the pattern repeats: a prime, so that it fits no block
 PIECE = 1024 * PERIOD  # elements compared at a time: few enough for a cache
@@ -52,7 +53,10 @@ class Meeting:
         self._start, self._agreed = world, world + 1  # which cells; those below are the ranks' own
         self._rounds = 0
         # The kernel may let a sleeper oversleep by 50 µs to save power; a measurement cannot.
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
+        # Whoever started the ranks may be killed; they must not go on by themselves.
+        prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
     def meet(self) -> None:
         """Return at the same moment as all others."""
