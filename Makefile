@@ -20,7 +20,7 @@ help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
 	@echo "make stress  a quarter of an hour: fuzzing, simulation, ten minutes of churn with real processes"
-	@echo "make bench   latency of the control calls, growth of the master's work"
+	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, growth of the master's work"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -85,9 +85,14 @@ stress: build
 	@$(BIN)/python -m tests.sim --hours 0.1
 	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
 
-bench: build
+# With torch, whose Gloo is what we compare with.
+bench: setup
+	@$(MAKE) --no-print-directory build
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth
+	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/python -m benchmarks.pool
+	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,158 @@
+"""Who competes in `all_reduce`, and what a rank does: the same process holds Gloo's groups and our communicator.
+
+Gloo takes part twice. Its first group is Gloo as it comes: its sockets have the system's congestion control. Ours
+choose their own, and a pacing default such as bbr costs half the throughput of loopback, so a part of any lead is that
+choice. The second group shows what is left without it: after it has connected, its sockets are given the control that
+ours chose. That needs neither root nor a network namespace (in which only controls that anybody may use can be made the
+default), and lets both groups run in the same rounds.
+
+Contenders take turns, and the one that begins moves on with every round, so that nobody always follows the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import distributed
+
+import pccl.torch
+from benchmarks.ranks import Meeting, fill, say, verify, verify_untouched
+from pccl import Communicator, ReduceOp
+from pccl.actors.lane_worker import LOCAL_CONGESTION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GLOO = "gloo"
+GLOO_ALIKE = "gloo alike"  # with the congestion control of our sockets
+ZERO_COPY = "zero-copy"
+STAGED = "staged"
+OUT_OF_PLACE = "out of place"
+CONTENDERS = (GLOO, GLOO_ALIKE, ZERO_COPY, STAGED, OUT_OF_PLACE)
+
+WARM_UPS = 3  # rounds before those that count: pages, buffers, congestion windows
+ROUNDS_MIN = 5  # else quartiles mean nothing
+ROUNDS_MAX = 300  # enough for any quartile; small sizes would go on for ever
+CONNECT_SECONDS = 120  # for the slowest of many ranks to import torch on few cores
+
+
+class Contender(NamedTuple):
+    """A way to reduce, and the tensors that it reads and writes: one and the same if in place."""
+
+    name: str
+    source: torch.Tensor
+    target: torch.Tensor
+    call: Callable[[], object]
+
+
+def be_rank(plan: dict[str, Any]) -> None:
+    """One rank: says first how it is connected, then for each size every contender's starts and ends."""
+    # Threads of torch that spin after filling a tensor would take the cores from whoever is timed next.
+    torch.set_num_threads(1)
+    meeting = Meeting(plan["page"], plan["rank"], plan["world"])
+    with Communicator(plan["address"], 0, plan["pool"]) as communicator:
+        communicator.connect()
+        communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
+        store = f"tcp://127.0.0.1:{plan['port']}"
+        distributed.init_process_group("gloo", init_method=store, rank=plan["rank"], world_size=plan["world"])
+        distributed.all_reduce(torch.ones(1))
+        alike, control = _group_alike()
+        say({"control": control})
+        for nbytes in plan["sizes"]:
+            contenders = _contenders(communicator, alike, nbytes // 4)
+            say(_measure(meeting, contenders, plan["rounds"], plan["seconds"]))
+            del contenders  # before the next size takes memory
+        meeting.meet()  # nobody leaves while another still reduces
+        distributed.destroy_process_group()
+
+
+def _contenders(communicator: Communicator, alike: distributed.ProcessGroup | None, count: int) -> list[Contender]:
+    ordinary = torch.zeros(count)
+    shared = pccl.torch.zeros(count)
+    target = pccl.torch.zeros(count)
+
+    def reduce(send: torch.Tensor, recv: torch.Tensor) -> Callable[[], object]:
+        return lambda: communicator.all_reduce(send, recv, op=ReduceOp.SUM)
+
+    contenders = [
+        Contender(GLOO, ordinary, ordinary, lambda: distributed.all_reduce(ordinary)),
+        Contender(GLOO_ALIKE, ordinary, ordinary, lambda: distributed.all_reduce(ordinary, group=alike)),
+        Contender(ZERO_COPY, shared, shared, reduce(shared, shared)),
+        Contender(STAGED, ordinary, ordinary, reduce(ordinary, ordinary)),
+        Contender(OUT_OF_PLACE, shared, target, reduce(shared, target)),
+    ]
+    return [contender for contender in contenders if alike is not None or contender.name != GLOO_ALIKE]
+
+
+def _measure(
+    meeting: Meeting, contenders: list[Contender], rounds: int, seconds: float
+) -> dict[str, list[tuple[int, int]]]:
+    """Starts and ends of all rounds that count; 0 rounds means as many as fit into the seconds."""
+    spent_ns = 0
+    for salt in range(WARM_UPS):
+        times = [_round(meeting, contender, salt) for contender in contenders]
+        spent_ns = sum(end - start for start, end in times)
+    if not rounds:
+        fitting = int(seconds * 1e9 * len(contenders) / spent_ns)
+        rounds = meeting.agree(min(max(fitting, ROUNDS_MIN), ROUNDS_MAX))
+    report: dict[str, list[tuple[int, int]]] = {contender.name: [] for contender in contenders}
+    for number in range(rounds):
+        first = number % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
+            report[contender.name].append(_round(meeting, contender, WARM_UPS + number))
+    return report
+
+
+def _round(meeting: Meeting, contender: Contender, salt: int) -> tuple[int, int]:
+    """Fill, reduce together, check; only the middle is timed."""
+    fill(contender.source.numpy(), meeting.rank, salt)
+    times = meeting.timed(contender.call)
+    verify(contender.target.numpy(), meeting.world, salt, contender.name)
+    if contender.source is not contender.target:
+        verify_untouched(contender.source.numpy(), meeting.rank, salt, contender.name)
+    return times
+
+
+# --- One congestion control -------------------------------------------------
+
+
+def _group_alike() -> tuple[distributed.ProcessGroup | None, str]:
+    """A second group whose sockets have the control that ours choose, and its name; no group if none is allowed."""
+    before = _sockets()
+    group = distributed.new_group(backend="gloo")
+    distributed.all_reduce(torch.ones(1), group=group)  # connects what is connected on first use
+    fresh = _sockets() - before
+    for name in LOCAL_CONGESTION:
+        if all(_set_control(fd, name) for fd in fresh):
+            return group, name.decode()
+    return None, ""
+
+
+def _sockets() -> set[int]:
+    """Descriptors of this process that are TCP sockets."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.stat(int(entry)).st_mode):
+                found.add(int(entry))
+        except OSError:
+            continue  # the descriptor by which we read the directory
+    return {fd for fd in found if _family(fd) in (socket.AF_INET, socket.AF_INET6)}
+
+
+def _family(fd: int) -> int:
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        return copy.family
+
+
+def _set_control(fd: int, name: bytes) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        try:
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except OSError:
+            return False
+    return True

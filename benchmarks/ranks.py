@@ -1,0 +1,186 @@
+"""Ranks of a measurement: each a process of its own, all begin a round together, and one clock times them.
+
+Theory of operation. The ranks share one page of memory that the parent made. In it each rank has a cell in which it
+says how many rounds it is ready for, and there is one cell with the time at which the round begins. Rank 0 waits for
+everybody, then writes a time shortly ahead; all sleep until then. So no library that is measured is needed to begin
+together, nobody spins on a core that another rank needs, and a round begins with idle sockets and sleeping processes,
+as in training.
+
+The clock is CLOCK_MONOTONIC, which is one for all processes of a machine. A round lasts from the start of the *last*
+rank to the end of the last rank. Who is late to start (a world may have more ranks than the machine has cores) costs
+nobody anything; counting from the first start, we would measure the scheduler.
+
+A result is checked after every round, outside the timed part: each rank contributes a pattern that depends on rank,
+position and round, in whole numbers that float32 adds exactly in any order. So neither a stale result, nor a block in
+the wrong place, nor one that was never reduced is taken for a fast one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+LEAD_NS = 1_000_000  # from the last arrival to the start: time for every sleeping rank to notice
+LOOK_SECONDS = 50e-6  # how often a rank that waits looks: far below the lead, far above a look's cost
+MEET_SECONDS_MAX = 120  # a rank that does not come in this time has died or hangs
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+
+PERIOD = 1009  # elements after which the pattern repeats: a prime, so that it fits no block
+PIECE = 1024 * PERIOD  # elements compared at a time: few enough for a cache
+SALTS = 512  # rounds after which patterns repeat; all sums stay whole in float32 up to 100 ranks
+
+
+class Meeting:
+    """Where the ranks of one measurement meet, seen by one of them."""
+
+    def __init__(self, fd: int, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self._cells = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("q")
+        self._start, self._agreed = world, world + 1  # which cells; those below are the ranks' own
+        self._rounds = 0
+        # The kernel may let a sleeper oversleep by 50 µs to save power; a measurement cannot.
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
+        # Whoever started the ranks may be killed; they must not go on by themselves.
+        prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+
+    def meet(self) -> None:
+        """Return at the same moment as all others."""
+        before = self._cells[self._start]
+        self._rounds += 1
+        self._cells[self.rank] = self._rounds
+        if self.rank == 0:
+            self._await(lambda: min(self._cells[: self.world]) >= self._rounds)
+            self._cells[self._start] = time.monotonic_ns() + LEAD_NS
+        else:
+            self._await(lambda: self._cells[self._start] != before)
+        time.sleep(max(0, self._cells[self._start] - time.monotonic_ns()) / 1e9)
+
+    def agree(self, value: int) -> int:
+        """The value that rank 0 gave."""
+        if self.rank == 0:
+            self._cells[self._agreed] = value
+        self.meet()
+        agreed = self._cells[self._agreed]
+        self.meet()  # nobody agrees on the next value before all have read this one
+        return agreed
+
+    def timed(self, call: Callable[[], object]) -> tuple[int, int]:
+        """Start and end of a call that all make together, in nanoseconds."""
+        self.meet()
+        start = time.monotonic_ns()
+        call()
+        end = time.monotonic_ns()
+        self.meet()  # who is done early must not check its result on a core that others still need
+        return start, end
+
+    @staticmethod
+    def _await(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + MEET_SECONDS_MAX
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a rank did not come to the start of a round within {MEET_SECONDS_MAX} s")
+            time.sleep(LOOK_SECONDS)
+
+
+def run_ranks(module: str, plan: dict[str, Any], world: int, **environment: str) -> Generator[list[Any], None, None]:
+    """Start the ranks; yields what all of them say, a line of each at a time. They have ended when this has."""
+    page = os.memfd_create("pccl-bench-meeting")
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        os.ftruncate(page, mmap.PAGESIZE)
+        for rank in range(world):
+            seat = json.dumps({**plan, "rank": rank, "world": world, "page": page})
+            command = [sys.executable, "-m", module, "--rank", seat]
+            variables = {**os.environ, **environment}
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=[page], env=variables))
+        pipes = [rank.stdout for rank in ranks if rank.stdout is not None]
+        while all(lines := [pipe.readline() for pipe in pipes]):
+            yield [json.loads(line) for line in lines]
+        if any(codes := [rank.wait() for rank in ranks]):
+            raise RuntimeError(f"the ranks of a world of {world} ended with {codes}; what they said is above")
+    finally:
+        os.close(page)
+        for process in ranks:
+            with process:  # closes the pipe and waits
+                process.kill()
+
+
+def say(line: object) -> None:
+    """A rank's line to whoever started it."""
+    print(json.dumps(line), flush=True)
+
+
+def progress(line: str) -> None:
+    """What goes on, for people; tables go to standard output."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def merge(reports: list[dict[str, list[tuple[int, int]]]], nbytes: int) -> dict[str, dict[str, float]]:
+    """Each contender's quartiles and effective throughput, from all ranks' starts and ends."""
+    return {name: summarize([report[name] for report in reports], nbytes) for name in reports[0]}
+
+
+def summarize(ranks: list[list[tuple[int, int]]], nbytes: int) -> dict[str, float]:
+    """The rounds' quartiles in microseconds, and the bytes of one contribution by their median."""
+    rounds = list(zip(*ranks, strict=True))
+    times = [(max(end for _, end in pairs) - max(start for start, _ in pairs)) / 1000 for pairs in rounds]
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return {
+        "median_us": round(middle, 1),
+        "p25_us": round(low, 1),
+        "p75_us": round(high, 1),
+        "rounds": len(times),
+        "bytes_per_second": round(nbytes / middle * 1e6),
+    }
+
+
+# --- Contents ---------------------------------------------------------------
+
+
+def fill(array: np.ndarray[Any, Any], rank: int, salt: int) -> None:
+    """Write what a rank contributes in a round."""
+    _spread(array, _row(salt) * np.float32(rank + 1))
+
+
+def verify(array: np.ndarray[Any, Any], world: int, salt: int, what: str) -> None:
+    """The sum of what all ranks have contributed, or a RuntimeError: a wrong result has no speed."""
+    _compare(array, _row(salt) * np.float32(world * (world + 1) // 2), f"{what}: wrong sum")
+
+
+def verify_untouched(array: np.ndarray[Any, Any], rank: int, salt: int, what: str) -> None:
+    """The source of a reduce out of place is as it was."""
+    _compare(array, _row(salt) * np.float32(rank + 1), f"{what}: the source was changed")
+
+
+def _row(salt: int) -> np.ndarray[Any, Any]:
+    return np.arange(1, PERIOD + 1, dtype=np.float32) + np.float32(salt % SALTS)
+
+
+def _spread(array: np.ndarray[Any, Any], row: np.ndarray[Any, Any]) -> None:
+    whole = array.size // PERIOD * PERIOD
+    array[:whole].reshape(-1, PERIOD)[:] = row
+    array[whole:] = row[: array.size - whole]
+
+
+def _compare(array: np.ndarray[Any, Any], row: np.ndarray[Any, Any], message: str) -> None:
+    expected = np.tile(row, PIECE // PERIOD)
+    for begin in range(0, array.size, PIECE):
+        piece = array[begin : begin + PIECE]
+        if not np.array_equal(piece, expected[: piece.size]):
+            wrong = int(np.argmax(piece != expected[: piece.size]))
+            raise RuntimeError(f"{message} at element {begin + wrong}: {piece[wrong]}, not {expected[wrong]}")

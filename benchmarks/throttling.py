@@ -1,0 +1,81 @@
+"""A loopback of one's own on which each connection has its own rate, and one of them may be slow.
+
+`in_namespace` starts a module in a fresh network namespace that has no name, so it is gone with its last process,
+whatever happens. Inside, `Throttle` gives every connection of a lane a class of its own (HTB, chosen by the sender's
+port, since a lane's bytes flow one way) and everything else, acknowledgements above all, a class without a limit worth
+the name. Needs root, or user namespaces, and `ip`, `tc` and `ss`.
+
+The queues of the classes stay as deep as they come. With 128 KiB each, two packets of loopback, the connections lose so
+many that all of them together reach a quarter of their rates, and a slow one among them hardly shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+TOOLS = ("unshare", "ip", "tc", "ss")
+ROOM_MBIT = 100_000  # for what is not to be limited
+BURST = "128k"  # loopback sends up to 64 KiB at a time, and a class with less to spend would never send that
+
+# A sender's line of `ss -tnpH`: state, two queues, its own address with port, the other's, and who holds it.
+SENDER = re.compile(r"^ESTAB\s+\d+\s+\d+\s+\S+:(\d+)\s+\S+\s+.*\(\"(pccl-send-\d+)\"", re.MULTILINE)
+
+
+def namespace_command() -> list[str]:
+    """What a command needs in front of it to run in a namespace of its own."""
+    return ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
+
+
+def reason_against() -> str:
+    """Why there can be no such namespace here; empty if there can."""
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"not installed: {', '.join(missing)}"
+    probe = "ip link set lo up && tc qdisc add dev lo root handle 1: htb"
+    tried = subprocess.run([*namespace_command(), "sh", "-c", probe], capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else tried.stderr.strip() or "no network namespace, or no HTB in it"
+
+
+def in_namespace(module: str, *arguments: str) -> str:
+    """Run a module there; what it writes to standard output."""
+    command = [*namespace_command(), sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def raise_loopback() -> None:
+    """The first thing to do in a new namespace."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+class Throttle:
+    """The rates of all lanes that are connected in this namespace; each has `rate_mbit` until it is slowed down."""
+
+    def __init__(self, rate_mbit: int) -> None:
+        self._rate_mbit = rate_mbit
+        found = subprocess.run(["ss", "-tnpH"], capture_output=True, text=True, check=True).stdout
+        self.senders = sorted((name, int(port)) for port, name in SENDER.findall(found))
+        _tc("qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "1")
+        self._set("add", 1, ROOM_MBIT)
+        for number, (_, port) in enumerate(self.senders, 2):
+            self._set("add", number, rate_mbit)
+            match = ("match", "ip", "sport", str(port), "0xffff")
+            _tc(
+                "filter", "add", "dev", "lo", "parent", "1:", "protocol", "ip", "u32", *match, "flowid", f"1:{number:x}"
+            )
+
+    def slow_down(self, factor: float) -> None:
+        """The first lane of one peer gets so much of its rate; 1 restores it."""
+        self._set("change", 2, self._rate_mbit * factor)
+
+    @staticmethod
+    def _set(verb: str, number: int, rate_mbit: float) -> None:
+        # The quantum is for borrowing, which nobody does here; without it tc warns about every class.
+        rate = ("rate", f"{round(rate_mbit * 1000)}kbit", "burst", BURST, "cburst", BURST, "quantum", "60000")
+        _tc("class", verb, "dev", "lo", "parent", "1:", "classid", f"1:{number:x}", "htb", *rate)
+
+
+def _tc(*arguments: str) -> None:
+    subprocess.run(["tc", *arguments], check=True)

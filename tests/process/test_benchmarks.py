@@ -1,0 +1,69 @@
+"""The benchmarks themselves: they run, check their results, and write table and numbers. No test looks at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.throttling import reason_against
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
+
+
+def run(module: str, folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """A benchmark as users start it; its table and its numbers."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(folder / "numbers.json"), *arguments]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    numbers = json.loads((folder / "numbers.json").read_text())
+    assert {"date", "machine", "versions", "congestion_control", "commit"} <= set(numbers["facts"])
+    return outcome.stdout, numbers
+
+
+@needs_torch
+def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
+    """Goal: one run gives times of all, ratios against both kinds of Gloo beside what is wanted, and a picture."""
+    picture = tmp_path / "picture.png"
+    extent = ("--worlds", "2", "3", "--sizes", "4K", "400K", "--rounds", "2")
+    table, numbers = run("all_reduce", tmp_path, *extent, "--plot", str(picture))
+
+    assert set(numbers["worlds"]) == {"2", "3"}
+    for measured in numbers["worlds"].values():
+        assert set(measured["sizes"]) == {"4096", "409600"}
+        for contenders in measured["sizes"].values():
+            assert {"gloo", "zero-copy", "staged", "out of place"} <= set(contenders)
+            assert all(row["rounds"] == 2 for row in contenders.values())
+    goals = {
+        (r["world"], r["bytes"]): r["wanted"]
+        for r in numbers["ratios"]
+        if (r["name"], r["rival"]) == ("zero-copy", "gloo")
+    }
+    assert goals == {(2, 4096): 1, (2, 409600): 2, (3, 4096): 1, (3, 409600): 2}
+    assert "400 KiB" in table
+    assert "as it comes" in table
+    assert picture.exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
+    """Goal: pools against each other, and one slow connection where there can be a namespace; else the reason."""
+    table, numbers = run("pool", tmp_path, "--size", "1M", "--rounds", "1")
+
+    assert {"pool of 1", "pool of 8", "8 at once"} <= set(numbers["contenders"])
+    assert ("one throttled" in numbers["contenders"]) == (not reason_against())
+    assert "one throttled by all alike" in table or "left out" in table
+
+
+def test_latencies_are_measured(tmp_path: Path) -> None:
+    """Goal: calls and launches of both sizes, next to Gloo's if torch is here."""
+    table, numbers = run("latency", tmp_path, "--rounds", "1", "--calls", "3")
+
+    assert {f"{kind}, {size}" for kind in ("all_reduce", "launch") for size in ("4 B", "400 KiB")} <= set(
+        numbers["kinds"]
+    )
+    assert "launch, 4 B" in table
