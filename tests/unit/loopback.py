@@ -181,6 +181,7 @@ class Worker:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the worker does not end"
         self._theirs.close()
+        del self.lane  # and its epoll with it, now and not when garbage is collected
 
 
 class Member:

@@ -44,6 +44,7 @@ class Hired:
         self._theirs.close()
         for fd, _ in self.worker._segments.values():
             os.close(fd)
+        del self.worker._lane  # and its epoll with it
 
 
 @pytest.fixture
