@@ -104,6 +104,21 @@ cdef class Word(Cell):
             raise_errno(-woken, "waking the sleepers of a shared word")
         return woken
 
+    def look(self, uint32_t expected, int64_t duration_ns) -> bool:
+        """Looks again and again while the word holds `expected`, at most that long; True if it holds something else now.
+
+        Whoever else wants the processor gets it between two looks, and other threads the GIL.
+        """
+        cdef uint32_t *word = self.at()
+        cdef int64_t until
+        if word_load(word) != expected:
+            return True
+        with nogil:
+            until = now_ns() + duration_ns
+            while word_load(word) == expected and now_ns() < until:
+                posix.sched_yield()
+        return word_load(word) != expected
+
     def wait(self, uint32_t expected, int64_t timeout_ns) -> bool:
         """Sleeps while the word holds `expected`, at most `timeout_ns`; True if it holds something else now.
 

@@ -95,6 +95,10 @@ cdef extern from "<time.h>" nogil:
     int clock_gettime(clockid_t clock, timespec *now)
 
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
 cdef extern from "<unistd.h>" nogil:
     long syscall(long number, ...)
     int ftruncate(int fd, int64_t size)
