@@ -96,6 +96,7 @@ cdef struct Shared:
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
     uint64_t owning[2][OPERATION_WORDS]  # operations, large and small, whose own chunk is not all taken
+    uint32_t turn[2]                # of large and small operations, the place whose own chunk comes next
     uint64_t finished[OPERATION_WORDS]   # operations that the actor should look at
     LaneCount lanes[2][LANES_MAX]   # receivers, senders
     Op ops[OPERATIONS_MAX]
@@ -133,6 +134,7 @@ cdef class Board:
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil
     cdef int take_own(self, int small, Job *job) noexcept nogil
+    cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil
     cdef bint has_work(self) noexcept nogil
     # Wake a sender, if none is at work and one sleeps.
     cdef void wake_sender(self) noexcept nogil

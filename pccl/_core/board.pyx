@@ -261,32 +261,42 @@ cdef class Board:
         return 0
 
     cdef int take_own(self, int small, Job *job) noexcept nogil:
-        """A block of this peer's own chunk; of several operations the lowest place goes first."""
+        """A block of this peer's own chunk. Operations take turns, so that none waits for a larger one."""
+        cdef uint32_t turn = posix.atomic_load_u32(&self.shared.turn[small]) % OPERATIONS_MAX
+        cdef uint32_t step, word, place
         cdef uint64_t bits
-        cdef uint32_t block
-        cdef int word, bit
-        cdef Op *op
-        for word in range(OPERATION_WORDS):
-            while True:
-                bits = posix.atomic_load_u64(&self.shared.owning[small][word])
-                if bits == 0:
-                    break
-                bit = posix.lowest_bit_u64(bits)
-                op = self.enter(self.shared.ops[word * 64 + bit].sequence)
-                if op == NULL:
-                    break  # aborted just now: its bit is about to go
-                block = op.own_blocks
-                if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
-                    block = posix.atomic_add_u32(&op.own_next, 1) - 1
-                # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
-                if block + 1 == op.own_blocks:
-                    posix.atomic_clear_bits_u64(&self.shared.owning[small][word], bit_of(bit))
-                if block < op.own_blocks:
-                    job.op, job.hop, job.block, job.crc, job.known = op, 0, block, 0, 0
+        # The word in which the turn is comes twice: what is from there on, and at the end what is before.
+        for step in range(OPERATION_WORDS + 1):
+            word = (turn // 64 + step) % OPERATION_WORDS
+            bits = posix.atomic_load_u64(&self.shared.owning[small][word])
+            if step == 0:
+                bits &= ~(bit_of(turn) - 1)
+            elif step == OPERATION_WORDS:
+                bits &= bit_of(turn) - 1
+            while bits:
+                place = word * 64 + posix.lowest_bit_u64(bits)
+                bits &= bits - 1
+                if self.take_own_of(place, small, job):
+                    posix.atomic_store_u32(&self.shared.turn[small], place + 1)
                     return 1
-                self.leave(op)
-                break  # all taken: its bit is about to go
         return 0
+
+    cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil:
+        cdef Op *op = self.enter(self.shared.ops[place].sequence)
+        cdef uint32_t block
+        if op == NULL:
+            return 0  # aborted just now: its bit is about to go
+        block = op.own_blocks
+        if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
+            block = posix.atomic_add_u32(&op.own_next, 1) - 1
+        # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
+        if block + 1 == op.own_blocks:
+            posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
+        if block < op.own_blocks:
+            job.op, job.hop, job.block, job.crc, job.known = op, 0, block, 0, 0
+            return 1
+        self.leave(op)
+        return 0  # all taken: its bit is about to go
 
     cdef bint has_work(self) noexcept nogil:
         cdef int word

@@ -1,4 +1,4 @@
-from typing import Final, Self, final
+from typing import Final, Self
 
 from .board import Board
 from .segment_table import SegmentTable
@@ -21,11 +21,3 @@ class Lane:
     def __new__(cls, board: Board, lane: int, sends: bool, mailbox: int, bell: int) -> Self: ...
     def attach(self, fd: int) -> None: ...
     def detach(self) -> None: ...
-
-@final
-class Sender(Lane):
-    def serve(self) -> int: ...
-
-@final
-class Receiver(Lane):
-    def serve(self) -> int: ...

@@ -1,7 +1,7 @@
 """A lane's worker process: one mailbox, one connection, one loop.
 
 A sender serves the connection to the next peer, a receiver the one from the previous peer. The loop itself is in
-`_core.lane` and moves blocks without a word of Python; here is what it returns for. The worker is given its connection
+`_core.sender` and `_core.receiver` and moves blocks without a word of Python; here is what it returns for. The worker is given its connection
 and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes it when told to. It
 holds no other connection of the actor: whatever it inherited by the fork is closed first, so that none is kept open by
 a bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
@@ -14,9 +14,11 @@ import select
 import signal
 import socket
 
-from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED, Receiver, Sender
+from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED
 from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.park import die_with_parent, set_process_name
+from pccl._core.receiver import Receiver
+from pccl._core.sender import Sender
 from pccl._core.wire import pack, unpack
 
 from .faults import planned

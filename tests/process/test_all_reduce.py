@@ -21,7 +21,7 @@ from pccl import Communicator, DataType, MasterNode, ReduceInfo, ReduceOp
 from pccl._core.plan import Cut
 
 from .helpers import BOUND, Crew, Script, bytes_in_use, crew_of, everybody, running_master
-from .reference import Array, carrier, contribution, reduced
+from .reference import Array, contribution, reduced
 
 RINGS = [(2, 1), (2, 8), (3, 3), (5, 1), (8, 1)]  # members, connections to each neighbour
 COUNTS = [0, 1, 7, 1009, 40_009]  # none, fewer than there are peers, primes, and more than a block
@@ -207,7 +207,9 @@ def test_part_of_a_tensor(trio: Crew) -> None:
         arrays = [np.full(100, rank + 1, np.int32), pccl.empty(100, np.int32)]
         arrays[1][:] = rank + 1
         descriptors = [
-            pccl.ReduceOpDescriptor.from_numpy(array, array, pccl.ReduceDescriptor(60, ReduceOp.SUM, tag, operand, None))
+            pccl.ReduceOpDescriptor.from_numpy(
+                array, array, pccl.ReduceDescriptor(60, ReduceOp.SUM, tag, operand, None)
+            )
             for tag, array in enumerate(arrays)
         ]
         peer.all_reduce_multiple_with_retry(descriptors)
@@ -306,6 +308,8 @@ def test_separate_processes_agree(master: MasterNode) -> None:
                 script.__exit__()
     expected = sha256()
     for step in range(20):
-        given = [contribution(DataType.FLOAT, ReduceOp.SUM, 3 ** (step % 10), 100 * step + rank) for rank in range(world)]
+        given = [
+            contribution(DataType.FLOAT, ReduceOp.SUM, 3 ** (step % 10), 100 * step + rank) for rank in range(world)
+        ]
         expected.update(reduced(given, DataType.FLOAT, ReduceOp.SUM).tobytes())
     assert digests == [expected.hexdigest()] * world

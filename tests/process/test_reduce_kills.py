@@ -140,7 +140,9 @@ def kill_one(ring: Ring, chance: random.Random, epoch: int, role: str) -> tuple[
     done: set[int] = set()
     while done < survivors:
         waited = (time.monotonic_ns() - killed_ns) / 1e9
-        problem = f"{role} {pid} of {number} was killed: {survivors - done} did not go on; {ring.script.errors()[-3000:]}"
+        problem = (
+            f"{role} {pid} of {number} was killed: {survivors - done} did not go on; {ring.script.errors()[-3000:]}"
+        )
         assert waited < WHOLE_SECONDS_MAX, problem
         told = ring.read(0.1)
         if told is None or told.number not in survivors or told.time_ns < killed_ns:

@@ -21,10 +21,12 @@ import numpy as np
 
 from pccl._core.board import BOARD_BYTES, FLAG_BACKED_UP, Board
 from pccl._core.kernels import crc32c_of
-from pccl._core.lane import LANE_ENDED, LANE_MAIL, LANE_UNMAPPED, Receiver, Sender
+from pccl._core.lane import LANE_ENDED, LANE_MAIL, LANE_UNMAPPED
 from pccl._core.mapping import Mapping
 from pccl._core.operations import Operation
 from pccl._core.park import create_memfd
+from pccl._core.receiver import Receiver
+from pccl._core.sender import Sender
 from pccl.values import DataType, ReduceOp
 
 PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pccl._core.backup import backup_bytes, clear, restore
-from pccl._core.lane import Receiver
 from pccl._core.plan import Cut
+from pccl._core.receiver import Receiver
 from pccl.values import DataType, ReduceOp
 
 from .loopback import BACKUP, PATIENCE, SEND, Member, connect, eventually, frame, lone_member, operation, read_frame

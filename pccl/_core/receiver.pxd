@@ -1,0 +1,37 @@
+# Contents of `receiver`.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from .board cimport Op
+from .lane cimport HEADER_BYTES, Header, Lane
+
+
+cdef enum:
+    AHEAD_BYTES = 4096              # read together with a header: a small frame costs one system call
+    SAVE_BYTES = 1 << 14            # saved and added at a time: what was just read for the one is in cache for the other
+
+
+cdef class Receiver(Lane):
+    cdef char ahead[HEADER_BYTES + AHEAD_BYTES]
+    cdef uint64_t have              # bytes in `ahead`
+    cdef Header header              # of the frame being received, if `stage` is past it
+    cdef int stage
+    cdef Op *op                     # held; NULL: the frame is read and dropped
+    cdef char *target               # where the payload goes
+    cdef uint64_t received          # bytes of the payload that are there
+    cdef char *scratch              # payloads that are to be added, or dropped
+    cdef uint64_t scratch_size
+    cdef int64_t waiting_ns         # since when a frame has been waited for; 0: not waiting
+
+    cdef int run(self) noexcept nogil
+    cdef int read_header(self) noexcept nogil
+    cdef int open_frame(self) noexcept nogil
+    cdef int aim(self) noexcept nogil
+    cdef int read_payload(self) noexcept nogil
+    cdef int close_frame(self) noexcept nogil
+    cdef void apply(self) noexcept nogil
+    cdef uint32_t missing_segment(self, const Op *op) noexcept nogil
+    cdef int aim_at_scratch(self) noexcept nogil
+    cdef int divert(self) noexcept nogil
+    cdef int await_bytes(self) noexcept nogil
+    cdef void drop(self) noexcept nogil

@@ -1,0 +1,7 @@
+from typing import final
+
+from .lane import Lane
+
+@final
+class Receiver(Lane):
+    def serve(self) -> int: ...

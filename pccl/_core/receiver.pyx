@@ -1,0 +1,288 @@
+# cython: language_level=3, cdivision=True, auto_pickle=False
+"""The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
+
+A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight into
+the tensor. A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number
+of a header is compared with what this peer computes itself from the operation, before a byte of payload is read.
+
+An in-place tensor is saved piece by piece before it is changed; how much of each block is saved stands beside
+the backup, so that the tensor can be restored whenever and wherever this process was killed.
+"""
+
+cimport cython
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+
+from pccl._core cimport posix
+
+from .backup cimport mark_of, save
+from .board cimport ABORTED, BACKED_UP, Op
+from .kernels cimport crc32c, reduce_block
+from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, UNMAPPED, Lane
+from .park cimport now_ns
+from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
+
+# Where a receiver is in a frame.
+cdef enum:
+    AT_HEADER = 0
+    EARLY = 1                       # the header is complete, but its operation has not begun here
+    AT_PAYLOAD = 2
+
+cdef enum:
+    AVERAGE = 1                     # ReduceOp.AVG
+
+
+@cython.final
+cdef class Receiver(Lane):
+    """Turns the frames of the previous peer into sums, results, and blocks that are ready for the next."""
+
+    def __dealloc__(self):
+        free(self.scratch)
+
+    def detach(self):
+        """Serve no connection."""
+        self.drop()
+        self.stage = AT_HEADER
+        self.have = 0
+        self.waiting_ns = 0
+        Lane.detach(self)
+
+    def serve(self):
+        """Receive until there is something for Python; returns its code."""
+        cdef int code
+        with nogil:
+            code = self.run()
+        return code
+
+    cdef int run(self) noexcept nogil:
+        cdef int code
+        while True:
+            if self.is_called():
+                return MAIL
+            if self.connection < 0:
+                self.sleep(-1)
+                continue
+            if self.stage == AT_HEADER:
+                code = self.read_header()
+            elif self.stage == EARLY:
+                code = self.open_frame()
+            else:
+                code = self.read_payload()
+            if code:
+                return code
+
+    cdef int read_header(self) noexcept nogil:
+        """Up to a whole header, and whatever small payload comes with it."""
+        cdef ssize_t count
+        if self.have < HEADER_BYTES:
+            count = posix.recv(self.connection, self.ahead + self.have, sizeof(self.ahead) - self.have, posix.MSG_DONTWAIT)
+            if count == 0:
+                return self.end(0, b"closed by the other side")
+            if count < 0:
+                if errno == posix.EAGAIN:
+                    if self.waiting_ns == 0:
+                        self.waiting_ns = now_ns()
+                    self.sleep(-1)
+                    return GO_ON
+                return GO_ON if errno == posix.EINTR else self.end(errno, b"")
+            self.have += count
+            if self.have < HEADER_BYTES:
+                return GO_ON
+        memcpy(&self.header, self.ahead, HEADER_BYTES)
+        if self.header.magic != FRAME_MAGIC or self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
+            return self.end(0, b"what came is no frame")
+        self.have -= HEADER_BYTES
+        memmove(self.ahead, self.ahead + HEADER_BYTES, self.have)
+        return self.open_frame()
+
+    cdef int open_frame(self) noexcept nogil:
+        """Find the operation of the frame; wait for it if it has not begun here."""
+        cdef uint64_t sequence = self.header.sequence
+        cdef int code
+        self.stage = EARLY
+        if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
+            posix.atomic_add_u32(&self.board.shared.early, 1)
+            # A close that was seen together with the frame is not told twice: sleeping on it would take for ever.
+            if not self.broken and sequence > posix.atomic_load_u64(&self.board.shared.commenced):
+                self.sleep(-1)
+            posix.atomic_add_u32(&self.board.shared.early, <uint32_t> -1)
+            return self.end(0, b"closed by the other side") if self.broken else GO_ON
+        self.op = self.board.enter(sequence)
+        if self.op != NULL:
+            code = self.aim()
+            if code:
+                self.drop()
+                return code
+        if self.op == NULL or self.header.hop + 1 < self.op.plan.world:
+            code = self.aim_at_scratch()
+            if code:
+                return code
+        if self.waiting_ns and self.op != NULL:
+            self.waiting_ns = now_ns() - larger(self.waiting_ns, self.op.begun_ns)
+            self.count.neighbour_ns += self.waiting_ns
+            posix.atomic_count_u64(&self.op.neighbour_ns, self.waiting_ns)
+        self.waiting_ns = 0
+        self.received = 0
+        self.stage = AT_PAYLOAD
+        return GO_ON
+
+    cdef int aim(self) noexcept nogil:
+        """Compare the header with what the operation says, and find where a final block goes."""
+        cdef Op *op = self.op
+        cdef uint64_t begin, end
+        cdef char *backup
+        cdef uint32_t *mark
+        if (
+            self.header.hop + 2 >= 2 * op.plan.world
+            or self.header.chunk != chunk_received(&op.plan, op.rank, self.header.hop)
+            or self.header.block >= blocks_of(&op.plan, self.header.chunk)
+        ):
+            return self.end(0, b"a frame that does not belong to its operation")
+        block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
+        if self.header.length != (end - begin) * op.itemsize:
+            return self.end(0, b"a frame whose length does not fit its block")
+        self.wanted = self.missing_segment(op)
+        if self.wanted:
+            return UNMAPPED
+        self.target = self.segments.base_of(op.recv_segment) + op.recv_offset + begin * op.itemsize
+        if self.header.hop + 1 >= op.plan.world and op.flags & BACKED_UP:
+            # Only this peer's own chunk is overwritten without ever having been added to, and saved then.
+            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
+            mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
+            save(mark, self.target, backup + begin * op.itemsize, self.header.length)
+        return GO_ON
+
+    cdef uint32_t missing_segment(self, const Op *op) noexcept nogil:
+        """The first segment of an operation that is not mapped here; 0 if all are."""
+        if self.segments.base_of(op.send_segment) == NULL:
+            return op.send_segment
+        if self.segments.base_of(op.recv_segment) == NULL:
+            return op.recv_segment
+        if op.flags & BACKED_UP and self.segments.base_of(op.backup_segment) == NULL:
+            return op.backup_segment
+        return 0
+
+    cdef int read_payload(self) noexcept nogil:
+        cdef uint64_t missing = self.header.length - self.received, taken
+        cdef char *place = self.target + self.received
+        cdef ssize_t count
+        if self.op == NULL:  # dropped, piece by piece, in the same place
+            place = self.target
+            missing = missing if missing < self.scratch_size else self.scratch_size
+        if missing and self.have:
+            taken = missing if missing < self.have else self.have
+            memcpy(place, self.ahead, taken)
+            self.have -= taken
+            memmove(self.ahead, self.ahead + taken, self.have)
+            count = taken
+        elif missing:
+            count = posix.recv(self.connection, place, missing, posix.MSG_DONTWAIT)
+            if count == 0:
+                return self.end(0, b"closed by the other side in the middle of a block")
+            if count < 0:
+                if errno == posix.EAGAIN:
+                    return self.await_bytes()
+                return GO_ON if errno == posix.EINTR else self.end(errno, b"")
+        else:
+            count = 0
+        self.received += count
+        if self.op != NULL:
+            posix.atomic_count_u64(&self.op.moved, count)
+        return self.close_frame() if self.received == self.header.length else GO_ON
+
+    cdef int await_bytes(self) noexcept nogil:
+        cdef int64_t began = now_ns(), waited
+        self.sleep(-1)
+        waited = now_ns() - began
+        self.count.network_ns += waited
+        if self.op != NULL:
+            posix.atomic_count_u64(&self.op.network_ns, waited)
+            if posix.atomic_load_u32(&self.op.state) == ABORTED:
+                return self.divert()
+        return GO_ON
+
+    cdef int divert(self) noexcept nogil:
+        """The operation was aborted in the middle of a frame: the rest goes to scratch."""
+        self.drop()
+        return self.aim_at_scratch()
+
+    cdef int aim_at_scratch(self) noexcept nogil:
+        cdef uint64_t needed = self.header.length
+        if self.op == NULL and needed > BLOCK_BYTES_MAX:
+            needed = BLOCK_BYTES_MAX  # nobody has checked this length
+        if needed > self.scratch_size:
+            free(self.scratch)
+            self.scratch_size = 0
+            self.scratch = <char *> malloc(needed)
+            if self.scratch == NULL:
+                self.drop()
+                return self.end(posix.ENOMEM, b"")
+            self.scratch_size = needed
+        self.target = self.scratch
+        return GO_ON
+
+    cdef void drop(self) noexcept nogil:
+        """Hold the operation no longer."""
+        if self.op != NULL:
+            self.board.leave(self.op)
+            self.op = NULL
+
+    cdef int close_frame(self) noexcept nogil:
+        """The block is whole: add it or keep it, and say so."""
+        cdef Op *op = self.op
+        cdef bint reducing
+        cdef int64_t began
+        self.stage = AT_HEADER
+        self.count.frames += 1
+        self.count.payload_bytes += self.received
+        if op == NULL:
+            return GO_ON
+        if crc32c(0, self.target, self.received) != self.header.crc:
+            return self.end(0, b"a block whose checksum is wrong")
+        reducing = self.header.hop + 1 < op.plan.world
+        if reducing:
+            began = now_ns()
+            self.apply()
+            began = now_ns() - began
+            self.count.reduce_ns += began
+            posix.atomic_count_u64(&op.reduce_ns, began)
+        posix.atomic_count_u64(&op.received_bytes, self.received)
+        if self.header.hop < 2 * op.plan.world - 3:
+            if not self.board.push(op, self.header.hop + 1, self.header.block, self.header.crc, not reducing):
+                return self.end(0, b"the queue of ready blocks is full")
+        self.board.account(op)
+        self.drop()
+        return self.visit()
+
+    cdef void apply(self) noexcept nogil:
+        """Add the block in scratch to the tensor, a piece at a time, each saved before it changes."""
+        cdef Op *op = self.op
+        cdef uint64_t begin, end, at = 0, piece
+        cdef uint32_t divisor
+        cdef char *local
+        cdef char *out
+        cdef char *backup = NULL
+        cdef uint32_t *mark = NULL
+        block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
+        begin *= op.itemsize
+        local = self.segments.base_of(op.send_segment) + op.send_offset + begin
+        out = self.segments.base_of(op.recv_segment) + op.recv_offset + begin
+        if op.flags & BACKED_UP:
+            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
+            mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
+            backup += begin
+        # The owner's last sum is the one that an average divides.
+        divisor = op.plan.world if self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
+        while at < self.received:
+            piece = self.received - at
+            if mark != NULL:
+                piece = piece if piece < SAVE_BYTES else SAVE_BYTES
+                save(mark, local, backup, at + piece)
+            reduce_block(op.datatype, op.op, out + at, local + at, self.scratch + at, piece // op.itemsize, divisor)
+            at += piece
+
+
+cdef inline int64_t larger(int64_t one, int64_t other) noexcept nogil:
+    return one if one > other else other

@@ -1,0 +1,197 @@
+# cython: language_level=3, cdivision=True, auto_pickle=False
+"""The sender of a lane: turns blocks that are ready into frames to the next peer.
+
+It takes the next block from the board whenever its socket has room. A socket that stays full for a while is slow: the
+sender says so, and another lane is woken to take what it cannot.
+"""
+
+cimport cython
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from pccl._core cimport posix
+
+from .board cimport ABORTED, Op
+from .kernels cimport crc32c
+from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, UNMAPPED, Lane
+from .park cimport now_ns
+from .plan cimport block_range, chunk_sent
+
+
+@cython.final
+cdef class Sender(Lane):
+    """Frames ready blocks to the next peer."""
+
+    def __dealloc__(self):
+        free(self.rescue)
+
+    def attach(self, int fd):
+        """Serve this connection."""
+        Lane.attach(self, fd)
+        posix.atomic_set_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
+
+    def detach(self):
+        """Serve no connection."""
+        posix.atomic_clear_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
+        self.set_blocked(False)
+        if self.entered:
+            self.board.leave(self.job.op)
+        self.entered = self.pending = False
+        self.header_left = self.payload_left = 0
+        Lane.detach(self)
+        if self.board.has_work():
+            self.board.wake_sender()  # what this lane would have taken
+
+    def serve(self):
+        """Send until there is something for Python; returns its code."""
+        cdef int code
+        with nogil:
+            code = self.run()
+        return code
+
+    cdef int run(self) noexcept nogil:
+        cdef int code
+        while True:
+            if self.is_called():
+                return MAIL
+            if self.connection < 0:
+                self.sleep(-1)
+                continue
+            if self.broken:
+                return self.end(0, b"closed by the other side")
+            if self.header_left == 0 and self.payload_left == 0:
+                if not self.pending and not self.board.take(&self.job):
+                    self.rest()
+                    continue
+                code = self.prepare()
+            else:
+                code = self.transmit()
+            if code:
+                return code
+
+    cdef void rest(self) noexcept nogil:
+        """Sleep until there is work. The bit is set before the last look, so no work can slip in between."""
+        cdef uint64_t *word = &self.board.shared.idle[self.lane // 64]
+        posix.atomic_set_bits_u64(word, lane_bit(self.lane))
+        if not self.board.has_work() and not posix.atomic_load_u32(&self.count.attention):
+            self.sleep(-1)
+        posix.atomic_clear_bits_u64(word, lane_bit(self.lane))
+
+    cdef int prepare(self) noexcept nogil:
+        """Begin the frame of the block in `job`."""
+        cdef Op *op = self.job.op
+        cdef uint32_t chunk = chunk_sent(&op.plan, op.rank, self.job.hop)
+        cdef uint32_t segment = op.recv_segment if self.job.hop else op.send_segment
+        cdef char *base = self.segments.base_of(segment)
+        cdef uint64_t begin, end
+        self.entered = True
+        self.pending = base == NULL
+        if base == NULL and posix.atomic_load_u32(&op.state) == ABORTED:
+            self.pending = self.entered = False
+            self.board.leave(op)
+            return GO_ON
+        if base == NULL:
+            self.wanted = segment
+            return UNMAPPED
+        block_range(&op.plan, chunk, self.job.block, &begin, &end)
+        self.payload = base + (op.recv_offset if self.job.hop else op.send_offset) + begin * op.itemsize
+        self.length = self.payload_left = (end - begin) * op.itemsize
+        if not self.job.known:
+            self.job.crc = crc32c(0, self.payload, self.length)
+        self.header.magic = FRAME_MAGIC
+        self.header.hop = self.job.hop
+        self.header.reserved = 0
+        self.header.sequence = op.sequence
+        self.header.chunk = chunk
+        self.header.block = self.job.block
+        self.header.length = self.length
+        self.header.crc = self.job.crc
+        self.header.spare = 0
+        self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
+        self.header_left = HEADER_BYTES
+        return GO_ON
+
+    cdef int transmit(self) noexcept nogil:
+        """Write what the socket takes of the frame."""
+        cdef posix.iovec parts[2]
+        cdef posix.msghdr message
+        cdef ssize_t sent
+        cdef uint64_t taken
+        memset(&message, 0, sizeof(message))
+        parts[0].iov_base = <char *> &self.header + (HEADER_BYTES - self.header_left)
+        parts[0].iov_len = self.header_left
+        parts[1].iov_base = <void *> self.payload
+        parts[1].iov_len = self.payload_left
+        message.msg_iov = parts
+        message.msg_iovlen = 2
+        sent = posix.sendmsg(self.connection, &message, posix.MSG_NOSIGNAL | posix.MSG_DONTWAIT)
+        if sent < 0:
+            if errno == posix.EAGAIN:
+                return self.await_room()
+            return GO_ON if errno == posix.EINTR else self.end(errno, b"")
+        if self.blocked:
+            self.set_blocked(False)
+        taken = <uint64_t> sent if <uint64_t> sent < self.header_left else self.header_left
+        self.header_left -= taken
+        sent -= taken
+        self.payload += sent
+        self.payload_left -= sent
+        if self.entered:
+            posix.atomic_count_u64(&self.job.op.moved, sent)
+        return self.finish() if self.header_left == 0 and self.payload_left == 0 else GO_ON
+
+    cdef int finish(self) noexcept nogil:
+        """The frame is with the kernel."""
+        cdef Op *op = self.job.op
+        self.count.payload_bytes += self.length
+        self.count.frames += 1
+        if self.entered:
+            self.entered = False
+            posix.atomic_count_u64(&op.sent_bytes, self.length)
+            self.board.account(op)
+            self.board.leave(op)
+        return self.visit()
+
+    cdef int await_room(self) noexcept nogil:
+        """The socket is full. If that lasts, another lane may take what waits."""
+        cdef int64_t began = now_ns(), waited
+        cdef int happened = self.sleep(-1 if self.blocked else RECRUIT_MS)
+        waited = now_ns() - began
+        self.count.network_ns += waited
+        if self.entered:
+            posix.atomic_count_u64(&self.job.op.network_ns, waited)
+        if not happened:
+            self.set_blocked(True)
+            if self.board.has_work():
+                self.board.wake_sender()
+        if self.entered and posix.atomic_load_u32(&self.job.op.state) == ABORTED:
+            return self.let_go()
+        return GO_ON
+
+    cdef void set_blocked(self, bint blocked) noexcept nogil:
+        self.blocked = blocked
+        if blocked:
+            posix.atomic_set_bits_u64(&self.board.shared.blocked[self.lane // 64], lane_bit(self.lane))
+        else:
+            posix.atomic_clear_bits_u64(&self.board.shared.blocked[self.lane // 64], lane_bit(self.lane))
+
+    cdef int let_go(self) noexcept nogil:
+        """The operation was aborted in the middle of its frame, which goes on from a copy."""
+        if self.payload_left > self.rescue_size:
+            free(self.rescue)
+            self.rescue_size = 0
+            self.rescue = <char *> malloc(self.payload_left)
+            if self.rescue == NULL:
+                return self.end(posix.ENOMEM, b"")
+            self.rescue_size = self.payload_left
+        memcpy(self.rescue, self.payload, self.payload_left)
+        self.payload = self.rescue
+        self.entered = False
+        self.board.leave(self.job.op)
+        return GO_ON
+
+
+cdef inline uint64_t lane_bit(int lane) noexcept nogil:
+    return <uint64_t> 1 << lane % 64
