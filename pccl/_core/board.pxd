@@ -64,8 +64,8 @@ cdef struct QueueCell:
     uint64_t sequence
     uint32_t hop
     uint32_t block
-    uint32_t crc                    # of the payload, if `known`: what is only passed on is not summed again
-    uint32_t known
+    uint32_t crc                    # of the payload: who made it ready had it in cache
+    uint32_t pad0
 
 
 cdef struct Queue:
@@ -108,8 +108,7 @@ cdef struct Job:
     Op *op
     uint32_t hop
     uint32_t block
-    uint32_t crc
-    uint32_t known
+    uint32_t crc                    # of the payload, unless the hop is 0: nobody has looked at that block before
 
 
 cdef class Board:
@@ -129,7 +128,7 @@ cdef class Board:
     cdef void leave(self, Op *op) noexcept nogil
     # One block less to receive or to send.
     cdef void account(self, Op *op) noexcept nogil
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, uint32_t known) noexcept nogil
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc) noexcept nogil
     # The next block to send: 1, and the caller must `leave` its operation; or 0.
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil

@@ -237,9 +237,9 @@ cdef class Board:
         posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
         posix.eventfd_write(self.actor_bell, 1)
 
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, uint32_t known) noexcept nogil:
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc) noexcept nogil:
         cdef QueueCell cell
-        cell.sequence, cell.hop, cell.block, cell.crc, cell.known = op.sequence, hop, block, crc, known
+        cell.sequence, cell.hop, cell.block, cell.crc = op.sequence, hop, block, crc
         if not push_cell(&self.shared.queues[op.small], &cell):
             return 0
         self.wake_sender()
@@ -256,7 +256,7 @@ cdef class Board:
         while pop_cell(queue, &cell):
             job.op = self.enter(cell.sequence)
             if job.op != NULL:
-                job.hop, job.block, job.crc, job.known = cell.hop, cell.block, cell.crc, cell.known
+                job.hop, job.block, job.crc = cell.hop, cell.block, cell.crc
                 return 1
         return 0
 
@@ -293,7 +293,7 @@ cdef class Board:
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
         if block < op.own_blocks:
-            job.op, job.hop, job.block, job.crc, job.known = op, 0, block, 0, 0
+            job.op, job.hop, job.block, job.crc = op, 0, block, 0
             return 1
         self.leave(op)
         return 0  # all taken: its bit is about to go
@@ -342,7 +342,7 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
             return False
         if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):
             cell.sequence, cell.hop, cell.block = content.sequence, content.hop, content.block
-            cell.crc, cell.known = content.crc, content.known
+            cell.crc = content.crc
             posix.atomic_store_u64(&cell.state, lap + 1)
             return True
 

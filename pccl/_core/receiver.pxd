@@ -8,7 +8,7 @@ from .lane cimport HEADER_BYTES, Header, Lane
 
 cdef enum:
     AHEAD_BYTES = 4096              # read together with a header: a small frame costs one system call
-    SAVE_BYTES = 1 << 14            # saved and added at a time: what was just read for the one is in cache for the other
+    PIECE_BYTES = 1 << 14           # saved, added and summed up at a time: each finds it in cache after the other
 
 
 cdef class Receiver(Lane):
@@ -29,7 +29,7 @@ cdef class Receiver(Lane):
     cdef int aim(self) noexcept nogil
     cdef int read_payload(self) noexcept nogil
     cdef int close_frame(self) noexcept nogil
-    cdef void apply(self) noexcept nogil
+    cdef uint32_t apply(self) noexcept nogil
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil
     cdef int aim_at_scratch(self) noexcept nogil
     cdef int divert(self) noexcept nogil

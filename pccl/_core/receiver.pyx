@@ -232,35 +232,37 @@ cdef class Receiver(Lane):
     cdef int close_frame(self) noexcept nogil:
         """The block is whole: add it or keep it, and say so."""
         cdef Op *op = self.op
-        cdef bint reducing
+        cdef uint32_t crc = self.header.crc
         cdef int64_t began
         self.stage = AT_HEADER
         self.count.frames += 1
         self.count.payload_bytes += self.received
         if op == NULL:
             return GO_ON
-        if crc32c(0, self.target, self.received) != self.header.crc:
+        if crc32c(0, self.target, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
-        reducing = self.header.hop + 1 < op.plan.world
-        if reducing:
+        if self.header.hop + 1 < op.plan.world:
             began = now_ns()
-            self.apply()
+            crc = self.apply()
             began = now_ns() - began
             self.count.reduce_ns += began
             posix.atomic_count_u64(&op.reduce_ns, began)
         posix.atomic_count_u64(&op.received_bytes, self.received)
         if self.header.hop < 2 * op.plan.world - 3:
-            if not self.board.push(op, self.header.hop + 1, self.header.block, self.header.crc, not reducing):
+            if not self.board.push(op, self.header.hop + 1, self.header.block, crc):
                 return self.end(0, b"the queue of ready blocks is full")
         self.board.account(op)
         self.drop()
         return self.visit()
 
-    cdef void apply(self) noexcept nogil:
-        """Add the block in scratch to the tensor, a piece at a time, each saved before it changes."""
+    cdef uint32_t apply(self) noexcept nogil:
+        """Add the block in scratch to the tensor, and return the checksum of the sum, which is what is sent on.
+
+        A piece at a time: saved before it changes, and summed up while it is in the nearest cache.
+        """
         cdef Op *op = self.op
         cdef uint64_t begin, end, at = 0, piece
-        cdef uint32_t divisor
+        cdef uint32_t divisor, crc = 0
         cdef char *local
         cdef char *out
         cdef char *backup = NULL
@@ -276,12 +278,13 @@ cdef class Receiver(Lane):
         # The owner's last sum is the one that an average divides.
         divisor = op.plan.world if self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
         while at < self.received:
-            piece = self.received - at
+            piece = self.received - at if self.received - at < PIECE_BYTES else PIECE_BYTES
             if mark != NULL:
-                piece = piece if piece < SAVE_BYTES else SAVE_BYTES
                 save(mark, local, backup, at + piece)
             reduce_block(op.datatype, op.op, out + at, local + at, self.scratch + at, piece // op.itemsize, divisor)
+            crc = crc32c(crc, out + at, piece)
             at += piece
+        return crc
 
 
 cdef inline int64_t larger(int64_t one, int64_t other) noexcept nogil:

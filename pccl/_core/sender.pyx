@@ -98,7 +98,7 @@ cdef class Sender(Lane):
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
         self.payload = base + (op.recv_offset if self.job.hop else op.send_offset) + begin * op.itemsize
         self.length = self.payload_left = (end - begin) * op.itemsize
-        if not self.job.known:
+        if self.job.hop == 0:
             self.job.crc = crc32c(0, self.payload, self.length)
         self.header.magic = FRAME_MAGIC
         self.header.hop = self.job.hop
