@@ -30,13 +30,14 @@ NOTHING = ReduceInfo(0, 0, 0)
 class Launched:
     """A reduce between its launch and its outcome."""
 
-    __slots__ = ("_backup", "_count", "_places", "_recv", "_reduce", "_send", "_staging", "slot", "tag")
+    __slots__ = ("_backup", "_count", "_places", "_recv", "_reduce", "_send", "_staging", "over", "slot", "tag")
 
     def __init__(
         self, slot: Slot, send: TensorMemory, recv: TensorMemory, reduce: ReduceDescriptor, world: int
     ) -> None:
         self.slot = slot
         self.tag = reduce.tag
+        self.over = False  # it succeeded or failed
         self._send, self._recv = send, recv
         self._reduce = reduce
         self._count = reduce.count
@@ -105,6 +106,7 @@ class Launched:
 
     def succeed(self, payload: bytes) -> ReduceInfo:
         """The verdict is success: hand the result over."""
+        self.over = True
         if self._staging is not None:
             self._copy_out(self._staging)
         self.release()
@@ -113,6 +115,7 @@ class Launched:
 
     def fail(self) -> None:
         """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
+        self.over = True
         if self._backup is not None:
             restore(self._recv.data_ptr, self._backup.address, self._count, self._send.datatype.itemsize)
         self.release()
