@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .actors.link import ActorLink
     from .values import QuantizationOptions, ReduceOp
 
-AWAIT_NS = 1_000_000_000  # who has waited this long says so: only then can the master explain calls that never meet
+AWAIT_NS = 500_000_000  # who has waited this long says so: only then can the master explain calls that never meet
 
 
 @record

@@ -7,8 +7,8 @@ An aborted operation is *quiet* when no worker can touch its memory any more: it
 of it, or its crew is dead and buried. A worker that does not let go in time, because it was stopped, costs the crew its
 life: abort never waits without a bound.
 
-A worker that was stopped while it held nothing is noticed by nobody, and yet nothing moves: all peers stall, and the one
-that gives up first need not be the one to blame. So after an abort every worker is called, and has to answer.
+A worker that was stopped while it held nothing is noticed by nobody, and yet nothing moves: all peers stall, and who
+gives up first need not be the one to blame. So after an abort every worker is called, and has to answer.
 """
 
 from __future__ import annotations

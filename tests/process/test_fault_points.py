@@ -51,9 +51,7 @@ with communicator:
 """
 
 ACTIONS = sorted(f"peer.{action.__name__}" for action in peer_actor._PERFORM)
-SENT = sorted(
-    f"peer.send.{name}" for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished")
-)
+SENT = sorted(f"peer.send.{name}" for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished"))
 LANE = ["lane.Attach", "lane.Detach", "lane.MapSegment", "lane.send.frame", "lane.receive.frame"]
 # What this victim's life never comes to: failures of others, and what only its own end brings.
 UNREACHED = {"peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink", "peer.AbortOperation"}
@@ -89,7 +87,9 @@ def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str
 def _meet(first: Communicator, address: str, point: str, action: str, bound: float) -> float:
     """Run one victim to its end; the longest call of a bystander meanwhile."""
     environment = {**os.environ, VARIABLE: f"{point}:1:{action}"}
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, address], env=environment, stdout=subprocess.PIPE, cwd=ROOT)
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, address], env=environment, stdout=subprocess.PIPE, cwd=ROOT
+    )
     slowest = 0.0
     deadline = time.monotonic() + 30
     try:

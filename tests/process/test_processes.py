@@ -98,7 +98,9 @@ def test_workers_inherit_nothing(master: MasterNode) -> None:
             # Bells of the actor and of both senders, and its own; the pipe tells the training process when it is gone.
             bells = 3 if "send" in name else 4
             assert held == {"socket:": 2, "pipe:": 1, "anon_inode:[eventpoll": 1, "anon_inode:[eventfd": bells}, name
-            assert not {target for target in descriptors(pid).values() if target.startswith("socket")} & {*actor.values()}
+            assert not {target for target in descriptors(pid).values() if target.startswith("socket")} & {
+                *actor.values()
+            }
 
 
 def test_the_actor_inherits_nothing(master: MasterNode) -> None:

@@ -311,9 +311,9 @@ INTERRUPTED = """
                 handle.wait()
             else:
                 operand = ReduceOperandDescriptor(DataType.FLOAT)
-                peer.all_reduce_multiple_with_retry([
-                    ReduceOpDescriptor.from_numpy(array, array, ReduceDescriptor(1000, ReduceOp.SUM, tag, operand, None))
-                    for tag in (3, 4)])
+                reduces = [ReduceDescriptor(1000, ReduceOp.SUM, tag, operand, None) for tag in (3, 4)]
+                peer.all_reduce_multiple_with_retry(
+                    [ReduceOpDescriptor.from_numpy(array, array, reduce) for reduce in reduces])
             say("not interrupted")
         except KeyboardInterrupt:
             assert array.min() == array.max() == 1

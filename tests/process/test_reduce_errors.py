@@ -323,7 +323,9 @@ if __name__ == "__main__":
         assert arrays[0].tolist() == [2.0] * 3
     assert "torch" not in sys.modules
 """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 0, ended.stderr
 
 

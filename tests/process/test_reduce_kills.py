@@ -25,7 +25,7 @@ from pccl import MasterNode, Options
 
 from .helpers import QUICK, Script, running_master
 
-KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "40"))
+KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "32"))
 PEERS = 4
 FAIL_SECONDS_MAX = 2.0  # of the suite on a busy machine; 0.3 is what it should be
 WHOLE_SECONDS_MAX = 15.0  # patience with a loaded machine
@@ -140,7 +140,9 @@ def kill_one(ring: Ring, chance: random.Random, epoch: int, role: str) -> tuple[
     done: set[int] = set()
     while done < survivors:
         waited = (time.monotonic_ns() - killed_ns) / 1e9
-        problem = f"{role} {pid} of {number} was killed: {survivors - done} did not go on; {ring.script.errors()[-3000:]}"
+        problem = (
+            f"{role} {pid} of {number} was killed: {survivors - done} did not go on; {ring.script.errors()[-3000:]}"
+        )
         assert waited < WHOLE_SECONDS_MAX, problem
         told = ring.read(0.1)
         if told is None or told.number not in survivors or told.time_ns < killed_ns:
