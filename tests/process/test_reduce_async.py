@@ -113,6 +113,21 @@ def test_a_handle_is_patient_and_remembers(trio: Crew) -> None:
     assert array.min() == array.max() == 3
 
 
+def test_a_handle_of_several_threads(trio: Crew) -> None:
+    """Goal: who waits for one handle at the same time, with a bound or without, gets the same outcome."""
+    first, *others = ring_order(trio)
+    for turn in range(20):
+        array = filled(1000, 1, shared=turn % 2 == 0)
+        handle = launch(first, array, 0)
+        waiting = [background(partial(handle.wait, timeout)) for timeout in (None, None, 30.0, float("inf"))]
+        assert background(partial(handle.wait, 0.01)).result()[1] == Result.PENDING_ASYNC_OPS.value
+        together(*(partial(peer.all_reduce, filled(1000, 1), filled(1000, 1), op=ReduceOp.SUM) for peer in others))
+        outcomes = [call.result() for call in waiting]
+        assert outcomes[0][0]
+        assert all(outcome is outcomes[0] for outcome in outcomes)
+        assert array.min() == array.max() == 3
+
+
 def test_a_handle_that_nobody_keeps(trio: Crew) -> None:
     """Goal: dropping a handle harms nobody; the memory is held until it is safe, and the tag counts as un-awaited."""
 
