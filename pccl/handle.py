@@ -6,12 +6,18 @@ failed, because a training loop decides by the outcome what to retry.
 
 from __future__ import annotations
 
+from _thread import RLock
 from typing import TYPE_CHECKING
 
+from ._core.park import monotonic_ns
+from .options import nanoseconds
 from .values import ReduceInfo, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+WAIT_SECONDS_MAX = 1_000_000.0  # eleven days; more than that is no bound, and more than a lock can count
+_PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
 
 
 class AsyncReduceHandle:
@@ -23,13 +29,29 @@ class AsyncReduceHandle:
         self._finish = finish
         self._done = done
         self._outcome: tuple[bool, int, ReduceInfo] | None = None
+        self._turn = RLock()  # one thread waits for the reduce, the others for that thread
 
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
-        """Block until the reduce ended; cached. After `timeout` seconds: not ok, and not done."""
+        """Block until the reduce ended; cached. After `timeout` seconds: not ok, and not done. From any thread."""
+        if self._outcome is not None:
+            return self._outcome
+        if timeout is None:
+            with self._turn:
+                return self._take(None)
+        deadline_ns = monotonic_ns() + nanoseconds(min(max(timeout, 0.0), WAIT_SECONDS_MAX))
+        if not self._turn.acquire(timeout=_seconds_until(deadline_ns)):
+            return _PENDING
+        try:
+            return self._take(_seconds_until(deadline_ns))
+        finally:
+            self._turn.release()
+
+    def _take(self, timeout: float | None) -> tuple[bool, int, ReduceInfo]:
+        """The outcome, from whichever thread was the first to get it."""
         if self._outcome is None:
             ended = self._finish(timeout)
             if ended is None:
-                return False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0)
+                return _PENDING
             result, info = ended
             self._outcome = (result == 0, result, info)
         return self._outcome
@@ -37,3 +59,7 @@ class AsyncReduceHandle:
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._outcome is not None or self._done()
+
+
+def _seconds_until(deadline_ns: int) -> float:
+    return max(deadline_ns - monotonic_ns(), 0) / 1e9

@@ -72,11 +72,12 @@ def _kind(tensor: object) -> str:
 class Launched:
     """A reduce between its launch and its outcome."""
 
-    __slots__ = ("_backup", "_nbytes", "_places", "_request", "_staging", "slot", "tag")
+    __slots__ = ("_backup", "_nbytes", "_places", "_request", "_staging", "over", "slot", "tag")
 
     def __init__(self, slot: Slot, request: Request, world: int) -> None:
         self.slot = slot
         self.tag = request.tag
+        self.over = False  # it succeeded or failed
         self._request = request
         self._nbytes = request.elements * request.send.datatype.itemsize
         self._staging: Piece | None = None
@@ -128,6 +129,7 @@ class Launched:
 
     def succeed(self, payload: bytes) -> ReduceInfo:
         """The verdict is success: hand the result over."""
+        self.over = True
         if self._staging is not None:
             self._copy_out(self._staging)
         self.release()
@@ -136,6 +138,7 @@ class Launched:
 
     def fail(self) -> None:
         """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
+        self.over = True
         backup = self._backup
         if backup is not None:
             recv = self._request.recv

@@ -7,6 +7,7 @@ reduce that failed at a peer; that is an outcome.
 
 from __future__ import annotations
 
+from _thread import RLock
 from typing import TYPE_CHECKING
 
 from ._core.messages import CallAwait, CallReduce
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from .actors.link import ActorLink
 
-AWAIT_NS = 1_000_000_000  # who has waited this long says so: only then can the master explain calls that never meet
+AWAIT_NS = 500_000_000  # who has waited this long says so: only then can the master explain calls that never meet
 
 
 @record
@@ -50,6 +51,7 @@ class Reduces:
         self._world = world  # members of the group, as far as this peer knows
         self._pending: dict[int, Launched] = {}  # tag -> un-awaited
         self._abandoned: list[Launched] = []
+        self._lock = RLock()  # held where a reduce ends: another thread may close the membership meanwhile
         default().watch(link.unshare)
 
     # ------------------------------------------------------------------------------------------ one by one
@@ -109,7 +111,7 @@ class Reduces:
             # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
             self._link.bury()
             self._forget(one)
-            one.fail()
+            self._fail(one)
             kind = KIND_MASTER_LOST if isinstance(error, MasterLostError) else KIND_PLAIN
             return Outcome(error.result.value, kind, NOTHING, error.message)
         self._forget(one)
@@ -117,13 +119,20 @@ class Reduces:
 
     def _settle(self, one: Launched) -> Outcome:
         outcome, payload = self._link.take(one.slot)
-        if outcome == 0:
-            return Outcome(0, KIND_PLAIN, one.succeed(payload), "")
+        with self._lock:
+            if one.over:
+                return Outcome(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
+            if outcome == 0:
+                return Outcome(0, KIND_PLAIN, one.succeed(payload), "")
+            one.fail()
         result, kind, numbers, reason = read_failure(outcome, payload)
         if numbers:
             self._on_numbers(numbers)
-        one.fail()
         return Outcome(result, kind, NOTHING, reason)
+
+    def _fail(self, one: Launched) -> None:
+        with self._lock:
+            one.fail()
 
     def _forget(self, one: Launched) -> None:
         if self._pending.get(one.tag) is one:
@@ -136,9 +145,10 @@ class Reduces:
         self._link.cancel(one.slot)
 
     def _sort_abandoned(self) -> None:
-        for one in [one for one in self._abandoned if one.slot.done]:
-            self._abandoned.remove(one)
-            self._settle(one)
+        with self._lock:
+            for one in [one for one in self._abandoned if one.slot.done]:
+                self._abandoned.remove(one)
+                self._settle(one)
 
     def require_none(self, name: str) -> None:
         """Before a call that excludes reduces: none is un-awaited, and what was abandoned is over."""
@@ -154,7 +164,7 @@ class Reduces:
         """The membership is over and no worker is left: what was under way has failed."""
         default().unwatch(self._link.unshare)
         for one in [*self._pending.values(), *self._abandoned]:
-            one.fail()
+            self._fail(one)
         self._pending.clear()
         self._abandoned.clear()
 

@@ -200,6 +200,10 @@ cdef class Board:
         posix.fence()
         posix.eventfd_write(self.sender_bells[lane] if sends else self.receiver_bells[lane], 1)
 
+    def has_answered(self, bint sends, int lane):
+        """Whether a worker has looked into its mailbox since it was called."""
+        return posix.atomic_load_u32(&self.shared.lanes[sends][lane].attention) == 0
+
     cdef void ring_receivers(self) noexcept:
         cdef int lane
         for lane in range(self.lanes):

@@ -1,10 +1,10 @@
 """A lane's worker process: one mailbox, one connection, one loop.
 
-A sender serves the connection to the next peer, a receiver the one from the previous peer. The loop itself is in
-`_core.sender` and `_core.receiver` and moves blocks without a word of Python; here is what it returns for. The worker is given its connection
-and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes it when told to. It
-holds no other connection of the actor: whatever it inherited by the fork is closed first, so that none is kept open by
-a bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
+A sender serves the connection to the next peer, a receiver the one from the previous peer. The loops themselves are
+`_core.sender` and `_core.receiver`, which move blocks without a word of Python; here is what they return for. A worker
+is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes
+it when told to. It holds no other connection of the actor: whatever it inherited by the fork is closed first, so that
+none is kept open by a bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
 """
 
 from __future__ import annotations

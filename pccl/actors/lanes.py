@@ -139,6 +139,19 @@ class LanePool:
         if self._former:
             self._loop.after(REAP_INTERVAL_NS, self._reap_again)
 
+    def call(self) -> None:
+        """Have every worker show that it runs."""
+        if self.crew is not None:
+            for worker in self.crew.workers.values():
+                self.crew.board.call(worker.sends, worker.index)
+
+    def silent(self) -> list[Worker]:
+        """Workers that were called and have not answered yet."""
+        if self.crew is None:
+            return []
+        board = self.crew.board
+        return [worker for worker in self.crew.workers.values() if not board.has_answered(worker.sends, worker.index)]
+
     def reap(self) -> None:
         """Collect workers that have ended, and give up crews that nobody is left of."""
         for crew in self._former:

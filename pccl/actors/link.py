@@ -196,8 +196,9 @@ class ActorLink:
 
     def bury(self) -> None:
         """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
-        if self._life >= 0:
-            _poll(self._life, select.POLLIN, BURIAL_WAIT)
+        life = self._life  # another thread may be closing: then it has waited
+        if life >= 0:
+            _poll(life, select.POLLIN, BURIAL_WAIT)
 
     # ------------------------------------------------------------------------------------------ between two sleeps
 

@@ -6,6 +6,9 @@ everything behind it waits as well: the order is what keeps two peers from waiti
 An aborted operation is *quiet* when no worker can touch its memory any more: it was never put up, every worker let go
 of it, or its crew is dead and buried. A worker that does not let go in time, because it was stopped, costs the crew its
 life: abort never waits without a bound.
+
+A worker that was stopped while it held nothing is noticed by nobody, and yet nothing moves: all peers stall, and who
+gives up first need not be the one to blame. So after an abort every worker is called, and has to answer.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ if TYPE_CHECKING:
 
     from pccl._core.events import BeginOperation
 
-    from .lanes import Crew, LanePool
+    from .lanes import Crew, LanePool, Worker
     from .loop import Loop
 
 ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes this long was stopped
+ANSWER_GRACE_NS = 250_000_000  # twice this is for an answer: it costs microseconds, but a machine may be busy
 
 
 class Reducing:
@@ -37,6 +41,7 @@ class Reducing:
         self._waiting: deque[BeginOperation] = deque()  # commenced, not yet on a board
         self._running: dict[int, Crew] = {}  # sequence -> whose board it is on
         self._aborting: dict[int, Crew] = {}  # the same, of those whose workers are asked to let go
+        self._calling = False  # workers were called to see whether they answer
         self._sent = self._received = 0  # payload of crews that are gone
         lanes.on_board = self.look
 
@@ -58,6 +63,7 @@ class Reducing:
         else:
             self._aborting[sequence] = crew
             self._loop.after(0, self.look)
+            self._call_workers()
 
     def end(self, sequence: int) -> None:
         """The verdict is in: its place is free."""
@@ -122,3 +128,20 @@ class Reducing:
         if crew is not None and not crew.killed and not crew.board.is_quiet(sequence):
             grace = f"{ABORT_GRACE_NS // 1_000_000} ms"
             self._feed(WorkerDied(f"a worker did not let go of an aborted operation in {grace}"))
+
+    def _call_workers(self) -> None:
+        if not self._calling:
+            self._calling = True
+            self._lanes.call()
+            self._loop.after(ANSWER_GRACE_NS, lambda: self._look_for_silent([]))
+
+    def _look_for_silent(self, suspects: list[Worker]) -> None:
+        """Twice, because a call of another kind may have come just before the first look."""
+        silent = self._lanes.silent()
+        found = [worker for worker in suspects if worker in silent]
+        if silent and not suspects:
+            self._loop.after(ANSWER_GRACE_NS, lambda: self._look_for_silent(silent))
+            return
+        self._calling = False
+        if found:
+            self._feed(WorkerDied(f"{found[0]} does not answer"))

@@ -82,5 +82,6 @@ def _divide(values: Array, by: int) -> Array:
         return (values / values.dtype.type(by)).astype(values.dtype)
     if values.dtype.kind == "u":
         return values // values.dtype.type(by)
-    quotient = np.abs(values.astype(object)) // by * np.sign(values.astype(object))
-    return quotient.astype(values.dtype)
+    divisor = values.dtype.type(by)
+    floor = values // divisor
+    return floor + ((values < 0) & (floor * divisor != values)).astype(values.dtype)

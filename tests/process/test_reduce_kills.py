@@ -25,7 +25,7 @@ from pccl import MasterNode, Options
 
 from .helpers import QUICK, Script, running_master
 
-KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "40"))
+KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "32"))
 PEERS = 4
 FAIL_SECONDS_MAX = 2.0  # of the suite on a busy machine; 0.3 is what it should be
 WHOLE_SECONDS_MAX = 15.0  # patience with a loaded machine

@@ -5,8 +5,8 @@ it forks a trainee, which lives until it is killed or its parent's standard inpu
 
     number event time_ns epoch world bytes_in_use descriptors
 
-The events are `born` (its pid in place of the epoch), `in`, `ok` (a reduce succeeded), `lost` (it failed, and the tensor
-was as before), `again` (its actor was killed, and the tensor was as before), and `wrong` with words behind it.
+The events are `born` (its pid in place of the epoch), `in`, `ok` (a reduce succeeded), `lost` (it failed, and the
+tensor was as before), `again` (its actor was killed, and the tensor was as before), and `wrong` with words behind it.
 """
 
 from __future__ import annotations
