@@ -11,7 +11,7 @@ import socket
 
 from pccl._core.events import Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
-from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Kick, Register
+from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Kick, Register
 from pccl._core.park import monotonic_ns
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_USAGE
@@ -39,6 +39,7 @@ class MasterActor:
         self, listener: socket.socket, token: bytes, options: Options, log: Callable[[int, str], None]
     ) -> None:
         self.loop = Loop()
+        self.loop.look_ns = nanoseconds(options.look_time)
         self.state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
         self._log = log
         self._connections: dict[int, Connection] = {}
@@ -100,6 +101,8 @@ class MasterActor:
 
     def _heard(self, number: int, message: Any) -> None:
         self._feed(PeerSaid(number, message))
+        if type(message) is not Beat:
+            self.loop.expect()  # who votes does not vote alone
 
     def _broke(self, number: int, kind: str, reason: str) -> None:
         connection = self._connections.pop(number)

@@ -153,6 +153,7 @@ class PeerActor:
         self._join = call
         self._lanes.size = max(call.lanes, 1)
         options = Options.decode(call.options.decode())
+        self.loop.look_ns = nanoseconds(options.look_time)
         self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
@@ -218,6 +219,8 @@ class PeerActor:
                 if isinstance(action, SendMaster):
                     self._fault.visit(f"peer.send.{type(action.message).__name__}")
             _PERFORM[type(action)](self, action)
+        if self._state.calls or self._state.reductions.tags:
+            self.loop.expect()
 
     def _complete(self, action: Complete) -> None:
         self._slots.complete(action.slot, action.sequence, join(action.result, action.kind), action.payload)
