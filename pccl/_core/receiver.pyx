@@ -115,7 +115,7 @@ cdef class Receiver(Lane):
             if code:
                 self.drop()
                 return code
-        if self.op == NULL or self.header.hop + 1 < self.op.plan.world:
+        if self.op == NULL or <uint32_t> self.header.hop + 1 < self.op.plan.world:
             code = self.aim_at_scratch()
             if code:
                 return code
@@ -135,7 +135,7 @@ cdef class Receiver(Lane):
         cdef char *backup
         cdef uint32_t *mark
         if (
-            self.header.hop + 2 >= 2 * op.plan.world
+            <uint32_t> self.header.hop + 2 >= 2 * op.plan.world
             or self.header.chunk != chunk_received(&op.plan, op.rank, self.header.hop)
             or self.header.block >= blocks_of(&op.plan, self.header.chunk)
         ):
@@ -147,7 +147,7 @@ cdef class Receiver(Lane):
         if self.wanted:
             return UNMAPPED
         self.target = self.segments.base_of(op.recv_segment) + op.recv_offset + begin * op.itemsize
-        if self.header.hop + 1 >= op.plan.world and op.flags & BACKED_UP:
+        if <uint32_t> self.header.hop + 1 >= op.plan.world and op.flags & BACKED_UP:
             # Only this peer's own chunk is overwritten without ever having been added to, and saved then.
             backup = self.segments.base_of(op.backup_segment) + op.backup_offset
             mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
@@ -241,7 +241,7 @@ cdef class Receiver(Lane):
             return GO_ON
         if crc32c(0, self.target, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
-        if self.header.hop + 1 < op.plan.world:
+        if <uint32_t> self.header.hop + 1 < op.plan.world:
             began = now_ns()
             crc = self.apply()
             began = now_ns() - began
@@ -249,7 +249,7 @@ cdef class Receiver(Lane):
             posix.atomic_count_u64(&op.reduce_ns, began)
         posix.atomic_count_u64(&op.received_bytes, self.received)
         if self.header.hop < 2 * op.plan.world - 3:
-            if not self.board.push(op, self.header.hop + 1, self.header.block, crc):
+            if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc):
                 return self.end(0, b"the queue of ready blocks is full")
         self.board.account(op)
         self.drop()
@@ -276,7 +276,7 @@ cdef class Receiver(Lane):
             mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
             backup += begin
         # The owner's last sum is the one that an average divides.
-        divisor = op.plan.world if self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
+        divisor = op.plan.world if <uint32_t> self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
         while at < self.received:
             piece = self.received - at if self.received - at < PIECE_BYTES else PIECE_BYTES
             if mark != NULL:
