@@ -2,9 +2,10 @@
 
 A sender serves the connection to the next peer, a receiver the one from the previous peer. The loops themselves are
 `_core.sender` and `_core.receiver`, which move blocks without a word of Python; here is what they return for. A worker
-is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and closes
-it when told to. It holds no other connection of the actor: whatever it inherited by the fork is closed first, so that
-none is kept open by a bystander. A segment is mapped when the first block needs it: lanes that never work never pay for it.
+is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and
+closes it when told to. It holds no other connection of the actor: whatever it inherited by the fork is closed first, so
+that none is kept open by a bystander. A segment is mapped when the first block needs it: lanes that never work never
+pay for it.
 """
 
 from __future__ import annotations
@@ -157,9 +158,10 @@ class LaneWorker:
 def suit(connection: socket.socket) -> None:
     """Choose what suits the link.
 
-    No link wants a backlog in the kernel that other lanes could carry. A local one wants no pacing, which costs half its
-    throughput. Inside one host there is no delay to fill, and what is not in flight is still in the cache when it is
-    read: measured at 256 MB between two peers, 3.0 GB/s with so little in flight, 2.4 with as much as the system allows.
+    No link wants a backlog in the kernel that other lanes could carry. A local one wants no pacing, which costs half
+    of its throughput. Inside one host there is no delay to fill, and what is not in flight is still in the cache when
+    it is read: at 256 MB between two peers 3.0 GB/s were measured with this little in flight, and 2.4 with as much as
+    the system allows.
     """
     connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
     if connection.getsockname()[0] == connection.getpeername()[0]:

@@ -107,6 +107,7 @@ class LanePool:
         self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size
         self._former: list[Crew] = []  # killed, not yet gone
         self.size = 1  # lanes of the pool
+        self.patience_ns = 0  # how long the other end of a lane may acknowledge nothing
         self.crew: Crew | None = None
         loop.watch(self._bell, self._rung)
 
@@ -215,6 +216,8 @@ class LanePool:
         try:
             if worker is None:
                 raise OSError(f"lane {lane} has no worker")
+            # A link that swallows everything looks like a slow neighbour to all peers but the one that sends into it.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_ns // 1_000_000)
             self._send(worker, Attach(link), [sock.fileno()])
         except OSError as error:
             reason = f"cannot hand over: {error}"

@@ -90,6 +90,7 @@ class PeerActor:
     """One membership of one communicator."""
 
     def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
+        self._parent = 0
         self._mailbox = mailbox
         self._slots = slots
         self.loop = Loop()
@@ -101,6 +102,8 @@ class PeerActor:
         self._join: CallConnect | None = None
         # The caller watches these beats by its own options; the master's rhythm may be a slower one.
         self._rhythm_ns = IDLE_NS
+        self._patience_ns = 0  # how long the training process may be stopped
+        self._stopped_ns = 0  # how long it has been, as far as this process was awake to see it
         self._token = b""
         self._addresses: list[tuple[str, int]] = []
         self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
@@ -115,8 +118,9 @@ class PeerActor:
         mailbox.setblocking(False)
         self.loop.watch(mailbox.fileno(), self._read_mailbox)
 
-    def run(self, parent_fd: int) -> None:
+    def run(self, parent: int, parent_fd: int) -> None:
         """Serve until the training process leaves or dies."""
+        self._parent = parent
         self.loop.watch(parent_fd, lambda _: self._app_gone("the training process ended without close()"))
         self._slots.beat(monotonic_ns())
         try:
@@ -151,8 +155,11 @@ class PeerActor:
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""
         self._join = call
-        self._lanes.size = max(call.lanes, 1)
         options = Options.decode(call.options.decode())
+        self._lanes.size = max(call.lanes, 1)
+        # Ahead of the stall limit, so that the link itself is blamed, and not whoever noticed first.
+        self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
+        self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
         self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
@@ -201,13 +208,22 @@ class PeerActor:
         return due if silent is None else min(due, silent)
 
     def _tick(self, now_ns: int) -> None:
+        # Not longer than the rhythm: while this process was stopped itself, it saw nothing.
+        elapsed_ns = min(now_ns - self._slots.last_beat_ns, self._rhythm_ns)
         self._slots.beat(now_ns)
         self._lanes.reap()
         if self._listening is not None:
             self._listening.tick(now_ns)
         if self._state is not None:
             self._reducing.report()
+            self._watch_parent(elapsed_ns)
             self._feed(Tick())
+
+    def _watch_parent(self, elapsed_ns: int) -> None:
+        """A training process that is stopped says nothing to anybody: after the usual silence it counts as gone."""
+        self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
+        if self._stopped_ns > self._patience_ns:
+            self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
 
     # ------------------------------------------------------------------------------------------ the machine
 
@@ -395,8 +411,18 @@ def main(arguments: list[str]) -> int:
     # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
     gc.freeze()
     gc.disable()
-    actor.run(parent_fd)
+    actor.run(parent, parent_fd)
     return 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False  # it is gone, which is noticed elsewhere
+    return state in (b"T", b"t")
 
 
 def raise_descriptor_limit() -> None:
