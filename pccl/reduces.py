@@ -104,7 +104,7 @@ class Reduces:
                 now_ns = monotonic_ns()
                 if deadline_ns is not None and now_ns >= deadline_ns and not one.slot.done:
                     return None
-                if not told and now_ns - began_ns > AWAIT_NS:
+                if deadline_ns is None and not told and now_ns - began_ns > AWAIT_NS:
                     told = True
                     self._link.post(name, CallAwait(one.slot.index, one.slot.sequence))
         except PCCLError as error:

@@ -102,6 +102,10 @@ cdef class Reductions:
             reduction.awaited = True
             self.actions.append(SendMaster(Awaiting(reduction.tag)))
 
+    def owes(self, slot, sequence):
+        """Whether that reduce is under way."""
+        return self._find(slot, sequence) is not None
+
     cdef Reduction _find(self, slot, sequence):
         cdef Reduction reduction
         for reduction in self.tags.values():

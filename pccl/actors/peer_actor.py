@@ -50,6 +50,7 @@ from pccl._core.events import (
 from pccl._core.messages import (
     AT_PEER_DOOR,
     TO_PEER,
+    CallCancel,
     CallConnect,
     CallShare,
     CallUnshare,
@@ -63,7 +64,7 @@ from pccl._core.peer_state import PeerState
 from pccl._core.wire import pack, unpack
 from pccl.memory.slots import SlotTable
 from pccl.options import Options, nanoseconds
-from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, join
+from pccl.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
 from pccl.records import replace
 
 from .dialling import Dialler
@@ -151,6 +152,18 @@ class PeerActor:
                 self._begin(call)
             if self._state is not None:
                 self._feed(Called(call))
+                if isinstance(call, CallCancel):
+                    self._end_unknown(call)
+
+    def _end_unknown(self, cancel: CallCancel) -> None:
+        """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
+        state = self._state
+        assert state is not None
+        known = [call for call in (*state.calls.values(), *state.leaving, state.connecting) if call is not None]
+        if not state.reductions.owes(cancel.slot, cancel.sequence) and all(
+            (call.slot, call.sequence) != (cancel.slot, cancel.sequence) for call in known
+        ):
+            self._slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""

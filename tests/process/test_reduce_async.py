@@ -364,3 +364,13 @@ def test_an_interrupted_reduce() -> None:
             assert script.expect("sum") == "2.0 2.0"
             assert script.end() == 0
             assert array.min() == array.max() == 2
+
+
+def test_a_call_that_was_interrupted_on_its_way_to_the_mailbox(trio: Crew) -> None:
+    """Goal: what was given up ends, also if the actor never heard of it before."""
+    link = trio[0]._actor
+    assert link is not None
+    slot = link.acquire("all_reduce")
+    link.cancel(slot)
+    eventually(lambda: slot.done, "the call has ended")
+    assert link.take(slot)[0] != 0
