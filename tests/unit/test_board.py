@@ -159,7 +159,8 @@ def test_what_was_aborted_is_swept_out_and_the_rest_is_kept() -> None:
         member.worker(False, 0, far)
         stack.enter_context(near)
         for sequence in (1, 2, 3):
-            assert member.board.begin(sequence, operation(2, DataType.UINT8, recv=(SEND, 0)), *RING_OF_TWO)
+            place = SEND, 10 * sequence
+            assert member.board.begin(sequence, operation(2, DataType.UINT8, send=place, recv=place), *RING_OF_TWO)
             near.sendall(frame(sequence, 0, 1, 0, b"\x01"))
         eventually(lambda: member.board.totals() == (0, 3))
         member.abort(2)

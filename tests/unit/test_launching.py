@@ -11,9 +11,9 @@ import pytest
 import pccl
 from pccl._core.board import FLAG_BACKED_UP
 from pccl._core.events import REDUCED
-from pccl.launching import Launched
+from pccl.launching import Launched, Request
 from pccl.memory.arena import default
-from pccl.values import DistributionHint, ReduceDescriptor, ReduceInfo, ReduceOp, ReduceOperandDescriptor, TensorMemory
+from pccl.values import ReduceInfo, ReduceOp, TensorMemory
 
 from .loopback import Member, connect, eventually, frame
 
@@ -22,10 +22,9 @@ Array = np.ndarray[Any, Any]
 
 def launch(send: Array, recv: Array, world: int = 2) -> Launched:
     memory = TensorMemory.of(send)
-    operand = ReduceOperandDescriptor(memory.datatype, DistributionHint.NONE)
-    reduce = ReduceDescriptor(memory.numel, ReduceOp.SUM, 9, operand, None)
+    asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, None)
     slot: Any = SimpleNamespace(index=3, sequence=4)
-    return Launched(slot, memory, TensorMemory.of(recv), reduce, world)
+    return Launched(slot, asked, world)
 
 
 def find(array: Array) -> tuple[int, int]:
@@ -48,7 +47,7 @@ def test_shared_tensors_are_reduced_where_they_are() -> None:
     assert (what.send_segment, what.send_offset) == find(send)
     assert (what.recv_segment, what.recv_offset) == find(recv)
     assert (what.flags, what.backup_segment) == (0, 0)
-    assert launched.segments == {what.send_segment, what.recv_segment}
+    assert launched.segments == (what.send_segment, what.recv_segment, 0)
     assert (what.slot, what.sequence, what.tag, what.count) == (3, 4, 9, 100)
     launched.fail()
     assert (send == np.arange(100)).all()

@@ -93,9 +93,19 @@ class FakeCrew:
 
 
 class FakeLanes:
-    """Where the crew at work is found."""
+    """Where the crew at work is found, and who of it answers."""
 
     crew: FakeCrew | None
+
+    def __init__(self) -> None:
+        self.called = 0
+        self.mute: list[Any] = []
+
+    def call(self) -> None:
+        self.called += 1
+
+    def silent(self) -> list[Any]:
+        return list(self.mute)
 
 
 class Scene:
