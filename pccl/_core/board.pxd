@@ -85,7 +85,8 @@ cdef struct LaneCount:
     uint64_t reduce_ns
     uint32_t attention              # 1: the actor put something into the mailbox of this worker
     uint32_t pad0
-    uint64_t pad1[2]
+    uint64_t frame_ns               # of a sender: from taking a large block to having given it to the kernel, on average
+    uint64_t pad1
 
 
 cdef struct Shared:

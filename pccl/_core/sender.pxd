@@ -1,13 +1,18 @@
 # Contents of `sender`.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from .board cimport Job
 from .lane cimport Header, Lane
 
 
 cdef enum:
-    RECRUIT_MS = 1                  # a socket full for this long is a slow one: another lane is asked to help
+    RECRUIT_MS = 4                  # a socket full for this long is a slow one: another lane is asked to help
+    RECRUIT_MS_MAX = 1024           # and asked again, ever more rarely, while it lasts
+    SLOW_NS = 1_000_000             # a frame that takes longer may be slow enough to matter at the end
+    SLOW_TIMES = 4                  # so much slower than another lane is slow
+    STREAK = 8                      # frames without a full socket are the link's doing, fewer its buffer's
+    BACKLOG_FRAMES = 3              # what a slow lane has in the kernel when it takes one more
 
 
 cdef class Sender(Lane):
@@ -22,12 +27,19 @@ cdef class Sender(Lane):
     cdef char *rescue               # the rest of a frame whose operation was aborted under way
     cdef uint64_t rescue_size
     cdef bint blocked               # the socket has been full for a while, and the others know
+    cdef int patience_ms            # until the others are asked again
+    cdef int streak                 # frames since the socket was last full
+    cdef int64_t taken_ns           # when `job` was taken
+    cdef int64_t declining_ns       # since when blocks are left to faster lanes; 0: they are not
 
     cdef int run(self) noexcept nogil
+    cdef bint would_be_last(self) noexcept nogil
+    cdef void leave_it_to_others(self) noexcept nogil
     cdef int prepare(self) noexcept nogil
     cdef int transmit(self) noexcept nogil
     cdef int await_room(self) noexcept nogil
     cdef void set_blocked(self, bint blocked) noexcept nogil
     cdef void rest(self) noexcept nogil
     cdef int finish(self) noexcept nogil
+    cdef void measure(self) noexcept nogil
     cdef int let_go(self) noexcept nogil

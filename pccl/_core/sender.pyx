@@ -62,9 +62,14 @@ cdef class Sender(Lane):
             if self.broken:
                 return self.end(0, b"closed by the other side")
             if self.header_left == 0 and self.payload_left == 0:
-                if not self.pending and not self.board.take(&self.job):
-                    self.rest()
-                    continue
+                if not self.pending:
+                    if not self.board.take(&self.job):
+                        self.rest()
+                        continue
+                    self.taken_ns = now_ns()
+                    if self.would_be_last():
+                        self.leave_it_to_others()
+                        continue
                 code = self.prepare()
             else:
                 code = self.transmit()
@@ -78,6 +83,38 @@ cdef class Sender(Lane):
         if not self.board.has_work() and not posix.atomic_load_u32(&self.count.attention):
             self.sleep(-1)
         posix.atomic_clear_bits_u64(word, lane_bit(self.lane))
+
+    cdef bint would_be_last(self) noexcept nogil:
+        """Whether faster lanes will have sent all the rest before this one is through with the block it just took.
+
+        Everybody would wait for it then. Not for ever, though: who was fast may be stuck.
+        """
+        cdef Op *op = self.job.op
+        cdef uint64_t mine = self.count.frame_ns, best = 0, rival
+        cdef uint64_t fast = 0
+        cdef int lane
+        if op.small or mine < SLOW_NS:
+            return False
+        for lane in range(self.board.lanes):
+            rival = self.board.shared.lanes[1][lane].frame_ns
+            if rival and SLOW_TIMES * rival <= mine and self.board.shared.present[lane // 64] & lane_bit(lane):
+                fast += 1
+                best = rival if best == 0 or rival < best else best
+        # Half of what remains is to be sent, half to be received.
+        if fast == 0 or BACKLOG_FRAMES * mine <= posix.atomic_load_u64(&op.remaining) // 2 * best // fast:
+            self.declining_ns = 0
+            return False
+        if self.declining_ns == 0:
+            self.declining_ns = self.taken_ns
+        return <uint64_t> (self.taken_ns - self.declining_ns) < BACKLOG_FRAMES * mine
+
+    cdef void leave_it_to_others(self) noexcept nogil:
+        """Put the block back. Blocked, and not idle, because it must not be this lane that is woken for it."""
+        self.set_blocked(True)
+        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc)
+        self.board.leave(self.job.op)
+        self.sleep(RECRUIT_MS)
+        self.set_blocked(False)
 
     cdef int prepare(self) noexcept nogil:
         """Begin the frame of the block in `job`."""
@@ -131,8 +168,6 @@ cdef class Sender(Lane):
             if errno == posix.EAGAIN:
                 return self.await_room()
             return GO_ON if errno == posix.EINTR else self.end(errno, b"")
-        if self.blocked:
-            self.set_blocked(False)
         taken = <uint64_t> sent if <uint64_t> sent < self.header_left else self.header_left
         self.header_left -= taken
         sent -= taken
@@ -145,27 +180,39 @@ cdef class Sender(Lane):
     cdef int finish(self) noexcept nogil:
         """The frame is with the kernel."""
         cdef Op *op = self.job.op
+        if self.blocked:
+            self.set_blocked(False)
         self.count.payload_bytes += self.length
         self.count.frames += 1
         if self.entered:
+            if not op.small:
+                self.measure()
             self.entered = False
             posix.atomic_count_u64(&op.sent_bytes, self.length)
             self.board.account(op)
             self.board.leave(op)
         return self.visit()
 
+    cdef void measure(self) noexcept nogil:
+        """How long a large block takes, once the buffer of the socket says nothing about it any more."""
+        self.streak += self.streak <= STREAK
+        if self.streak == 1 or self.streak > STREAK:
+            self.count.frame_ns += (now_ns() - self.taken_ns - <int64_t> self.count.frame_ns) // 4
+
     cdef int await_room(self) noexcept nogil:
-        """The socket is full. If that lasts, another lane may take what waits."""
-        cdef int64_t began = now_ns(), waited
-        cdef int happened = self.sleep(-1 if self.blocked else RECRUIT_MS)
-        waited = now_ns() - began
-        self.count.network_ns += waited
-        if self.entered:
-            posix.atomic_count_u64(&self.job.op.network_ns, waited)
-        if not happened:
+        """The socket is full. If a frame takes long, another lane may take what waits."""
+        cdef int64_t began = now_ns(), waited, left_ms
+        left_ms = self.patience_ms if self.blocked else RECRUIT_MS - (began - self.taken_ns) // 1_000_000
+        if left_ms <= 0 or not self.sleep(<int> left_ms):
+            self.patience_ms = min(2 * self.patience_ms, RECRUIT_MS_MAX) if self.blocked else RECRUIT_MS
             self.set_blocked(True)
             if self.board.has_work():
                 self.board.wake_sender()
+        waited = now_ns() - began
+        self.streak = 0
+        self.count.network_ns += waited
+        if self.entered:
+            posix.atomic_count_u64(&self.job.op.network_ns, waited)
         if self.entered and posix.atomic_load_u32(&self.job.op.state) == ABORTED:
             return self.let_go()
         return GO_ON

@@ -194,11 +194,12 @@ def test_every_block_is_taken_once_however_many_push_and_pop() -> None:
     """Goal: four receivers push, four senders pop, the queue comes round, and each block is sent exactly once."""
     assert ROUNDS * OPERATIONS * (HOPS - 1) > QUEUE_CELLS
     with lone_member(LANES) as (member, outs, intos):
-        member.memory(SEND, WORLD)
+        member.memory(SEND, WORLD * OPERATIONS)
         for first in range(1, ROUNDS * OPERATIONS, OPERATIONS):
             sequences = range(first, first + OPERATIONS)
             for sequence in sequences:
-                assert member.board.begin(sequence, operation(WORLD, DataType.UINT8, recv=(SEND, 0)), 0, WORLD)
+                place = SEND, (sequence - first) * WORLD
+                assert member.board.begin(sequence, operation(WORLD, DataType.UINT8, send=place, recv=place), 0, WORLD)
             frames = np.frombuffer(exchange(outs, intos, sequences), FRAME)
             for sequence in sequences:
                 member.finish(sequence)
