@@ -293,7 +293,7 @@ class TensorMemory:
         return cls(
             data_ptr=tensor.data_ptr(),
             numel=tensor.numel(),
-            datatype=DataType.from_torch_dtype(tensor.dtype),
+            datatype=_KNOWN.get(tensor.dtype) or _remember(tensor.dtype, DataType.from_torch_dtype(tensor.dtype)),
             device_type=DeviceType.from_torch_device_type(tensor.device.type),
             device_index=tensor.device.index or 0,
             writable=True,
@@ -310,12 +310,21 @@ class TensorMemory:
         return cls(
             data_ptr=array.ctypes.data,
             numel=array.size,
-            datatype=DataType.from_numpy_dtype(array.dtype),
+            datatype=_KNOWN.get(array.dtype) or _remember(array.dtype, DataType.from_numpy_dtype(array.dtype)),
             device_type=DeviceType.CPU,
             device_index=0,
             writable=array.flags.writeable,
             owner=array,
         )
+
+
+# dtypes that were judged before: asking numpy for a name takes longer than all the rest of a launch's checks.
+_KNOWN: dict[Any, DataType] = {}
+
+
+def _remember(dtype: Any, datatype: DataType) -> DataType:
+    _KNOWN[dtype] = datatype
+    return datatype
 
 
 def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int) -> None:
