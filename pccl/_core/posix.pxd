@@ -169,6 +169,9 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void *buffer, size_t length, int flags)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
     ssize_t recvmsg(int fd, msghdr *message, int flags)
+    int setsockopt(int fd, int level, int name, const void *value, unsigned int length)
+    int SOL_SOCKET
+    int SO_RCVLOWAT                 # bytes that are worth waking a reader for
 
 
 cdef extern from "<sys/epoll.h>" nogil:

@@ -7,6 +7,7 @@ from .lane cimport HEADER_BYTES, Header, Lane
 
 
 cdef enum:
+    WORTH_BYTES_MAX = 1 << 17       # wakes a reader often enough to keep up, and half as often as segments come
     AHEAD_BYTES = 4096              # read together with a header: a small frame costs one system call
     PIECE_BYTES = 1 << 14           # saved, added and summed up at a time: each finds it in cache after the other
 
@@ -21,6 +22,7 @@ cdef class Receiver(Lane):
     cdef uint64_t received          # bytes of the payload that are there
     cdef char *scratch              # payloads that are to be added, or dropped
     cdef uint64_t scratch_size
+    cdef int worth                  # bytes that the socket wakes this worker for; 0: as many as it likes
     cdef int64_t waiting_ns         # since when a frame has been waited for; 0: not waiting
 
     cdef int run(self) noexcept nogil
@@ -32,6 +34,7 @@ cdef class Receiver(Lane):
     cdef uint32_t apply(self) noexcept nogil
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil
     cdef int aim_at_scratch(self) noexcept nogil
+    cdef void set_worth(self, int nbytes) noexcept nogil
     cdef int divert(self) noexcept nogil
     cdef int await_bytes(self) noexcept nogil
     cdef void drop(self) noexcept nogil

@@ -46,6 +46,7 @@ cdef class Receiver(Lane):
         self.drop()
         self.stage = AT_HEADER
         self.have = 0
+        self.worth = 0
         self.waiting_ns = 0
         Lane.detach(self)
 
@@ -84,6 +85,7 @@ cdef class Receiver(Lane):
                 if errno == posix.EAGAIN:
                     if self.waiting_ns == 0:
                         self.waiting_ns = now_ns()
+                    self.set_worth(1)
                     self.sleep(-1)
                     return GO_ON
                 return GO_ON if errno == posix.EINTR else self.end(errno, b"")
@@ -194,6 +196,8 @@ cdef class Receiver(Lane):
 
     cdef int await_bytes(self) noexcept nogil:
         cdef int64_t began = now_ns(), waited
+        cdef uint64_t missing = self.header.length - self.received
+        self.set_worth(<int> missing if missing < WORTH_BYTES_MAX else WORTH_BYTES_MAX)
         self.sleep(-1)
         waited = now_ns() - began
         self.count.network_ns += waited
@@ -202,6 +206,12 @@ cdef class Receiver(Lane):
             if posix.atomic_load_u32(&self.op.state) == ABORTED:
                 return self.divert()
         return GO_ON
+
+    cdef void set_worth(self, int nbytes) noexcept nogil:
+        """How many bytes are worth being woken for: in the middle of a block more than one segment."""
+        if nbytes != self.worth:
+            self.worth = nbytes
+            posix.setsockopt(self.connection, posix.SOL_SOCKET, posix.SO_RCVLOWAT, &nbytes, sizeof(nbytes))
 
     cdef int divert(self) noexcept nogil:
         """The operation was aborted in the middle of a frame: the rest goes to scratch."""
