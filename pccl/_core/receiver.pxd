@@ -8,6 +8,7 @@ from .lane cimport HEADER_BYTES, Header, Lane
 
 cdef enum:
     WORTH_BYTES_MAX = 1 << 17       # wakes a reader often enough to keep up, and half as often as segments come
+    WORTH_MS = 20                   # and not waited for any longer
     AHEAD_BYTES = 4096              # read together with a header: a small frame costs one system call
     PIECE_BYTES = 1 << 14           # saved, added and summed up at a time: each finds it in cache after the other
 
@@ -23,6 +24,7 @@ cdef class Receiver(Lane):
     cdef char *scratch              # payloads that are to be added, or dropped
     cdef uint64_t scratch_size
     cdef int worth                  # bytes that the socket wakes this worker for; 0: as many as it likes
+    cdef bint trickling             # this block comes slowly, so every byte counts
     cdef int64_t waiting_ns         # since when a frame has been waited for; 0: not waiting
 
     cdef int run(self) noexcept nogil

@@ -127,6 +127,7 @@ cdef class Receiver(Lane):
             posix.atomic_count_u64(&self.op.neighbour_ns, self.waiting_ns)
         self.waiting_ns = 0
         self.received = 0
+        self.trickling = False
         self.stage = AT_PAYLOAD
         return GO_ON
 
@@ -195,10 +196,14 @@ cdef class Receiver(Lane):
         return self.close_frame() if self.received == self.header.length else GO_ON
 
     cdef int await_bytes(self) noexcept nogil:
+        """Sleep in the middle of a block. On a fast link not for every segment; what takes long is a slow one."""
         cdef int64_t began = now_ns(), waited
         cdef uint64_t missing = self.header.length - self.received
-        self.set_worth(<int> missing if missing < WORTH_BYTES_MAX else WORTH_BYTES_MAX)
-        self.sleep(-1)
+        if not self.trickling:
+            self.set_worth(<int> missing if missing < WORTH_BYTES_MAX else WORTH_BYTES_MAX)
+        if not self.sleep(-1 if self.trickling else WORTH_MS):
+            self.trickling = True
+            self.set_worth(1)
         waited = now_ns() - began
         self.count.network_ns += waited
         if self.op != NULL:
@@ -208,7 +213,7 @@ cdef class Receiver(Lane):
         return GO_ON
 
     cdef void set_worth(self, int nbytes) noexcept nogil:
-        """How many bytes are worth being woken for: in the middle of a block more than one segment."""
+        """How many bytes are worth being woken for."""
         if nbytes != self.worth:
             self.worth = nbytes
             posix.setsockopt(self.connection, posix.SOL_SOCKET, posix.SO_RCVLOWAT, &nbytes, sizeof(nbytes))
