@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
-	@echo "make stress  a quarter of an hour: fuzzing, simulation, ten minutes of churn with real processes"
+	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
 	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, growth of the master's work"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
@@ -83,6 +83,7 @@ demo: build
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
+	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
 	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
 
 # With torch, whose Gloo is what we compare with.
@@ -90,6 +91,7 @@ bench: setup
 	@$(MAKE) --no-print-directory build
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth
+	@$(BIN)/python -m benchmarks.kernels
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png

@@ -61,7 +61,6 @@ class Bench:
             works[name] = self.reduce(datatype, op, None)
             works[f"{name}, backup"] = self.reduce(datatype, op, self.backup)
         works["crc32c"] = lambda: kernels.crc32c_of(self.local)
-        works["crc32c and copy"] = lambda: kernels.copy_crc32c_into(self.out, self.local)
         return works
 
 

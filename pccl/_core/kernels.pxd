@@ -16,8 +16,5 @@ cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept no
 # CRC32C; start with 0, and pass the result on to continue.
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil
 
-# The same while copying to `out`, which does not overlap; faster than one after the other.
-cdef uint32_t copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes) noexcept nogil
-
 # Bytes per element, 0 for an unknown datatype.
 cdef size_t itemsize_of(int datatype) noexcept nogil

@@ -26,7 +26,6 @@ cdef extern from "kernels.h" nogil:
     void kernels_load()
     size_t kernels_itemsize(int datatype)
     uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nbytes)
-    uint32_t kernels_copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes)
     void kernels_keep(void *backup, const void *local, size_t nbytes)
     int kernels_reduce(
         int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
@@ -45,10 +44,6 @@ cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept no
 
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil:
     return kernels_crc32c(crc, data, nbytes)
-
-
-cdef uint32_t copy_crc32c(uint32_t crc, void *out, const void *data, size_t nbytes) noexcept nogil:
-    return kernels_copy_crc32c(crc, out, data, nbytes)
 
 
 cdef size_t itemsize_of(int datatype) noexcept nogil:
@@ -142,15 +137,4 @@ def crc32c_of(data, uint32_t crc=0):
     cdef _Bytes held = _Bytes(data, PyBUF_SIMPLE)
     with nogil:
         crc = crc32c(crc, held.exported.buf, held.exported.len)
-    return crc
-
-
-def copy_crc32c_into(out, data, uint32_t crc=0):
-    """Copy the bytes to `out`, and return their CRC32C, continuing from `crc`."""
-    cdef _Bytes source = _Bytes(data, PyBUF_SIMPLE)
-    cdef _Bytes target = _Bytes(out, PyBUF_WRITABLE)
-    if target.exported.len != source.exported.len:
-        raise ValueError(f"out has {target.exported.len} bytes but data has {source.exported.len}")
-    with nogil:
-        crc = copy_crc32c(crc, target.exported.buf, source.exported.buf, source.exported.len)
     return crc

@@ -362,18 +362,6 @@ def test_checksums_continue(variant: str) -> None:
         assert crc == whole
 
 
-@pytest.mark.parametrize("length", [0, 1, 63, 6143, 6144, 6145, 100_003])
-def test_copies_have_the_same_checksum(variant: str, length: int) -> None:
-    """Goal: copying and summing at once gives the copy, the sum, and nothing beside."""
-    data = random.Random(length).randbytes(length)
-    copy = Places(bytes(length), 13)
-
-    assert kernels.copy_crc32c_into(copy.block, data, 99) == kernels.crc32c_of(data, 99)
-    assert copy.holds(data)
-    with pytest.raises(ValueError, match=f"out has {length} bytes but data has {length + 1}"):
-        kernels.copy_crc32c_into(copy.block, data + b"x")
-
-
 def test_checksums_agree_on_whole_blocks() -> None:
     """Goal: every instruction set gives the number that the first one gives, at sizes as they travel."""
     data = random.Random(3).randbytes((1 << 18) + 77)
