@@ -45,6 +45,7 @@ class ActorLink:
 
     def __init__(self, options: Options) -> None:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
+        self._look_ns = nanoseconds(options.look_time)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._noticed_ns = monotonic_ns()
         self._awake_ns = self._looked_ns = self._noticed_ns
@@ -136,7 +137,7 @@ class ActorLink:
 
     def wait(self, name: str, slot: Slot, slice_ns: int = WAIT_SLICE_NS) -> bool:
         """Sleep a while; whether the call has ended. Raises if the actor can end it no more."""
-        if slot.wait(slice_ns):
+        if slot.wait(slice_ns, self._look_ns):
             return True
         self._look_around(name, slot)
         return slot.done

@@ -86,11 +86,14 @@ class Slot:
         """Whether the actor completed it: one load from memory."""
         return self._table is not None and self._word.load() == DONE
 
-    def wait(self, timeout_ns: int) -> bool:
-        """Sleeps until done, at most `timeout_ns`; False early when a signal arrives, so callers loop."""
+    def wait(self, timeout_ns: int, look_ns: int = 0) -> bool:
+        """Sleeps until done, at most `timeout_ns`; False early when a signal arrives, so callers loop.
+
+        Looks for `look_ns` before it goes to sleep: what ends so soon costs nobody a wake-up.
+        """
         self._live()
         word = self._word
-        if word.load() == DONE:
+        if word.load() == DONE or (look_ns and word.look(PENDING, look_ns) and word.load() == DONE):
             return True
         word.compare_exchange(PENDING, AWAITED)
         return word.wait(AWAITED, timeout_ns)

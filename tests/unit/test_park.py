@@ -296,3 +296,18 @@ def test_clock_is_the_one_of_the_host():
     now = monotonic_ns()
 
     assert before <= now <= time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def test_looking_ends_with_a_change_or_with_its_time() -> None:
+    """Goal: who looks finds what another thread stores meanwhile, and gives up when nobody does."""
+    word = Word(bytearray(8))
+    began = time.monotonic_ns()
+    assert not word.look(0, 20_000_000)
+    assert 20_000_000 <= time.monotonic_ns() - began < 5_000_000_000
+    assert word.look(1, 5_000_000_000)  # it holds something else already
+
+    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))
+    thread.start()
+    assert word.look(0, 5_000_000_000)
+    thread.join()
+    assert word.load() == 7

@@ -311,3 +311,26 @@ def test_everybody_who_waits_for_a_slot_is_woken(table, actor):
         thread.join(20)
 
     assert woken == [True] * 3
+
+
+def test_who_looks_first_costs_the_actor_no_wake_up(table, actor):
+    """Goal: what ends while its caller still looks is found without either side going to sleep or waking anybody."""
+    slot = table.acquire()
+    states = []
+
+    def complete():
+        time.sleep(0.02)
+        states.append(state(table, slot))
+        actor.complete(slot.index, slot.sequence, 3)
+
+    thread = threading.Thread(target=complete)
+    thread.start()
+    assert slot.wait(SECOND_NS, 5 * SECOND_NS)
+    thread.join()
+    assert states == [PENDING]
+    assert slot.result == 3
+
+    late = table.acquire()
+    assert not late.wait(0, 1)
+    assert state(table, late) == AWAITED
+    actor.complete(late.index, late.sequence, 0)
