@@ -48,6 +48,7 @@ cdef class Lane:
     cdef public uint64_t frames_until_fault  # 0: no mishap is planned
     cdef LaneCount *count
 
+    cdef int run(self) noexcept nogil
     cdef int sleep(self, int timeout_ms) noexcept nogil
     cdef bint is_called(self) noexcept nogil
     cdef int end(self, int error, const char *reason) noexcept nogil

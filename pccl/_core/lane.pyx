@@ -76,6 +76,17 @@ cdef class Lane:
             posix.epoll_ctl(self.epoll, posix.EPOLL_CTL_DEL, self.connection, NULL)
             self.connection = -1
 
+    def serve(self):
+        """Work until there is something for Python; returns its code."""
+        cdef int code
+        with nogil:
+            code = self.run()
+        return code
+
+    cdef int run(self) noexcept nogil:
+        """The loop of whoever this is: a sender's or a receiver's."""
+        return self.end(0, b"a lane by itself moves nothing")
+
     @property
     def problem(self):
         """Why the connection ended."""

@@ -27,7 +27,6 @@ cdef class Receiver(Lane):
     cdef bint trickling             # this block comes slowly, so every byte counts
     cdef int64_t waiting_ns         # since when a frame has been waited for; 0: not waiting
 
-    cdef int run(self) noexcept nogil
     cdef int read_header(self) noexcept nogil
     cdef int open_frame(self) noexcept nogil
     cdef int aim(self) noexcept nogil

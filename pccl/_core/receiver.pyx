@@ -50,13 +50,6 @@ cdef class Receiver(Lane):
         self.waiting_ns = 0
         Lane.detach(self)
 
-    def serve(self):
-        """Receive until there is something for Python; returns its code."""
-        cdef int code
-        with nogil:
-            code = self.run()
-        return code
-
     cdef int run(self) noexcept nogil:
         cdef int code
         while True:

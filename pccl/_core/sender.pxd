@@ -32,7 +32,6 @@ cdef class Sender(Lane):
     cdef int64_t taken_ns           # when `job` was taken
     cdef int64_t declining_ns       # since when blocks are left to faster lanes; 0: they are not
 
-    cdef int run(self) noexcept nogil
     cdef bint would_be_last(self) noexcept nogil
     cdef void leave_it_to_others(self) noexcept nogil
     cdef int prepare(self) noexcept nogil

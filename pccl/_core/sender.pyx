@@ -44,13 +44,6 @@ cdef class Sender(Lane):
         if self.board.has_work():
             self.board.wake_sender()  # what this lane would have taken
 
-    def serve(self):
-        """Send until there is something for Python; returns its code."""
-        cdef int code
-        with nogil:
-            code = self.run()
-        return code
-
     cdef int run(self) noexcept nogil:
         cdef int code
         while True:

@@ -95,7 +95,7 @@ def main(address: str, options: str) -> None:
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks; nothing is waited for here but the end
     os._exit(0)
 
 

@@ -82,7 +82,7 @@ def eventually(condition: Callable[[], Any], what: str = "it") -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:.0f} s"
-        time.sleep(0.0005)
+        time.sleep(0.0005)  # between two looks at the condition, which alone decides
 
 
 def connect(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:

@@ -143,7 +143,7 @@ def test_a_receiver_may_be_killed_at_any_moment() -> None:
             pid = receive_in_child(member, far)
             try:
                 send_some(near, data, source.randrange(len(data) + 1))
-                time.sleep(source.choice([0, 0, 1e-5, 1e-4]))
+                time.sleep(source.choice([0, 0, 1e-5, 1e-4]))  # so that the kill meets the block at any of its points
             finally:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)

@@ -320,7 +320,7 @@ def test_aborts_at_random_moments_touch_nothing_else() -> None:
             for rank in range(3):
                 for tensors, number in both:
                     tensors.begin(rank, number, ReduceOp.SUM)
-            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))
+            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort meets any point of it
             for member in source.sample(members, 3):
                 halfway += 0 < member.board.moved(sequence + 1) and not member.board.has_ended(sequence + 1)
                 member.abort(sequence + 1)

@@ -281,7 +281,7 @@ def test_a_close_that_comes_together_with_an_early_frame_is_reported() -> None:
     with lone_member() as (member, _, (into,)):
         receiver = worker_of(member, False)
         receiver._tell(lambda: None)
-        time.sleep(0.01)  # it sleeps again
+        time.sleep(0.01)  # into its sleep, where the defect was; awake it must report the same
         into.send(right(sequence=9), socket.MSG_MORE)
         into.close()
         eventually(lambda: receiver.problems, "the report")

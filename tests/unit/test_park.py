@@ -306,6 +306,7 @@ def test_looking_ends_with_a_change_or_with_its_time() -> None:
     assert 20_000_000 <= time.monotonic_ns() - began < 5_000_000_000
     assert word.look(1, 5_000_000_000)  # it holds something else already
 
+    # Late, so that it is stored while the other looks; earlier would pass as well.
     thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))
     thread.start()
     assert word.look(0, 5_000_000_000)

@@ -319,7 +319,7 @@ def test_who_looks_first_costs_the_actor_no_wake_up(table, actor):
     states = []
 
     def complete():
-        time.sleep(0.02)
+        time.sleep(0.02)  # so that it ends while its caller looks
         states.append(state(table, slot))
         actor.complete(slot.index, slot.sequence, 3)
 
