@@ -9,8 +9,8 @@ What a round consists of, by `strace -c` and by the threads' CPU clocks, with 2 
 (training process, actor, master, actor, training process), six system calls of each actor (two epoll_wait, two recv,
 one send, one futex) and no others. Loop, connections and wire are compiled: in Python they were a third of the CPU time
 of actor and master (77 and 67 µs a call, now 59 and 51, about half of it in the kernel). Of the rest, waking processes
-is the most: actors and master that look for 100 µs before they sleep took a loop of 2 peers from 253-327 to 165-208 µs in the
-same minutes (30 µs of looking changed nothing), but they would burn that after every event on cores that train.
+is the most: actors and master that look for 100 µs before they sleep took a loop of 2 peers from 253-327 to 165-208 µs
+in the same minutes (30 µs of looking changed nothing), but they would burn that after every event on cores that train.
 """
 
 from __future__ import annotations
