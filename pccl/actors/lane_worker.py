@@ -16,7 +16,7 @@ import signal
 import socket
 
 from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED
-from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.park import die_with_parent, set_process_name
 from pccl._core.receiver import Receiver
 from pccl._core.sender import Sender

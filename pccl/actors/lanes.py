@@ -17,7 +17,7 @@ import signal
 import socket
 
 from pccl._core.board import BOARD_BYTES, Board
-from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
 from pccl.memory.segments import Segment
 

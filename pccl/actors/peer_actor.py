@@ -47,18 +47,8 @@ from pccl._core.events import (
     Tick,
     WorkerDied,
 )
-from pccl._core.messages import (
-    AT_PEER_DOOR,
-    TO_PEER,
-    CallCancel,
-    CallConnect,
-    CallShare,
-    CallUnshare,
-    JoinLane,
-    Notice,
-    Refused,
-    Register,
-)
+from pccl._core.mailbox import CallCancel, CallConnect, CallShare, CallUnshare
+from pccl._core.messages import AT_PEER_DOOR, TO_PEER, JoinLane, Notice, Refused, Register
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
 from pccl._core.wire import pack, unpack
