@@ -26,8 +26,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import pccl
 from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
 from benchmarks.ranks import Meeting, progress, run_ranks, say
@@ -36,6 +34,8 @@ from pccl._core.digest import STATE_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
 # Layers of the report's model: 784 pixels to ten digits, some 100,000 parameters in six tensors.
 LAYERS = ((784, 120), (120,), (120, 45), (45,), (45, 10), (10,))

@@ -16,8 +16,8 @@ from ._core.copying import copy_from, copy_into
 from ._core.description import Row, pack_description
 from ._core.digest import block_digests, digest_many, digest_of_blocks
 from ._core.events import SYNCED
-from ._core.mailbox import CallDescribe, CallSync
 from ._core.layout import DIGEST_BYTES
+from ._core.mailbox import CallDescribe, CallSync
 from ._core.park import monotonic_ns
 from .errors import PCCLError, error_from_outcome
 from .memory.arena import LARGE_BYTES, default

@@ -1,7 +1,7 @@
 """Shared state with real processes: every rule of agreeing on it, each as a scene that members act out at once.
 
 A member's state is a handful of arrays, some in shared memory and some not, filled with one number; what a sync made of
-it is read off that number. The rules themselves are tested in full on the machines alone; here it is shown that digests,
+it is read off that number. The rules are tested in full on the machines alone; here it is shown that digests,
 votes and transfers keep them together.
 """
 
