@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     u16 = int
     u32 = int
     u64 = int
+    flag = bool
     text = str
     blob = bytes
     bytes16 = bytes
@@ -163,3 +164,41 @@ class UnmapSegment:
     """Let go of that memory."""
 
     segment: u32
+
+
+# ---------------------------------------------------------------------------------------------- of a state's worker
+
+
+@message(0x65, "peer actor to fetching worker")
+class FetchTable:
+    """Ask the source for its table."""
+
+
+@message(0x66, "peer actor to fetching worker")
+class FetchUnits:
+    """Fetch these units, in this order (see `state_link`)."""
+
+    units: blob
+
+
+@message(0x67, "fetching worker to peer actor")
+class TableFetched:
+    """The source's table, not checked in any way; the descriptor comes along."""
+
+    nbytes: u64
+
+
+@message(0x68, "worker to peer actor")
+class UnitsMoved:
+    """So many more units were fetched and verified, or sent."""
+
+    units: u32
+    nbytes: u64
+
+
+@message(0x69, "worker to peer actor")
+class StateLinkEnded:
+    """The connection is over, and so is this worker; `lied` if the other side sent what does not match."""
+
+    lied: flag
+    reason: text
