@@ -21,7 +21,7 @@ from ._core.mailbox import CallDescribe, CallSync
 from ._core.park import monotonic_ns
 from .errors import PCCLError, error_from_outcome
 from .memory.arena import LARGE_BYTES, default
-from .memory.window import WINDOW_BYTES, WINDOW_HEADER_BYTES, Window
+from .memory.window import PLACE_BYTES, PLACES, WINDOW_BYTES, Window
 from .outcomes import KIND_DESCRIBE, KIND_PLAIN, split
 from .values import DeviceType, SharedStateSyncInfo, SharedStateSyncStrategy
 
@@ -74,7 +74,8 @@ class Syncs:
         description = arena.allocate(max(len(packed), LARGE_BYTES))
         room = arena.allocate(max(WINDOW_BYTES, LARGE_BYTES))
         description.view[: len(packed)] = packed
-        room.view[:WINDOW_HEADER_BYTES] = bytes(WINDOW_HEADER_BYTES)
+        header = WINDOW_BYTES - PLACES * PLACE_BYTES
+        room.view[:header] = bytes(header)
         pump = Pump(infos, room)
         segments = {row.segment for row in rows} | {description.segment, room.segment}
         self._link.share(NAME, sorted(segments), arena.descriptor)
