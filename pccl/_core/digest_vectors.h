@@ -1,7 +1,8 @@
 /* Vectors of words, for each instruction set: loaded from anywhere, stored, stepped, added.
  *
- * The step is that of digest_mix.h, word for word. AVX2 and AVX-512 multiply the low halves of 64-bit words, which is the
- * one product of integers that both have; NEON multiplies vectors of 32-bit numbers and adds in the same instruction.
+ * The step is that of digest_mix.h, word for word. AVX2 and AVX-512 multiply the low halves of 64-bit words, which is
+ * the one product of integers that both have; NEON multiplies vectors of 32-bit numbers and adds in the same
+ * instruction.
  */
 
 #ifndef PCCL_DIGEST_VECTORS_H
