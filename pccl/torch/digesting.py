@@ -11,10 +11,14 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import torch
 
 from pccl._core.digest import STATE_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DIGEST_BYTES = 8
 
@@ -24,20 +28,50 @@ def block_digests(tensor: torch.Tensor) -> bytes:
 
     Runs on the current stream of the tensor's device, after what was put there before, and waits for its end.
     """
-    if not tensor.is_contiguous():
-        raise ValueError("only a contiguous tensor has a digest on its device; call .contiguous() on it first")
-    nbytes = tensor.numel() * tensor.element_size()
-    if nbytes == 0:
-        return b""
-    library = _library()
-    with torch.cuda.device(tensor.device):
-        digests = torch.empty(-(-nbytes // STATE_BLOCK_BYTES), dtype=torch.int64, device=tensor.device)
-        stream = torch.cuda.current_stream().cuda_stream
-        code = library.pccl_digest_blocks(tensor.data_ptr(), nbytes, digests.data_ptr(), stream)
-        if code != 0:
-            raise RuntimeError(f"CUDA refused to digest a tensor of {nbytes} bytes on {tensor.device}: error {code}")
+    return block_digests_many([tensor])[0]
+
+
+def block_digests_many(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """The same for each of many tensors; every device is waited for once, whatever their number."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError("only a contiguous tensor has a digest on its device; call .contiguous() on it first")
+    places: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(place)
+    launched = {device: _launch(device, [tensors[place] for place in there]) for device, there in places.items()}
+    found = [b""] * len(tensors)
+    for device, digests in launched.items():
         host = digests.cpu()  # waits for the stream
-    return ctypes.string_at(host.data_ptr(), host.numel() * DIGEST_BYTES)
+        packed, begin = ctypes.string_at(host.data_ptr(), host.numel() * DIGEST_BYTES), 0
+        for place in places[device]:
+            end = begin + _blocks(tensors[place]) * DIGEST_BYTES
+            found[place], begin = packed[begin:end], end
+    return found
+
+
+def _launch(device: torch.device, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Start digesting tensors of one device; all digests, one behind the other, once its stream gets there."""
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        digests = torch.empty(sum(map(_blocks, tensors)), dtype=torch.int64, device=device)
+        target = digests.data_ptr()
+        for tensor in tensors:
+            if tensor.numel() == 0:
+                continue
+            code = _library().pccl_digest_blocks(tensor.data_ptr(), _nbytes(tensor), target, stream)
+            if code != 0:
+                raise RuntimeError(f"CUDA refused to digest {_nbytes(tensor)} bytes on {device}: error {code}")
+            target += _blocks(tensor) * DIGEST_BYTES
+    return digests
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _blocks(tensor: torch.Tensor) -> int:
+    return -(-_nbytes(tensor) // STATE_BLOCK_BYTES)
 
 
 @cache

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pccl._core import digest, kernels
 
 from . import simplehash
+from .fence import Fence
 
 Array = np.ndarray[Any, Any]
 
@@ -119,6 +120,15 @@ def test_random_buffers_agree(data: bytes, repeats: int, offset: int) -> None:
             assert digest_of(data, offset) == simplehash.digest(data), name
     finally:
         kernels.use(before)
+
+
+def test_no_byte_beyond_is_read(variant: str) -> None:
+    """Goal: buffers that end where memory ends, or begin where it begins, are read to their last byte and no more."""
+    content = sample(2 * TILE)
+    fence = Fence(content)
+    for nbytes in range(600):
+        assert digest.digest(fence.end - nbytes, nbytes) == digest_of(content[len(content) - nbytes :])
+        assert digest.digest(fence.begin, nbytes) == digest_of(content[:nbytes])
 
 
 # --- Blocks and threads -------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ import importlib.util
 import random
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import pytest
 
 from pccl._core import digest
 
+from .fence import Fence
 from .simplehash import BLOCK_BYTES, ROW_BYTES, TILE_BYTES
 
 Array = np.ndarray[Any, Any]
@@ -113,6 +114,15 @@ def test_random_buffers_agree_with_the_cpu(device: Device, room: Array) -> None:
 
 
 @needs_compiler
+def test_no_byte_beyond_is_read(device: Device) -> None:
+    """Goal: buffers that end where memory ends, or begin where it begins, whatever their alignment."""
+    fence = Fence(random.Random(3).randbytes(TILE_BYTES))
+    for nbytes in (*range(1, 40), *range(ROW_BYTES - 9, ROW_BYTES + 10), *range(9 * ROW_BYTES - 9, 9 * ROW_BYTES + 10)):
+        for address in (fence.end - nbytes, fence.begin):
+            assert device.block_digests(address, nbytes) == digest.block_digests(address, nbytes, 1)
+
+
+@needs_compiler
 def test_nothing_is_launched_for_nothing(device: Device) -> None:
     """Goal: no bytes are no error, and more than a launch can number are one."""
     assert device.launch(None, 0, None, None) == 0
@@ -174,8 +184,8 @@ def test_it_compiles_for_devices(architecture: int, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch, device: Device) -> Callable[..., bytes]:
-    """`block_digests` of tensors, with a device that lies in host memory."""
+def pretended(monkeypatch: pytest.MonkeyPatch, device: Device) -> ModuleType:
+    """`digesting` with a device that lies in host memory."""
     import torch
 
     from pccl.torch import digesting
@@ -183,34 +193,36 @@ def pretended(monkeypatch: pytest.MonkeyPatch, device: Device) -> Callable[..., 
     monkeypatch.setattr(digesting, "_library", lambda: SimpleNamespace(pccl_digest_blocks=device.launch))
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    return digesting.block_digests
+    return digesting
 
 
 @needs_torch
 @needs_compiler
-def test_tensors_are_digested_where_they_lie(pretended: Callable[..., bytes]) -> None:
+def test_tensors_are_digested_where_they_lie(pretended: ModuleType) -> None:
     """Goal: any dtype, any offset into a storage, none at all; the bytes are those of the CPU's digests."""
     import torch
 
     whole = torch.arange(300_000, dtype=torch.float32)
-    for tensor in (whole, whole[1:], whole[3:].view(torch.uint8)[5:], whole.to(torch.bfloat16)[1:], whole[:0]):
-        nbytes = tensor.numel() * tensor.element_size()
-        assert pretended(tensor) == digest.block_digests(tensor.data_ptr(), nbytes, 1)
+    bits = whole[3:].view(torch.uint8)
+    tensors = [whole, whole[:0], whole[1:], bits[5:], bits[6:9], whole[:0], whole.to(torch.bfloat16)[1:]]
+    expected = [digest.block_digests(t.data_ptr(), t.numel() * t.element_size(), 1) for t in tensors]
+    assert [pretended.block_digests(tensor) for tensor in tensors] == expected
+    assert pretended.block_digests_many(tensors) == expected
+    assert pretended.block_digests_many([]) == []
     with pytest.raises(ValueError, match="call .contiguous"):
-        pretended(whole.view(300, 1000).T)
+        pretended.block_digests(whole.view(300, 1000).T)
 
 
 @needs_torch
-def test_refusals_of_the_driver_are_told(pretended: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a launch that fails is an exception that names the tensor."""
+@needs_compiler
+def test_refusals_of_the_driver_are_told(pretended: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a launch that fails is an exception that says where and how much."""
     import torch
 
-    from pccl.torch import digesting
-
     refusing = SimpleNamespace(pccl_digest_blocks=lambda *_arguments: 700)
-    monkeypatch.setattr(digesting, "_library", lambda: refusing)
-    with pytest.raises(RuntimeError, match="a tensor of 12 bytes on cpu: error 700"):
-        pretended(torch.zeros(3))
+    monkeypatch.setattr(pretended, "_library", lambda: refusing)
+    with pytest.raises(RuntimeError, match="refused to digest 12 bytes on cpu: error 700"):
+        pretended.block_digests(torch.zeros(3))
 
 
 @needs_torch
@@ -221,6 +233,8 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from pccl.torch import digesting
 
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="torch.cuda sees none"):
         digesting.block_digests(torch.zeros(1))

@@ -205,6 +205,19 @@ def test_no_word_silences_others() -> None:
     assert_distinct(digests_of(np.array(rows)))
 
 
+def test_one_step_spreads_a_flipped_bit() -> None:
+    """Goal: no bit of a word leaves a trace in its lane that the next word could wipe out with a bit or two."""
+    source = random.Random(8)
+    traces = []
+    for _ in range(200):
+        lane, word = source.getrandbits(64), source.getrandbits(64)
+        plain = simplehash.step(lane, word)
+        traces += [(plain ^ simplehash.step(lane, word ^ 1 << bit)).bit_count() for bit in range(64)]
+
+    assert min(traces) > 8
+    assert 24 < sum(traces) / len(traces) < 28
+
+
 # --- Statistics ---------------------------------------------------------------------------------------------------
 
 
