@@ -37,6 +37,13 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="the emulation need
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="device tensors come with torch")
 
 
+def declare(library: ctypes.CDLL) -> Any:
+    """The one function of the library."""
+    function = library.pccl_digest_blocks
+    function.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_void_p]
+    return function
+
+
 class Device:
     """`digest.cu`, or what a test made of it, built for the CPU."""
 
@@ -47,8 +54,7 @@ class Device:
         command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
         command += ["-Wno-unknown-pragmas", f"-I{EMULATION}", f"-I{SOURCE.parent}", program, "-o", library]
         subprocess.run(command, check=True, timeout=100)
-        self.launch = ctypes.CDLL(str(library)).pccl_digest_blocks
-        self.launch.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_void_p]
+        self.launch = declare(ctypes.CDLL(str(library)))
 
     def block_digests(self, address: int, nbytes: int) -> bytes:
         """The digests, between guards that must not be written to."""
@@ -180,6 +186,24 @@ def test_it_compiles_for_devices(architecture: int, tmp_path: Path) -> None:
         assert f"digest_blockI{width}E".encode() in target.read_bytes()
 
 
+def test_it_links_with_the_runtime(tmp_path: Path) -> None:
+    """Goal: with NVIDIA's own header and library, and no device, a launch is refused by a number, as callers expect."""
+    nvcc, target = shutil.which("nvcc"), tmp_path / "digest.so"
+    if nvcc is None or Path("/proc/driver/nvidia").exists():
+        pytest.skip("this needs nvcc and no device")
+    command = [nvcc, "-shared", "-Xcompiler", "-fPIC", SOURCE, "-o", target]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    if "cudart" in outcome.stderr:
+        pytest.skip("this toolkit comes without its runtime library")
+    assert outcome.returncode == 0, outcome.stderr
+
+    launch = declare(ctypes.CDLL(str(target)))
+    content, out = ctypes.create_string_buffer(64), ctypes.create_string_buffer(8)
+
+    assert launch(content, 64, out, None) != 0
+    assert launch(content, 0, out, None) == 0
+
+
 # --- From torch ---------------------------------------------------------------------------------------------------
 
 
@@ -292,3 +316,21 @@ def test_torch_builds_what_we_open(tmp_path: Path, room: Array, monkeypatch: pyt
 
     assert library.pccl_digest_blocks(room.ctypes.data, 1000, out.ctypes.data, None) == 0
     assert out.tobytes() == digest.block_digests(room.ctypes.data, 1000, 1)
+
+
+@needs_torch
+def test_a_real_device_agrees_with_the_cpu() -> None:
+    """Goal: the whole way, on a GPU. Skipped wherever this project was tested so far."""
+    import torch
+
+    from pccl.torch import digesting
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    whole = torch.arange(3 * BLOCK_BYTES, dtype=torch.int32)
+    tensors = [whole, whole[1:], whole.view(torch.uint8)[3:], whole[:7], whole[:0], whole[BLOCK_BYTES // 4 :]]
+
+    found = digesting.block_digests_many([tensor.cuda() for tensor in tensors])
+
+    assert found == [digest.block_digests(t.data_ptr(), t.numel() * t.element_size(), 2) for t in tensors]
+    assert digesting.block_digests(whole.cuda()[1:]) == found[1]
