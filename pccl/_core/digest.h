@@ -62,7 +62,7 @@ static const digest_set digest_sets[] = {
 #endif
 };
 
-/* What is unknown here is computed one word at a time, with the same result. */
+/* What is unknown here is computed by the loops that run anywhere, with the same result. */
 static inline const digest_set *digest_set_named(const char *name) {
     for (size_t i = 1; i < sizeof digest_sets / sizeof digest_sets[0]; ++i)
         if (strcmp(digest_sets[i].name, name) == 0) return &digest_sets[i];
