@@ -2,7 +2,8 @@
 
 The large tensor is far beyond all caches, so what counts is memory. Reading and digesting take turns, on every number
 of threads and with every instruction set, so that a noisy neighbour disturbs them alike; figures are medians over
-rounds, and the share is the median of the shares of single rounds. The digests of all must be equal.
+rounds. Rates are by the clock on the wall. The share, what is left of the speed of reading, is by CPU time, which says
+the same on a machine that is busy with other things. The digests of all must be equal.
 
     python -m benchmarks.digest --size 1G --threads 1 2
 """
@@ -14,7 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 STATES = ((1, 400 << 10), (1000, 400), (200, 64 << 10))
 
 Array = np.ndarray[Any, Any]
+
+
+class Spent(NamedTuple):
+    """What a call took."""
+
+    wall_ns: int
+    cpu_ns: int
 
 
 def main() -> int:
@@ -53,9 +61,9 @@ def main() -> int:
 
 
 def measure_large(nbytes: int, threads: list[int], rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """By threads and instruction set: GB/s of reading and of digesting, and the second's share of the first."""
+    """By threads and instruction set: rates of reading and of digesting, and the second's share of the first."""
     tensor = np.arange(nbytes // 4, dtype=np.float32)
-    times: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    times: dict[tuple[int, str], list[tuple[Spent, Spent]]] = {}
     digests = set()
     before = kernels.chosen()
     for number in range(-1, rounds):  # the first is for warming up
@@ -73,11 +81,12 @@ def measure_large(nbytes: int, threads: list[int], rounds: int) -> dict[str, dic
     return {str(count): {simd: _row(nbytes, times[count, simd]) for simd in kernels.available()} for count in threads}
 
 
-def _row(nbytes: int, pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _row(nbytes: int, pairs: list[tuple[Spent, Spent]]) -> dict[str, float]:
+    read_ns, digest_ns = (statistics.median(spent.wall_ns for spent in column) for column in zip(*pairs, strict=True))
     return {
-        "read_gigabytes_per_second": round(nbytes / statistics.median(read for read, _ in pairs) / 1e9, 1),
-        "digest_gigabytes_per_second": round(nbytes / statistics.median(digested for _, digested in pairs) / 1e9, 1),
-        "share": round(statistics.median(read / digested for read, digested in pairs), 2),
+        "read_gigabytes_per_second": round(nbytes / read_ns, 1),
+        "digest_gigabytes_per_second": round(nbytes / digest_ns, 1),
+        "share": round(statistics.median(read.cpu_ns / digested.cpu_ns for read, digested in pairs), 2),
     }
 
 
@@ -87,16 +96,16 @@ def measure_states(rounds: int) -> dict[str, float]:
     for count, nbytes in STATES:
         tensors: list[Array] = [np.full(nbytes, number % 251, np.uint8) for number in range(count)]
         addresses, lengths = [tensor.ctypes.data for tensor in tensors], [nbytes] * count
-        calls = [timed(digest.digest_many, addresses, lengths, 2)[0] for _ in range(20 * rounds)]
-        found[f"{count} of {size_text(nbytes)}"] = round(statistics.median(calls) * 1e6, 1)
+        calls = [timed(digest.digest_many, addresses, lengths, 2)[0].wall_ns for _ in range(20 * rounds)]
+        found[f"{count} of {size_text(nbytes)}"] = round(statistics.median(calls) / 1000, 1)
     return found
 
 
-def timed(work: Callable[..., object], *arguments: object) -> tuple[float, object]:
-    """Seconds, and what came out."""
-    began = time.perf_counter_ns()
+def timed(work: Callable[..., object], *arguments: object) -> tuple[Spent, object]:
+    """What a call took, and what came out."""
+    cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
     value = work(*arguments)
-    return (time.perf_counter_ns() - began) / 1e9, value
+    return Spent(time.perf_counter_ns() - wall_ns, time.process_time_ns() - cpu_ns), value
 
 
 def show(results: dict[str, Any]) -> None:
