@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     u16 = int
     u32 = int
     u64 = int
+    flag = bool
     text = str
     blob = bytes
     bytes16 = bytes
@@ -112,6 +113,7 @@ class CallSync:
     keys: u32
     layout: bytes16
     content: bytes16
+    torn: flag = False  # an earlier transfer ended in the middle of this state, and nothing has mended it
 
 
 @message(0x5A, "training process to peer actor")
