@@ -172,10 +172,14 @@ class StatePeer:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(BOUND)
 
-    def close(self) -> None:
+    def stop_pump(self) -> None:
+        """Serve the window no more."""
         self._over = True
         self.window.ring()
         self._pump.join(BOUND)
+
+    def close(self) -> None:
+        self.stop_pump()
         if self.process.poll() is None:
             self._mailbox.close()
             try:
@@ -196,15 +200,17 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def peers_with(*states: dict[str, bytes], **other: Any) -> Iterator[list[StatePeer]]:
-    """A peer for each of these states."""
+def peers_with(
+    *states: dict[str, bytes], faults: dict[int, str] | None = None, **other: Any
+) -> Iterator[list[StatePeer]]:
+    """A peer for each of these states, and faults that are planned for some of them."""
     with contextlib.ExitStack() as stack:
-        yield [_closed(stack, StatePeer(number, state, **other)) for number, state in enumerate(states, 1)]
-
-
-def _closed(stack: contextlib.ExitStack, peer: StatePeer) -> StatePeer:
-    stack.callback(peer.close)
-    return peer
+        peers = []
+        for number, state in enumerate(states, 1):
+            environment = {"PCCL_FAULT": faults[number]} if faults and number in faults else {}
+            peers.append(StatePeer(number, state, environment=environment, **other))
+            stack.callback(peers[-1].close)
+        yield peers
 
 
 # ---------------------------------------------------------------------------------------------- the process
