@@ -128,11 +128,18 @@ class StatePeer:
         self._tell(ServeState(number, DESCRIPTION, self._description.size, WINDOW))
         return description
 
-    def fetch(self, content: bytes, *sources: StatePeer, number: int = 1, whole: bool = False) -> None:
-        """Be a sink of that round."""
+    def fetch(
+        self,
+        content: bytes,
+        *peers: StatePeer,
+        sources: tuple[Source, ...] = (),
+        number: int = 1,
+        whole: bool = False,
+    ) -> None:
+        """Be a sink of that round; sources are peers, or whoever else."""
         self.describe()
         assert self._description is not None
-        named = tuple(source.source for source in sources)
+        named = (*sources, *(peer.source for peer in peers))
         self._tell(FetchState(number, DESCRIPTION, self._description.size, WINDOW, whole, content, named))
 
     def end(self, number: int = 1) -> TransferEnded:

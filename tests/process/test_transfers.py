@@ -167,8 +167,10 @@ def test_a_source_that_the_master_gave_up_is_left_at_once() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    ["state.serve.answer:1:kill", "state.serve.answer:4:kill", "state.fetch.FetchTable:1:kill"]
-    + ["state.fetch.table:1:kill", "state.fetch.FetchUnits:1:kill", "state.fetch.unit:3:kill"],
+    [
+        *("state.serve.answer:1:kill", "state.serve.answer:4:kill", "state.fetch.FetchTable:1:kill"),
+        *("state.fetch.table:1:kill", "state.fetch.FetchUnits:1:kill", "state.fetch.unit:3:kill"),
+    ],
 )
 def test_a_worker_that_is_killed_costs_a_link(fault: str) -> None:
     """Goal: with only one source it is called again, and what was verified stays."""

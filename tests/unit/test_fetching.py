@@ -146,7 +146,7 @@ def test_a_lost_link_gives_back_only_what_it_had_not_finished() -> None:
     sink = Sink(large(64, 1), large(64, 2), [7, 8])
     sink.up(1, 2)
     sink.tell(1)
-    finished, unfinished = sink.orders[1]
+    finished, _ = sink.orders[1]
     sink.fetched(1)
     assert sink.down(1)[0] == CallSource(3, 7, 1)
     while not sink.ends:
