@@ -238,7 +238,8 @@ def main() -> None:
         mailbox.send(pickle.dumps(event))
 
     def identity() -> Identity:
-        return Identity(RUN, peer, lanes, TOKEN, int(options.stall_timeout * 1e9), 5 * 10**9, lambda: next(links))
+        stall_ns = int(options.stall_timeout * 1e9)
+        return Identity(RUN, peer, lanes, TOKEN, stall_ns, 5 * 10**9, lambda: next(links), check=True)
 
     life, _ = os.pipe()
     log = Path(os.environ.get("PCCL_TEST_LOG", os.devnull))

@@ -93,6 +93,30 @@ def test_what_may_differ_comes_along_only_for_the_outdated() -> None:
         assert sink.end().rx_bytes == 5 * MIB
 
 
+def test_a_hundred_rounds_leave_nothing_behind() -> None:
+    """Goal: in the actor of either side neither descriptors nor mappings grow from round to round."""
+
+    def holdings() -> list[tuple[int, int]]:
+        processes = [psutil.Process(peer.process.pid) for peer in (source, sink)]
+        return [(process.num_fds(), len(process.memory_maps(grouped=False))) for process in processes]
+
+    state = {"a": content_of(1, 1000), "b": content_of(2, 1000)}
+    with peers_with(state, {"a": bytes(1000), "b": bytes(1000)}, outside={"b"}) as (source, sink):
+        for number in range(1, 101):
+            for tensor in sink.tensors.values():
+                tensor[0] ^= 255
+            content = source.serve(number).content_digest()
+            sink.fetch(content, source, number=number)
+            assert sink.hear() == StateFetched(number)
+            assert same(source, sink)
+            assert sink.end(number).rx_bytes == source.end(number).tx_bytes
+            if number == 5:
+                before = holdings()
+        for (fds, maps), (fds_before, maps_before) in zip(holdings(), before, strict=True):
+            assert fds <= fds_before
+            assert maps <= maps_before + 3  # the heap may have grown
+
+
 # ---------------------------------------------------------------------------------------------- several sources
 
 
