@@ -212,6 +212,7 @@ class PeerActor:
             stall_ns=nanoseconds(options.stall_timeout),
             dial_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
             new_link=self._state.new_link,
+            check=options.check,
         )
 
     def _app_gone(self, reason: str) -> None:

@@ -83,6 +83,7 @@ class StateMemory:
         row = self._own.rows[key]
         if row.segment:
             mapping, at = self._map(row.segment), row.offset + begin
+            mapping.populate(at, nbytes)  # else a quarter of the time would be faults
             yield memoryview(mapping)[at : at + nbytes], mapping.address + at
             return
         window = self._reach()

@@ -71,7 +71,8 @@ class Worker:
 class Transfer:
     """This peer's part in one round, from its order until the last worker is reaped."""
 
-    def __init__(self, own: Description, memory: StateMemory) -> None:
+    def __init__(self, number: int, own: Description, memory: StateMemory) -> None:
+        self.round = number
         self.own = own
         self.memory = memory
         self.table = own.table()
@@ -83,6 +84,10 @@ class Transfer:
         self.forked = 0
         self.tx_bytes = self.rx_bytes = 0
         self.over = False  # it ends: nothing is begun any more
+
+    def expects(self, link: int) -> bool:
+        """Whether a link to a source is still of use."""
+        return not self.over and self.fetching is not None and self.fetching.expects(link)
 
 
 @record
@@ -96,6 +101,7 @@ class Identity:
     stall_ns: int
     dial_ns: int  # for one call with its handshake
     new_link: Callable[[], int]  # numbers the connections
+    check: bool  # machines verify their invariants after every event
 
 
 class Transfers:
@@ -152,13 +158,13 @@ class Transfers:
             attempts=REDIALS_MAX,
             new_link=identity.new_link,
         )
-        self._perform(action.round, transfer, transfer.fetching.begin())
+        self._perform(transfer, transfer.fetching.begin())
 
     def drop_source(self, action: DropSource) -> None:
         """A source is gone."""
         transfer = self._rounds.get(action.round)
         if transfer is not None and transfer.fetching is not None:
-            self._perform(action.round, transfer, transfer.fetching.source_gone(action.peer, monotonic_ns()))
+            self._perform(transfer, transfer.fetching.source_gone(action.peer, monotonic_ns()))
 
     def end(self, action: EndTransfer) -> None:
         """Serve no more, fetch no more; `TransferEnded` follows, but never from within this call."""
@@ -166,14 +172,14 @@ class Transfers:
         if transfer is None:  # it could not even begin
             self._later(TransferEnded(action.round, 0, 0))
             return
-        self._stop(action.round, transfer)
+        self._stop(transfer)
         if not transfer.zombies:
-            self._loop.after(0, lambda: self._reap(action.round, transfer))
+            self._loop.after(0, lambda: self._reap(transfer))
 
     def kill(self) -> None:
         """This process ends: so does everything here."""
-        for number, transfer in self._rounds.items():
-            self._stop(number, transfer)
+        for transfer in self._rounds.values():
+            self._stop(transfer)
             forking.wait(set(transfer.zombies))
         for connection, _, _ in self._held.values():
             connection.close()
@@ -239,7 +245,7 @@ class Transfers:
         sock = _take_socket(connection)
         if sock is not None:
             # If the fork fails, the connection closes, and whoever came tries elsewhere.
-            self._fork(hello.round, transfer, link, sock)
+            self._fork(transfer, link, sock)
 
     def _refuse(self, link: int, reason: str) -> None:
         held = self._held.pop(link, None)
@@ -256,54 +262,57 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ links to sources
 
-    def _perform(self, number: int, transfer: Transfer, actions: list[Any]) -> None:
+    def _perform(self, transfer: Transfer, actions: list[Any]) -> None:
+        assert transfer.fetching is not None
+        if self._identity().check:
+            transfer.fetching.check()
         for action in actions:
             kind = type(action)
             if kind is CallSource:
-                self._loop.after(REDIAL_NS * action.attempt, partial(self._dial, number, transfer, action))
+                self._loop.after(REDIAL_NS * action.attempt, partial(self._dial, transfer.round, action))
             elif kind is AskTable:
-                self._order(number, transfer, action.link, FetchTable())
+                self._order(transfer, action.link, FetchTable())
             elif kind is Order:
-                assert transfer.fetching is not None
                 assert transfer.fetching.table is not None
                 for blob in pack_orders(action.units, transfer.fetching.table):
-                    self._order(number, transfer, action.link, FetchUnits(blob))
+                    self._order(transfer, action.link, FetchUnits(blob))
             elif kind is CloseLink:
-                self._close(number, transfer, action.link, "it was of no use any more")
+                self._close(transfer, action.link, "it was of no use any more")
             elif kind is Done:
-                self._later(StateFetched(number))
+                self._later(StateFetched(transfer.round))
             elif kind is Failed:
-                self._later(StateUnfetched(number, action.reason))
+                self._later(StateUnfetched(transfer.round, action.reason))
 
-    def _dial(self, number: int, transfer: Transfer, action: CallSource) -> None:
-        assert transfer.fetching is not None
-        if transfer.over or not transfer.fetching.expects(action.link):
+    def _dial(self, number: int, action: CallSource) -> None:
+        transfer = self._rounds.get(number)
+        if transfer is None or not transfer.expects(action.link):
             return
         identity = self._identity()
         source = transfer.sources[action.source]
+        # A dialler outlives its use by the time that it was given: it must not keep the memory of a round.
         transfer.diallers[action.link] = Dialler(
             self._loop,
             [(source.host, source.port)],
             token=identity.token,
             hello=lambda proof: JoinState(proof, identity.run, number, source.peer, identity.peer),
-            on_up=lambda connection: self._link_up(number, transfer, action.link, connection),
-            on_down=lambda reason, _: self._close(number, transfer, action.link, reason),
+            on_up=lambda connection: self._link_up(self._rounds[number], action.link, connection),
+            on_down=lambda reason, _: self._close(self._rounds[number], action.link, reason),
             timeout_ns=identity.dial_ns,
             number=action.link,
         )
 
-    def _link_up(self, number: int, transfer: Transfer, link: int, connection: Connection) -> None:
+    def _link_up(self, transfer: Transfer, link: int, connection: Connection) -> None:
         assert transfer.fetching is not None
         del transfer.diallers[link]
         sock = _take_socket(connection)
         if sock is None:
-            self._close(number, transfer, link, "half a message was left on the link")
-        elif self._fork(number, transfer, link, sock):
-            self._perform(number, transfer, transfer.fetching.link_up(link, monotonic_ns()))
+            self._close(transfer, link, "half a message was left on the link")
+        elif self._fork(transfer, link, sock):
+            self._perform(transfer, transfer.fetching.link_up(link, monotonic_ns()))
 
     # ------------------------------------------------------------------------------------------ workers
 
-    def _fork(self, number: int, transfer: Transfer, link: int, sock: socket.socket) -> bool:
+    def _fork(self, transfer: Transfer, link: int, sock: socket.socket) -> bool:
         """A worker for this connection; our own copy is closed whatever happens."""
         identity = self._identity()
         kind = "serve" if transfer.fetching is None else "fetch"
@@ -325,24 +334,24 @@ class Transfers:
             pid, mailbox = forking.fork(name, [self._life_fd, sock.fileno(), *transfer.memory.descriptors], serve)
         except OSError as error:
             reason = f"cannot start a worker: {error.strerror}"
-            self._close(number, transfer, link, reason)
+            self._close(transfer, link, reason)
             return False
         finally:
             sock.close()
         worker = transfer.workers[link] = Worker(pid, mailbox, link, name, owner)
-        self._loop.watch(mailbox.fileno(), lambda _: self._heard(number, transfer, worker))
+        self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
         return True
 
-    def _order(self, number: int, transfer: Transfer, link: int, message: object) -> None:
+    def _order(self, transfer: Transfer, link: int, message: object) -> None:
         worker = transfer.workers.get(link)
         if worker is not None:
             try:
                 worker.mailbox.send(pack(message))
             except OSError:
                 # Its mailbox is full or broken: it is stopped or dead, and would never do what it is told.
-                self._close(number, transfer, link, f"{worker.name} takes no mail")
+                self._close(transfer, link, f"{worker.name} takes no mail")
 
-    def _heard(self, number: int, transfer: Transfer, worker: Worker) -> None:
+    def _heard(self, transfer: Transfer, worker: Worker) -> None:
         try:
             data, fds, _, _ = socket.recv_fds(worker.mailbox, MAILBOX_BYTES_MAX, 1)
         except BlockingIOError:
@@ -350,51 +359,53 @@ class Transfers:
         except OSError:
             data, fds = b"", []
         if not data:
-            self._close(number, transfer, worker.link, f"{worker.name} ended unexpectedly")
+            self._close(transfer, worker.link, f"{worker.name} ended unexpectedly")
         else:
-            self._hear(number, transfer, worker, unpack(data), fds)
+            self._hear(transfer, worker, unpack(data), fds)
 
-    def _hear(self, number: int, transfer: Transfer, worker: Worker, message: Any, fds: list[int]) -> None:
+    def _hear(self, transfer: Transfer, worker: Worker, message: Any, fds: list[int]) -> None:
         if isinstance(message, StateLinkEnded):
-            self._close(number, transfer, worker.link, message.reason, lied=message.lied)
+            self._close(transfer, worker.link, message.reason, lied=message.lied)
         elif isinstance(message, TableFetched):
-            self._take_table(number, transfer, worker.link, fds[0], message.nbytes)
+            self._take_table(transfer, worker.link, fds[0], message.nbytes)
         elif isinstance(message, UnitsMoved) and transfer.fetching is None:
             transfer.tx_bytes += message.nbytes
         elif isinstance(message, UnitsMoved):
             assert transfer.fetching is not None
             transfer.rx_bytes += message.nbytes
             now_ns = monotonic_ns()
-            self._perform(number, transfer, transfer.fetching.units_fetched(worker.link, message.units, now_ns))
+            self._perform(transfer, transfer.fetching.units_fetched(worker.link, message.units, now_ns))
 
-    def _take_table(self, number: int, transfer: Transfer, link: int, fd: int, nbytes: int) -> None:
+    def _take_table(self, transfer: Transfer, link: int, fd: int, nbytes: int) -> None:
         assert transfer.fetching is not None
         with Segment.attach(fd, nbytes) as segment:
             try:
                 table = Description(segment.view)
             except ValueError as error:
-                self._close(number, transfer, link, f"its table cannot be read: {error}", lied=True)
+                self._close(transfer, link, f"its table cannot be read: {error}", lied=True)
                 return
-        self._perform(number, transfer, transfer.fetching.table_came(link, table, monotonic_ns()))
+        self._perform(transfer, transfer.fetching.table_came(link, table, monotonic_ns()))
 
     # ------------------------------------------------------------------------------------------ ends
 
-    def _close(self, number: int, transfer: Transfer, link: int, reason: str, *, lied: bool = False) -> None:
+    def _close(self, transfer: Transfer, link: int, reason: str, *, lied: bool = False) -> None:
         """End whatever the link consists of by now. The machine hears of it when nobody is left of it."""
+        if any(zombie.link == link for zombie, _, _ in transfer.zombies.values()):
+            return  # it is being ended
         dialler = transfer.diallers.pop(link, None)
         if dialler is not None:
             dialler.cancel()
         worker = transfer.workers.pop(link, None)
         if worker is None:
-            self._loop.after(0, lambda: self._link_down(number, transfer, link, reason, lied))
+            self._loop.after(0, lambda: self._link_down(transfer, link, reason, lied))
             return
         self._loop.forget(worker.mailbox.fileno())
         forking.kill(worker.pid)
         if not transfer.zombies:
-            self._loop.after(0, lambda: self._reap(number, transfer))
+            self._loop.after(0, lambda: self._reap(transfer))
         transfer.zombies[worker.pid] = worker, reason, lied
 
-    def _reap(self, number: int, transfer: Transfer) -> None:
+    def _reap(self, transfer: Transfer) -> None:
         """Collect workers that have ended, and what they still had to say."""
         left = set(transfer.zombies)
         forking.reap(left)
@@ -402,17 +413,17 @@ class Transfers:
             worker, reason, lied = transfer.zombies.pop(pid)
             if transfer.memory.window is not None:
                 transfer.memory.window.reclaim(worker.number)
-            last_word = self._drain(number, transfer, worker)
+            last_word = self._drain(transfer, worker)
             if last_word is not None:
                 reason, lied = last_word.reason, last_word.lied
-            self._link_down(number, transfer, worker.link, reason, lied)
+            self._link_down(transfer, worker.link, reason, lied)
         if transfer.zombies:
-            self._loop.after(REAP_INTERVAL_NS, lambda: self._reap(number, transfer))
-        elif transfer.over and self._rounds.get(number) is transfer:
-            del self._rounds[number]
-            self._feed(TransferEnded(number, transfer.tx_bytes, transfer.rx_bytes))
+            self._loop.after(REAP_INTERVAL_NS, lambda: self._reap(transfer))
+        elif transfer.over and self._rounds.get(transfer.round) is transfer:
+            del self._rounds[transfer.round]
+            self._feed(TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
 
-    def _drain(self, number: int, transfer: Transfer, worker: Worker) -> StateLinkEnded | None:
+    def _drain(self, transfer: Transfer, worker: Worker) -> StateLinkEnded | None:
         """Hear what a dead worker has reported: what it verified is not fetched again."""
         last_word = None
         while True:
@@ -424,7 +435,7 @@ class Transfers:
                 break
             message: Any = unpack(data)
             if isinstance(message, UnitsMoved):
-                self._hear(number, transfer, worker, message, fds)
+                self._hear(transfer, worker, message, fds)
             elif isinstance(message, StateLinkEnded):
                 last_word = message
             for fd in fds:
@@ -432,17 +443,17 @@ class Transfers:
         worker.mailbox.close()
         return last_word
 
-    def _link_down(self, number: int, transfer: Transfer, link: int, reason: str, lied: bool) -> None:
+    def _link_down(self, transfer: Transfer, link: int, reason: str, lied: bool) -> None:
         """A link is over; who fetches goes on without it."""
         if transfer.fetching is not None and not transfer.over:
             self._tell(DEBUG, f"lost a link to a source of the shared state: {reason}")
-            self._perform(number, transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))
+            self._perform(transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))
 
-    def _stop(self, number: int, transfer: Transfer) -> None:
+    def _stop(self, transfer: Transfer) -> None:
         """Begin nothing more, and end what is there."""
         transfer.over = True
         for link in [*transfer.diallers, *transfer.workers]:
-            self._close(number, transfer, link, "the transfer is over")
+            self._close(transfer, link, "the transfer is over")
 
     # ------------------------------------------------------------------------------------------ memory
 
@@ -450,7 +461,7 @@ class Transfers:
         own = self.read_description(action.description, action.nbytes)
         segments = {row.segment: self._shared(row.segment) for row in own.rows if row.segment}
         window = self._descriptor(action.window)
-        return Transfer(own, StateMemory(own, segments, window, self._identity().stall_ns))
+        return Transfer(action.round, own, StateMemory(own, segments, window, self._identity().stall_ns))
 
     def _shared(self, segment: int) -> tuple[int, int]:
         shared = self._descriptor(segment)

@@ -128,11 +128,18 @@ class StatePeer:
         self._tell(ServeState(number, DESCRIPTION, self._description.size, WINDOW))
         return description
 
-    def fetch(self, content: bytes, *sources: StatePeer, number: int = 1, whole: bool = False) -> None:
-        """Be a sink of that round."""
+    def fetch(
+        self,
+        content: bytes,
+        *peers: StatePeer,
+        sources: tuple[Source, ...] = (),
+        number: int = 1,
+        whole: bool = False,
+    ) -> None:
+        """Be a sink of that round; sources are peers, or whoever else."""
         self.describe()
         assert self._description is not None
-        named = tuple(source.source for source in sources)
+        named = (*sources, *(peer.source for peer in peers))
         self._tell(FetchState(number, DESCRIPTION, self._description.size, WINDOW, whole, content, named))
 
     def end(self, number: int = 1) -> TransferEnded:
@@ -172,10 +179,14 @@ class StatePeer:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(BOUND)
 
-    def close(self) -> None:
+    def stop_pump(self) -> None:
+        """Serve the window no more."""
         self._over = True
         self.window.ring()
         self._pump.join(BOUND)
+
+    def close(self) -> None:
+        self.stop_pump()
         if self.process.poll() is None:
             self._mailbox.close()
             try:
@@ -196,15 +207,17 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def peers_with(*states: dict[str, bytes], **other: Any) -> Iterator[list[StatePeer]]:
-    """A peer for each of these states."""
+def peers_with(
+    *states: dict[str, bytes], faults: dict[int, str] | None = None, **other: Any
+) -> Iterator[list[StatePeer]]:
+    """A peer for each of these states, and faults that are planned for some of them."""
     with contextlib.ExitStack() as stack:
-        yield [_closed(stack, StatePeer(number, state, **other)) for number, state in enumerate(states, 1)]
-
-
-def _closed(stack: contextlib.ExitStack, peer: StatePeer) -> StatePeer:
-    stack.callback(peer.close)
-    return peer
+        peers = []
+        for number, state in enumerate(states, 1):
+            environment = {"PCCL_FAULT": faults[number]} if faults and number in faults else {}
+            peers.append(StatePeer(number, state, environment=environment, **other))
+            stack.callback(peers[-1].close)
+        yield peers
 
 
 # ---------------------------------------------------------------------------------------------- the process
@@ -225,7 +238,8 @@ def main() -> None:
         mailbox.send(pickle.dumps(event))
 
     def identity() -> Identity:
-        return Identity(RUN, peer, lanes, TOKEN, int(options.stall_timeout * 1e9), 5 * 10**9, lambda: next(links))
+        stall_ns = int(options.stall_timeout * 1e9)
+        return Identity(RUN, peer, lanes, TOKEN, stall_ns, 5 * 10**9, lambda: next(links), check=True)
 
     life, _ = os.pipe()
     log = Path(os.environ.get("PCCL_TEST_LOG", os.devnull))

@@ -100,6 +100,11 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x62, mailbox.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
     (0x63, mailbox.MapSegment(1, 2), "010000000200000000000000"),
     (0x64, mailbox.UnmapSegment(1), "01000000"),
+    (0x65, mailbox.FetchTable(), ""),
+    (0x66, mailbox.FetchUnits(b"\x00\xff"), "020000ff"),
+    (0x67, mailbox.TableFetched(1), "0100000000000000"),
+    (0x68, mailbox.UnitsMoved(1, 2), "010000000200000000000000"),
+    (0x69, mailbox.StateLinkEnded(True, "é1"), "010300c3a931"),
 ]
 # fmt: on
 
