@@ -1,4 +1,4 @@
-"""Quantization as `kernels_groups.h` describes it, written a second time: slowly, in numpy, one group after the other."""
+"""Quantization as `kernels_groups.h` describes it, written a second time: in numpy, one group after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from pccl._core.codec import coded_size, decode_into, encode_into
-from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions
+from pccl._core.kernels import reduce_into
+from pccl._core.plan import Cut
+from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 
 Array = np.ndarray[Any, Any]
 
@@ -76,6 +78,24 @@ def decoded(datatype: DataType, how: QuantizationOptions, block: bytes, like: Ar
     values = np.empty_like(like)
     decode_into(datatype.value, how.algorithm.value, how.quantized_datatype.value, values, block)
     return values
+
+
+def ring_reduced(datatype: DataType, how: QuantizationOptions, op: ReduceOp, inputs: list[Array]) -> Array:
+    """What all must end with: every hop adds what was decoded, and what is final is coded once more, for everybody."""
+    world = len(inputs)
+    cut = Cut(len(inputs[0]), datatype.itemsize, world)
+    result = inputs[0].copy()
+    for chunk in range(world):
+        begin, end = cut.chunk(chunk)
+        so_far = inputs[chunk][begin:end]
+        for step in range(1, world):
+            arrived = decoded(datatype, how, coded(datatype, how, so_far), so_far)
+            own = inputs[(chunk + step) % world][begin:end]
+            so_far = np.empty_like(own)
+            divisor = world if op is ReduceOp.AVG and step == world - 1 else 0
+            reduce_into(datatype.value, op.value, so_far, own, arrived, divisor=divisor)
+        result[begin:end] = decoded(datatype, how, coded(datatype, how, so_far), so_far)
+    return result
 
 
 # --- the second opinion -------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class TestBits:
 
     @ways
     def test_any_bits_at_all(self, datatype: DataType, how: QuantizationOptions) -> None:
-        """Goal: random bits are all magnitudes, and NaN of every payload; each group is rough, and travels all the same."""
+        """Goal: random bits are all magnitudes, and NaN of every payload; each group is rough, and travels."""
         data = random.Random(1).randbytes(1600 * datatype.itemsize)
         carrier = np.uint16 if datatype is DataType.BFLOAT16 else datatype.to_numpy_dtype()
         check_bits(datatype, how, np.frombuffer(data, carrier))
@@ -256,7 +256,7 @@ def test_a_group_without_any_number(datatype: DataType, how: QuantizationOptions
 
 @ways
 def test_no_range_is_too_large(datatype: DataType, how: QuantizationOptions) -> None:
-    """Goal: from one end of the type to the other, nothing becomes infinite, and the bound is that of one code less or so."""
+    """Goal: from one end of the type to the other, nothing becomes infinite, and the bound is a little wider."""
     limit = LIMITS[datatype]
     for kind in ("both ends", "upper end", "lower end", "beyond half"):
         span = {"both ends": (-1, 1), "upper end": (0.2, 1), "lower end": (-1, -0.2), "beyond half": (-0.6, 0.6)}[kind]
