@@ -26,7 +26,7 @@ from pccl.memory.arena import default
 
 LANES = 2
 COUNT = 1 << 20  # elements: a few milliseconds, so that most kills meet a reduce
-REDUCES = 5  # between two topology rounds; the last two are quantized
+REDUCES = 5  # between two topology rounds; the first two are quantized, and need most memory
 QUANTIZATION = QuantizationOptions()
 STEP_MAX = 1020 / 255 * 1.01  # of one contribution
 
@@ -53,7 +53,7 @@ class Trainee:
         while True:
             try:
                 for step in range(REDUCES):
-                    self._reduce(self._tensors[step % 2], QUANTIZATION if step > 2 else None)
+                    self._reduce(self._tensors[step % 2], QUANTIZATION if step < 2 else None)
                 self._peer.update_topology()
             except TooFewPeersError:
                 self._peer.update_topology()
