@@ -23,6 +23,7 @@
 #include <math.h>
 #include <netinet/ip.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,12 +154,17 @@ static struct packet *cut(const char *train, size_t length, int64_t begin, int64
 
 /* --- Links ------------------------------------------------------------- */
 
+static double waiting(const struct link *link, int64_t now)
+{
+    return link->free_ns > now ? (link->free_ns - now) * link->bytes_per_ns : 0;
+}
+
 /* Put packets of a train into the queue, as many as it has room for. `each` is the size of one on the wire. */
 static void enqueue(struct link *link, const char *train, size_t length, int64_t begin, int64_t end, int64_t count,
                     size_t each, int64_t now)
 {
-    double waiting = link->free_ns > now ? (link->free_ns - now) * link->bytes_per_ns : 0;
-    int64_t room = waiting > 0 ? (int64_t) ((link->queue_bytes - waiting) / each) : end - begin;
+    double before = waiting(link, now);
+    int64_t room = before > 0 ? (int64_t) ((link->queue_bytes - before) / each) : end - begin;
     int64_t fitting = room < 0 ? 0 : room < end - begin ? room : end - begin;
     link->overflowed += end - begin - fitting;
     if (fitting == 0)
@@ -245,6 +251,7 @@ static int64_t deliver(void)
 
 static void print_counters(void)
 {
+    int64_t now = clock_ns();
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     double seconds = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec
@@ -256,9 +263,9 @@ static void print_counters(void)
         for (int target = 0; target < hosts; target++) {
             const struct link *link = &links[source][target];
             if (link->bytes_per_ns > 0) {
-                printf("%s[%d, %d, %llu, %llu, %llu, %llu]", comma, source, target, (unsigned long long) link->packets,
-                       (unsigned long long) link->bytes, (unsigned long long) link->overflowed,
-                       (unsigned long long) link->lost);
+                printf("%s[%d, %d, %llu, %llu, %llu, %llu, %.0f]", comma, source, target,
+                       (unsigned long long) link->packets, (unsigned long long) link->bytes,
+                       (unsigned long long) link->overflowed, (unsigned long long) link->lost, waiting(link, now));
                 comma = ", ";
             }
         }
@@ -312,7 +319,7 @@ int main(int count, char **arguments)
     }
     polled[hosts] = (struct pollfd) {.fd = STDIN_FILENO, .events = POLLIN};
     /* A network does not wait for a core, nor does it oversleep to save power. */
-    setpriority(PRIO_PROCESS, 0, -20);
+    sched_setscheduler(0, SCHED_RR, &(struct sched_param) {.sched_priority = 1});
     prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
     prctl(PR_SET_NAME, "pccl-box");  /* for ps; we were started by descriptor */
     for (;;) {

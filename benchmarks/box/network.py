@@ -53,10 +53,11 @@ class LinkCounters(NamedTuple):
 
     source: int
     target: int
-    packets: int  # that left
+    packets: int  # that found room in the queue
     wire_bytes: int  # of those, with the headers of IP and TCP
     overflowed: int  # packets that found the queue full
     lost: int  # packets that chance took
+    waiting_bytes: int  # in the queue just now
 
 
 class Counters(NamedTuple):

@@ -1,4 +1,4 @@
-"""The network in a box: links are as slow, far, short of room and lossy as they claim, and nothing outlives its owner."""
+"""The network in a box: links are as slow, far, short and lossy as they claim, and nothing of it outlives its owner."""
 
 from __future__ import annotations
 
