@@ -96,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds that count (3)")
     parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of the link, each way (1000)")
     parser.add_argument("--loss", type=float, default=0, help="probability that a packet gets lost (0)")
+    parser.add_argument("--idle", type=float, default=1, help="seconds of idleness ahead of a reduce (1)")
     parser.add_argument("--quick", action="store_true", help="a minute: one round trip, fewer pools and bytes")
     parser.add_argument("--json", type=Path, default=RESULTS / "wan.json", help="where the numbers go")
     parser.add_argument("--folder", type=Path, default=Path("build/wan"), help="where pictures go (build/wan)")
@@ -141,6 +142,7 @@ def run_field(
             "bytes": nbytes,
             "rounds": arguments.rounds,
             "warm_ups": 1,
+            "idle_seconds": arguments.idle,
             "contenders": contenders,
             "master_host": box.address(0),
             "port": PORT,

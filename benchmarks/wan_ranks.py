@@ -1,8 +1,9 @@
 """What a rank of `wan` does: it reduces over links with a delay, in several ways in turn, after idleness and at once.
 
-Every contender reduces twice in a round. The first reduce comes after a second in which its connections were idle, as
-in training, where computing lies between two reduces: windows may have shrunk, and a window grows by round trips. The
-second one follows at once and finds the connections warm. Contenders take turns, so all see the same machine.
+Every contender reduces twice in a round. The first reduce comes after a time of idleness, as in training, where
+computing lies between two reduces: after a round trip and 200 ms a kernel may forget a window, and a window grows by
+round trips. The second one follows at once and finds the connections warm. Contenders take turns, so all of them see
+the same machine.
 
 Rank 0 also runs the masters, one for each size of pool, so its votes are near and those of others far.
 """
@@ -29,7 +30,6 @@ STRIPED = "striped"  # one reduce over all connections of the pool
 AT_ONCE = "at once"  # the same bytes as many reduces, one for each connection
 GLOO = "gloo"
 
-IDLE_SECONDS = 1.0  # above the time after which a kernel forgets a window: a round trip and 200 ms
 CONNECT_ATTEMPTS = 30  # a second apart: the other rank may still import torch
 CONNECT_SECONDS = 60
 
@@ -53,7 +53,7 @@ def be_rank(plan: dict[str, Any]) -> None:
         for number in range(-plan["warm_ups"], plan["rounds"]):
             first = number % len(contenders)
             for contender in contenders[first:] + contenders[:first]:
-                times = _round(meeting, contender, number)
+                times = _round(meeting, contender, number, plan["idle_seconds"])
                 if number >= 0:
                     idle[contender.name].append(times[0])
                     warm[contender.name].append(times[1])
@@ -114,11 +114,13 @@ def _gloo(name: str, plan: dict[str, Any]) -> Contender:
     return Contender(name, tensor.numpy(), lambda: distributed.all_reduce(tensor))
 
 
-def _round(meeting: Meeting, contender: Contender, number: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _round(
+    meeting: Meeting, contender: Contender, number: int, idle_seconds: float
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Starts and ends of both reduces, the result of which is checked."""
     fill(contender.tensor, meeting.rank, number)
     meeting.meet()
-    time.sleep(IDLE_SECONDS)
+    time.sleep(idle_seconds)
     idle = meeting.timed(contender.call)
     warm = meeting.timed(contender.call)
     # All ranks gave the first sum to the second reduce. Dividing by a small number of ranks is exact where the sum is.
