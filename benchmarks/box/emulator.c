@@ -327,13 +327,16 @@ int main(int count, char **arguments)
         struct timespec timeout = {.tv_sec = left < 0 ? 0 : left / SECOND, .tv_nsec = left < 0 ? 0 : left % SECOND};
         if (ppoll(polled, hosts + 1, &timeout, NULL) <= 0)
             continue;
-        for (int host = 0; host < hosts; host++)
+        for (int host = 0; host < hosts; host++) {
+            if (polled[host].revents & (POLLERR | POLLNVAL))
+                return 1;  /* its device is gone, and polling it would never wait again */
             for (int turn = 0; (polled[host].revents & POLLIN) && turn < BATCH; turn++) {
                 ssize_t length = read(devices[host], train, sizeof train);
                 if (length <= 0)
                     break;
                 forward(host, train, length, clock_ns());
             }
+        }
         if (polled[hosts].revents && !obey())
             return 0;
     }

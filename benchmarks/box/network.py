@@ -88,7 +88,8 @@ class Box:
     """Hosts 0 to n-1 and the links between them; who has no link cannot be reached. To be used in a `with`.
 
     `settings` are of the kernel, for every host alike, as {"net.ipv4.tcp_congestion_control": "reno"}; what is not
-    named is as outside. The seed decides which packets are lost.
+    named is as outside. The seed decides which packets are lost. Open it, and spawn, in a thread that lives as long as
+    the box does: the kernel ties the life of a child to the thread that started it.
     """
 
     def __init__(
