@@ -56,6 +56,7 @@ class MasterNode:
         with listener, theirs:
             self._port = listener.getsockname()[1]
             self._mailbox.send(self._options.encode().encode())
+            self._mailbox.send(_version().encode())
             fds = (listener.fileno(), theirs.fileno())
             self._actor = ActorProcess("pccl.actors.master_actor", fds, fds)
         self._mailbox.settimeout(READY_TIMEOUT)
@@ -114,6 +115,15 @@ def _bind_or_explain(host: str, port: int) -> socket.socket:
         raise UsageError(Result.INVALID_USAGE, "run", what) from None
 
 
+def _version() -> str:
+    """Of the package, as a master tells operators."""
+    try:
+        from . import __version__  # here, because finding it out takes longer than importing all of pccl
+    except ImportError:
+        return "unknown"  # it runs from its sources and was never installed
+    return __version__
+
+
 def serve(
     listen_address: str, options: Options, log: Callable[[int, str], None], on_ready: Callable[[str], None]
 ) -> None:
@@ -121,7 +131,7 @@ def serve(
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
     set_process_name("pccl-master")
-    actor = MasterActor(listener, options.token.encode(), options, log)
+    actor = MasterActor(listener, options.token.encode(), options, log, _version())
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         on_ready(format_address(host, actor.port))

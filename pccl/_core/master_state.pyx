@@ -127,7 +127,7 @@ cdef class MasterState(Membership):
         if peer.id in self.votes[TOPOLOGY]:
             self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
         else:
-            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes))
+            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes, self.now_ns))
 
     def _on_finished(self, Peer peer, message):
         self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))

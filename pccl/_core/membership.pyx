@@ -32,7 +32,7 @@ cdef class Membership:
         self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
-        self.now_ns = now_ns
+        self.now_ns = self.began_ns = now_ns
         self.actions = []
         self.wiring, self.changed, self.stirred = set(), set(), set()
 
@@ -89,7 +89,7 @@ cdef class Membership:
         self._remove(peer, "left", message.reason or "goodbye")
 
     def _on_beat(self, Peer peer, message):
-        peer.tx_bytes, peer.rx_bytes = message.tx_bytes, message.rx_bytes
+        peer.moved(message.tx_bytes, message.rx_bytes, self.now_ns)
 
     # ------------------------------------------------------------------------------------------ rings
 

@@ -1,8 +1,9 @@
 """Every message of the protocol, in one table: the vocabulary of callers, master, peers, and their own processes.
 
-Four conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
-master's port and on peers' ports alike. *Control* is between a peer and the master. *Mailbox* is between a training
-process and its own peer actor. *Lane* is between a peer actor and its worker processes.
+Five conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
+master's port and on peers' ports alike. *Control* is between a peer and the master. An *inquiry* is an operator's: one
+question to the master and its answer. *Mailbox* is between a training process and its own peer actor. *Lane* is between
+a peer actor and its worker processes.
 Declarations only; `wire` gives them bytes, the machines give them meaning.
 """
 
@@ -76,6 +77,13 @@ class JoinLane:
     source: u64
     target: u64
     lane: u16
+
+
+@message(0x14, "operator to master")
+class Inquire:
+    """An operator's hello to the master: how is the run? Answered by Reports; whoever asks is no peer of the run."""
+
+    proof: bytes32  # covers both nonces
 
 
 # ---------------------------------------------------------------------------------------------- control, to the master
@@ -305,6 +313,18 @@ class ReduceFailed:
     round: u64
 
 
+# ---------------------------------------------------------------------------------------------- to an operator
+
+
+@message(0x48, "master to operator")
+class Report:
+    """One page of what the master knows of the run, as JSON (see `describing`); the pages come in order."""
+
+    page: u16  # from 0
+    pages: u16
+    text: blob
+
+
 # ------------------------------------------------------------------------------------- mailbox of the peer actor
 
 
@@ -427,9 +447,10 @@ class UnmapSegment:
 
 
 # What may be said where. A connection moves from one set to the next as it proves itself.
-AT_MASTER_DOOR = limits(Knock, Register)
+AT_MASTER_DOOR = limits(Knock, Register, Inquire)
 AT_PEER_DOOR = limits(Knock, JoinLane)
 TO_CALLER = limits(Challenge, Welcome, Refused)
+TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce),

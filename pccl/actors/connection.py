@@ -96,12 +96,12 @@ class Connection:
                 reason = os.strerror(error.errno or 0)
                 self._loop.after(0, lambda: self._end("error", reason))
 
-    def finish(self) -> None:
+    def finish(self, linger_ns: int = LINGER_NS) -> None:
         """Send what is queued, say that nothing follows, and close once the other side did, or soon."""
         if self._socket is None or self._finishing:
             return
         self._finishing = True
-        self._loop.after(LINGER_NS, self.close)
+        self._loop.after(linger_ns, self.close)
         if not self._writer.pending:
             self._half_close()
 

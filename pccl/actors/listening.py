@@ -43,7 +43,7 @@ class Listening:
         listener: socket.socket,
         *,
         token: bytes,
-        hello: type[Any],
+        hellos: tuple[type[Any], ...],
         limits: dict[int, int],
         new_number: Callable[[], int],
         on_admitted: Callable[[Connection, Any, str, Welcome], None],
@@ -59,7 +59,7 @@ class Listening:
         self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
-        self.door = Door(token, hello, lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
+        self.door = Door(token, hellos, lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
         listener.setblocking(False)
         loop.watch(listener.fileno(), lambda _: self._accept())
 

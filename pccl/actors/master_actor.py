@@ -1,7 +1,8 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
 Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. Runs until `stop`, in whatever process called `run`.
+mean is decided there. An operator who asks how the run is gets its description and is gone: the machine never hears of
+it. Runs until `stop`, in whatever process called `run`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import os
 import socket
 
-from pccl._core.events import Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.events import DEBUG, Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
-from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Kick, Register
+from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Inquire, Kick, Register
 from pccl._core.park import monotonic_ns
+from pccl._core.wire import WIRE_VERSION
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_USAGE
 
@@ -30,25 +32,32 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 RUN_ID_BYTES = 16
+INQUIRY_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
 
 
 class MasterActor:
     """Owns the listener it is given."""
 
     def __init__(
-        self, listener: socket.socket, token: bytes, options: Options, log: Callable[[int, str], None]
+        self,
+        listener: socket.socket,
+        token: bytes,
+        options: Options,
+        log: Callable[[int, str], None],
+        version: str = "unknown",
     ) -> None:
         self.loop = Loop()
         self.loop.look_ns = nanoseconds(options.look_time)
         self.state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
         self._log = log
+        self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
         self._listening = Listening(
             self.loop,
             listener,
             token=token,
-            hello=Register,
+            hellos=(Register, Inquire),
             limits=AT_MASTER_DOOR,
             new_number=self._new_number,
             on_admitted=self._admit,
@@ -87,7 +96,11 @@ class MasterActor:
         self._listening.tick(now_ns)
         self._feed(Tick())
 
-    def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
+    def _admit(self, connection: Connection, hello: Register | Inquire, host: str, welcome: Welcome) -> None:
+        if isinstance(hello, Inquire):
+            connection.send(welcome)
+            self._answer(connection, host)
+            return
         connection.become(TO_MASTER, self._heard, self._broke)
         if hello.host and not _is_numeric(hello.host):
             # It would stand in logs and in the orders of others, who cannot dial it.
@@ -98,6 +111,16 @@ class MasterActor:
         self._connections[connection.number] = connection
         connection.send(welcome)
         self._feed(PeerCame(connection.number, hello, host))
+
+    def _answer(self, connection: Connection, host: str) -> None:
+        """Describe the run to an operator, who has nothing more to say to us."""
+        from pccl._core.describing import report  # here, because most masters are never asked
+
+        connection.become({}, lambda *_: None, lambda *_: None)
+        for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
+            connection.send(page)
+        connection.finish(INQUIRY_NS)
+        self._log(DEBUG, f"described the run to an operator at {host}")
 
     def _heard(self, number: int, message: Any) -> None:
         self._feed(PeerSaid(number, message))
@@ -161,10 +184,9 @@ def main(arguments: list[str]) -> int:
     set_process_name("pccl-master")
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)
-    options = Options.decode(mailbox.recv(1 << 16).decode())
-    actor = MasterActor(
-        socket.socket(fileno=listener_fd), options.token.encode(), options, logging.getLogger("pccl.master").log
-    )
+    options, version = Options.decode(mailbox.recv(1 << 16).decode()), mailbox.recv(1 << 10).decode()
+    log = logging.getLogger("pccl.master").log
+    actor = MasterActor(socket.socket(fileno=listener_fd), options.token.encode(), options, log, version)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: actor.stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

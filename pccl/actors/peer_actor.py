@@ -190,7 +190,7 @@ class PeerActor:
             self.loop,
             listener,
             token=self._token,
-            hello=JoinLane,
+            hellos=(JoinLane,),
             limits=AT_PEER_DOOR,
             new_number=self._state.new_link,
             on_admitted=self._link_came,

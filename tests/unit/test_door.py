@@ -18,7 +18,7 @@ HELLO = Register(bytes(32), 3, 2, "host", 48149)
 
 def make_door(most: int = 8, token: bytes = TOKEN) -> Door:
     random = Random(1)
-    return Door(token, Register, lambda: random.randbytes(32), 5 * SECOND, most)
+    return Door(token, (Register,), lambda: random.randbytes(32), 5 * SECOND, most)
 
 
 def make_caller(token: bytes = TOKEN, nonce: bytes = bytes(32)) -> Caller:

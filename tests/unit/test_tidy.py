@@ -34,6 +34,7 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 MACHINES = (
     *("wire", "messages", "records", "events", "actions", "operations", "door", "ring", "edge", "group", "roster"),
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state"),
+    "describing",
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),

@@ -43,6 +43,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x10, m.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
     (0x11, m.JoinLane(NONCE, RUN, 3, 4, 5, 6),
      f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
+    (0x14, m.Inquire(NONCE), f"{NONCE.hex()}"),
     (0x20, m.VoteTopology(1, 2), "0100000002000000"),
     (0x21, m.VotePending(1), "01000000"),
     (0x22, m.Withdraw(1), "01000000"),
@@ -69,6 +70,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x3A, m.ReduceDone(1), "0100000000000000"),
     (0x3B, m.ReduceFailed(1, 2, 8, "é3", 4, 5, 6, 7, 8, 9),
      "01000000000000000200000000000000080300c3a93304000000050000000600000007000000080000000900000000000000"),
+    (0x48, m.Report(1, 2, b"\x00\xff"), "01000200020000ff"),
     (0x50, m.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
      "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
     (0x51, m.CallTopology(1, 2, 3), "010000000200000003000000"),
@@ -204,7 +206,7 @@ def test_every_wire_type_is_known() -> None:
 
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: what a stranger may say is no more than what the door understands."""
-    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10}
+    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10, 0x14}
     assert set(m.AT_PEER_DOOR) == {0x01, 0x11}
     assert all(0x20 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x40 for opcode in m.TO_PEER)
