@@ -83,7 +83,9 @@ class _Question:
 
     def _up(self, connection: Connection) -> None:
         self._connection = connection
-        connection.become(TO_OPERATOR, self._heard, lambda _, __, reason: self._end(f"its report was cut off: {reason}"))
+        connection.become(
+            TO_OPERATOR, self._heard, lambda _, __, reason: self._end(f"its report was cut off: {reason}")
+        )
 
     def _heard(self, _: int, page: Report) -> None:
         if page.page != len(self._pages) or not page.page < page.pages <= REPORT_PAGES_MAX:

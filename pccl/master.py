@@ -117,11 +117,12 @@ def _bind_or_explain(host: str, port: int) -> socket.socket:
 
 def _version() -> str:
     """Of the package, as a master tells operators."""
+    from importlib.metadata import PackageNotFoundError, version  # here, because `import pccl` must stay cheap
+
     try:
-        from . import __version__  # here, because finding it out takes longer than importing all of pccl
-    except ImportError:
+        return version("pccl")
+    except PackageNotFoundError:
         return "unknown"  # it runs from its sources and was never installed
-    return __version__
 
 
 def serve(
@@ -130,8 +131,9 @@ def serve(
     """Be the master, in this process, until SIGINT or SIGTERM. UsageError if the port cannot be had."""
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
+    version = _version()
     set_process_name("pccl-master")
-    actor = MasterActor(listener, options.token.encode(), options, log, _version())
+    actor = MasterActor(listener, options.token.encode(), options, log, version)
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         on_ready(format_address(host, actor.port))
