@@ -288,9 +288,11 @@ cdef class Collectives:
 
 cdef str _explain_difference(Tally tally):
     """Who said what, those who agree together."""
-    sides = {}
+    camps = {}
     for peer, shape in tally.shapes.items():
-        sides.setdefault(shape, []).append(peer)
-    parts = [f"{name_peers(sorted(peers))}: {unpack_shapes(shape)[0]}" for shape, peers in sides.items()]
+        camps.setdefault(shape, []).append(peer)
+    parts = [f"{name_peers(sorted(peers))}: {unpack_shapes(shape)[0]}" for shape, peers in camps.items()]
     more = f"; and {len(parts) - SIDES_MAX} more" if len(parts) > SIDES_MAX else ""
-    return f"the members do not agree on what all_reduce (tag {tally.tag}) is. {'; '.join(parts[:SIDES_MAX])}{more}"
+    sides = f"{'; '.join(parts[:SIDES_MAX])}{more}"
+    remedy = "Reduce the same count, dtype and op under a tag on every peer"
+    return f"the members do not agree on what all_reduce (tag {tally.tag}) is: {sides}. {remedy}"

@@ -127,7 +127,8 @@ cdef class Membership:
         losses = group.lose_edge(message.source, message.target, message.epoch)
         if losses:
             edge = f"{message.source}->{message.target}"
-            self._disturb(group, f"the edge {edge} broke: {message.reason}")
+            which = f"from peer {message.source} to peer {message.target}"
+            self._disturb(group, f"the connection {which} broke: {message.reason}")
             self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
         if losses >= EDGE_LOSSES_MAX:
             self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")

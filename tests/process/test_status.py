@@ -164,7 +164,10 @@ def test_nobody_there() -> None:
         with pytest.raises(MasterConnectionError) as caught:
             inquire("127.0.0.1", port, Options())
 
-    assert caught.value.message == f"no answer from the master at 127.0.0.1:{port}: Connection refused"
+    assert (
+        caught.value.message
+        == f"no answer from the master at 127.0.0.1:{port}: nothing listens there (Connection refused)"
+    )
 
 
 def test_a_master_that_is_stopped(master: MasterNode) -> None:
