@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pccl.addresses import parse_address
+from pccl.addresses import format_address, parse_address
 from pccl.errors import PCCLError
 from pccl.options import MASTER_PORT, Options, token_from_file
 from pccl.records import replace
@@ -34,7 +34,7 @@ class MasterAddress(click.ParamType[str]):
             host, port = parse_address(str(value), MASTER_PORT)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(host, port)
 
 
 def options_with(token_file: str | None) -> Options:

@@ -131,10 +131,9 @@ def serve(
     """Be the master, in this process, until SIGINT or SIGTERM. UsageError if the port cannot be had."""
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
-    version = _version()
-    set_process_name("pccl-master")
-    actor = MasterActor(listener, options.token.encode(), options, log, version)
+    actor = MasterActor(listener, options.token.encode(), options, log, _version())
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    set_process_name("pccl-master")
     try:
         on_ready(format_address(host, actor.port))
         actor.run()
