@@ -75,7 +75,12 @@ class Door:
     """The strangers at one port."""
 
     def __init__(
-        self, token: bytes, hellos: tuple[type[Any], ...], nonces: Callable[[], bytes], timeout_ns: int, most: int
+        self,
+        token: bytes,
+        hellos: type[Any] | tuple[type[Any], ...],
+        nonces: Callable[[], bytes],
+        timeout_ns: int,
+        most: int,
     ) -> None:
         self._token = token
         self._hellos = hellos  # the kinds of hello that this port answers

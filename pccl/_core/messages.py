@@ -1,9 +1,8 @@
 """Every message of the protocol, in one table: the vocabulary of callers, master, peers, and their own processes.
 
-Five conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
-master's port and on peers' ports alike. *Control* is between a peer and the master. An *inquiry* is an operator's: one
-question to the master and its answer. *Mailbox* is between a training process and its own peer actor. *Lane* is between
-a peer actor and its worker processes.
+Four conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
+master's port and on peers' ports alike. *Control* is between a peer and the master. *Mailbox* is between a training
+process and its own peer actor. *Lane* is between a peer actor and its worker processes.
 Declarations only; `wire` gives them bytes, the machines give them meaning.
 """
 
@@ -67,6 +66,22 @@ class Register:
     port: u16
 
 
+@message(0x14, "operator to master")
+class Inquire:
+    """An operator's hello to the master: how is the run? Answered by Reports; whoever asks is no peer of the run."""
+
+    proof: bytes32  # covers both nonces
+
+
+@message(0x48, "master to operator")
+class Report:
+    """One page of what the master knows of the run, as JSON (see `describing`); the pages come in order."""
+
+    page: u16  # from 0
+    pages: u16
+    text: blob
+
+
 @message(0x11, "peer to peer")
 class JoinLane:
     """A peer's hello to the next one in the ring: this connection is that lane of that edge."""
@@ -77,13 +92,6 @@ class JoinLane:
     source: u64
     target: u64
     lane: u16
-
-
-@message(0x14, "operator to master")
-class Inquire:
-    """An operator's hello to the master: how is the run? Answered by Reports; whoever asks is no peer of the run."""
-
-    proof: bytes32  # covers both nonces
 
 
 # ---------------------------------------------------------------------------------------------- control, to the master
@@ -311,18 +319,6 @@ class ReduceFailed:
     groups: u32
     largest_group: u32
     round: u64
-
-
-# ---------------------------------------------------------------------------------------------- to an operator
-
-
-@message(0x48, "master to operator")
-class Report:
-    """One page of what the master knows of the run, as JSON (see `describing`); the pages come in order."""
-
-    page: u16  # from 0
-    pages: u16
-    text: blob
 
 
 # ------------------------------------------------------------------------------------- mailbox of the peer actor

@@ -57,10 +57,9 @@ class MasterActor:
             self.loop,
             listener,
             token=token,
-            hellos=(Register, Inquire),
+            hellos={Register: self._admit, Inquire: self._answer},
             limits=AT_MASTER_DOOR,
             new_number=self._new_number,
-            on_admitted=self._admit,
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
@@ -96,11 +95,7 @@ class MasterActor:
         self._listening.tick(now_ns)
         self._feed(Tick())
 
-    def _admit(self, connection: Connection, hello: Register | Inquire, host: str, welcome: Welcome) -> None:
-        if isinstance(hello, Inquire):
-            connection.send(welcome)
-            self._answer(connection, host)
-            return
+    def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
         connection.become(TO_MASTER, self._heard, self._broke)
         if hello.host and not _is_numeric(hello.host):
             # It would stand in logs and in the orders of others, who cannot dial it.
@@ -112,11 +107,12 @@ class MasterActor:
         connection.send(welcome)
         self._feed(PeerCame(connection.number, hello, host))
 
-    def _answer(self, connection: Connection, host: str) -> None:
+    def _answer(self, connection: Connection, _: Inquire, host: str, welcome: Welcome) -> None:
         """Describe the run to an operator, who has nothing more to say to us."""
         from pccl._core.describing import report  # here, because most masters are never asked
 
         connection.become({}, lambda *_: None, lambda *_: None)
+        connection.send(welcome)
         for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
             connection.send(page)
         connection.finish(INQUIRY_NS)

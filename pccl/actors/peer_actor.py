@@ -190,10 +190,9 @@ class PeerActor:
             self.loop,
             listener,
             token=self._token,
-            hellos=(JoinLane,),
+            hellos={JoinLane: self._link_came},
             limits=AT_PEER_DOOR,
             new_number=self._state.new_link,
-            on_admitted=self._link_came,
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )

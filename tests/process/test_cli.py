@@ -213,7 +213,7 @@ def test_every_help_has_an_example_and_the_exit_codes(command: str) -> None:
     assert sentence.endswith(".")
     assert sentence in ended.stdout
     assert re.search(rf"Examples?\b.*\n +pccl {command}", ended.stdout, re.DOTALL)
-    assert re.search(r"Exit codes: 0 .*1 .*2 wrong command\s+line", ended.stdout, re.DOTALL)
+    assert re.search(r"Exit codes: 0 .*1 .*2\s+wrong\s+command\s+line", ended.stdout, re.DOTALL)
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["run-master", "--no-such-flag"]])

@@ -110,7 +110,7 @@ class MasterShell(Node):
         self.name = "master"
         self.state = MasterState(world.run, world.plan.options, world.clock.now_ns)
         self.links: dict[int, ControlLink] = {}
-        self.door = Door(world.token, (Register,), world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.door = Door(world.token, Register, world.nonce, NEVER // 2, STRANGERS_MAX)
         self._conns = 0
 
     def new_conn(self) -> int:
@@ -147,7 +147,7 @@ class PeerShell(Node):
         self.vanished = False
         self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
-        self.door = Door(world.token, (JoinLane,), world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
         self.intruded = False  # somebody spoke in its name
         self.plane = DataPlane(self)
         self.program: Program

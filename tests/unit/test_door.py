@@ -18,7 +18,7 @@ HELLO = Register(bytes(32), 3, 2, "host", 48149)
 
 def make_door(most: int = 8, token: bytes = TOKEN) -> Door:
     random = Random(1)
-    return Door(token, (Register,), lambda: random.randbytes(32), 5 * SECOND, most)
+    return Door(token, Register, lambda: random.randbytes(32), 5 * SECOND, most)
 
 
 def make_caller(token: bytes = TOKEN, nonce: bytes = bytes(32)) -> Caller:
@@ -211,24 +211,6 @@ def test_a_caller_answers_one_challenge() -> None:
 
     with pytest.raises(PermissionError, match="out of turn"):
         caller.received(Challenge(bytes(32)))
-
-
-def test_a_port_may_answer_several_kinds_of_hello() -> None:
-    """Goal: what each caller wants is told apart by its hello; one that this port does not answer is turned away."""
-    random = Random(1)
-    door = Door(TOKEN, (Register, Inquire), lambda: random.randbytes(32), 5 * SECOND, 8)
-    for conn, kind in ((1, Inquire(bytes(32))), (2, HELLO)):
-        caller = Caller(TOKEN, bytes(32), lambda proof, kind=kind: replace(kind, proof=proof))
-        door.arrived(conn, "somewhere", 0)
-        (say,) = door.received(conn, caller.opening())
-        (admit,) = door.received(conn, caller.received(say.message))
-        assert type(admit.hello) is type(kind)
-        assert caller.received(admit.welcome) is None
-
-    door.arrived(3, "somewhere", 0)
-    door.received(3, Knock(bytes(32)))
-    (turned,) = door.received(3, JoinLane(bytes(32), bytes(16), 1, 1, 2, 0))
-    assert turned.kind == "order"
 
 
 def test_a_proof_is_good_for_one_kind_of_hello() -> None:
