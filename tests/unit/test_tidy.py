@@ -35,7 +35,7 @@ MACHINES = (
     *("wire", "messages", "mailbox", "records", "events", "actions", "operations", "door", "ring", "edge", "group"),
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_", "roster"),
     *("layout", "sources", "election", "agreement", "syncing", "calls", "participation"),
-    *("description", "fetching", "state_link"),
+    *("description", "describing", "fetching", "state_link"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
