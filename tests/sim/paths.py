@@ -111,7 +111,8 @@ PATHS = SYNC_PATHS | {
 class Paths:
     """The paths that one run has taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, syncs: bool) -> None:
+        self._syncs = syncs
         self.taken: Counter[str] = Counter()
 
     def _mark(self, name: str) -> None:
@@ -127,14 +128,15 @@ class Paths:
             state.options.heartbeat_interval
         )
         vote = _vote_of(state, event)
-        held, sync = _is_held(state), remember(state, event)
+        held, sync = _is_held(state), remember(state, event) if self._syncs else None
         return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
         state = shell.state
         admission, admitting, accepted, late, held, vote, sync = before
-        mark_master(state, sync, event, actions, self._mark)
+        if sync is not None:
+            mark_master(state, sync, event, actions, self._mark)
         if admission:
             if accepted - state.accepted:
                 self._mark("a member is lost while newcomers are wired")
@@ -250,7 +252,8 @@ class Paths:
         state = shell.state
         phase, early, late, previous_edge = before
         kind = type(event)
-        mark_peer(phase, event, actions, self._mark)
+        if self._syncs:
+            mark_peer(phase, event, actions, self._mark)
         if kind is events.LinkCame:
             self._at_lane(state, phase, event.hello, actions, previous_edge)
         elif kind is events.LinkDown:

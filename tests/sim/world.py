@@ -37,7 +37,7 @@ class World:
         self.plan = plan
         self.random = Random(plan.seed * 2 + 1)
         self.clock = Clock()
-        self.paths = Paths()
+        self.paths = Paths(syncs=plan.syncs)
         self.lines: list[str] | None = [] if tell else None
         self.token = b"the secret of this run"
         self.run = bytes(16)
