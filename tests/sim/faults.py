@@ -115,7 +115,8 @@ class Faults:
         busy = [other for other in self._world.shells if other.alive and other.program.syncing.is_slow]
         if not busy:
             return
-        victim = self._world.random.choice(busy)
+        sources = [other for other in busy if other.states.transfer is not None and not other.states.transfer.fetches]
+        victim = self._world.random.choice(sources if sources and self._world.chance(0.5) else busy)
         choice = self._world.random.choice(("crash", "vanish", "break_control", "fumble", "leave", "give_up"))
         self._world.note(f"{choice} {victim.name} in a transfer")
         if choice == "fumble":

@@ -132,7 +132,7 @@ def draw(seed: int) -> Plan:
 
 def _draw_styles(random: Random, *, syncs: bool) -> tuple[str, ...]:
     """All of one mind, or everybody for himself; where there is a shared state, often that alone."""
-    if syncs and random.random() < 0.5:
+    if syncs and random.random() < 0.4:
         return ("sync",)
     return ("train",) if random.random() < 0.4 else tuple(random.sample(STYLES, random.randint(1, len(STYLES))))
 

@@ -20,7 +20,6 @@ SYNC_PATHS = frozenset({
     "a receiver is lost in a transfer",
     "a receiver cannot fetch",
     "a caller gives up in a transfer",
-    "a word about a past transfer is ignored",
     "a ring changes under a transfer",
     "a torn state is voted",
     "an outdated state is overwritten",
@@ -73,8 +72,6 @@ def mark_master(
         mark("a torn state is voted")
     if type(message) is messages.Fetched and not message.ok and messages.CallFailed in kinds:
         mark("a receiver cannot fetch")
-    if type(message) is messages.Fetched and transfer is None and not actions:
-        mark("a word about a past transfer is ignored")
     for one in sent:
         _mark_word(one, mark)
 

@@ -89,6 +89,8 @@ class Syncing:
         self._voted = state.digest()
         key = self._key = 0, self._program.new_sequence(0, "sync_shared_state")
         torn = state.torn == self._voted
+        if not torn:
+            world.contents[self._voted] = tuple(state.values)
         call = CallSync(*key, state.revision, self.strategy, 5, digest_layout(self.layout), self._voted, torn)
         self._program.mail(call)
         if not world.calm and world.chance(plan.patience):

@@ -49,6 +49,7 @@ class World:
         self.rounds: dict[int, tuple[int, int, int]] = {}  # round -> what its members were told
         self.runs: dict[tuple[int, int], Run] = {}  # peer id and sequence number -> the collective
         self.agreements: dict[int, dict[int, bytes]] = {}  # group -> revision -> the digest that was agreed
+        self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> what was voted for with it, if it was whole
         self.checkpoints: dict[int, tuple[int, ...]] = {}  # group -> the content of the latest
         self.acting: Node | None = None
         self.master = MasterShell(self)
