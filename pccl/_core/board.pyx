@@ -14,7 +14,8 @@ sees the worker, and the last one to leave an aborted operation rings the actor.
 senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
 in the cache. Over a far link it is the other way round. What we forward depends on what comes in, so whoever forwards
 first keeps its own blocks for last, and then both ends wait for each other by round trips, with links that are empty
-meanwhile; and while the link towards us is congested, own blocks are all that we have. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
+meanwhile; and while the link towards us is congested, own blocks are all that we have. The gain is small where two
+peers were measured (2.85 s after 2.92 s, medians of 18 that spread by 0.6 s). Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
 actor admits no more blocks than it holds.
 
 **Waking in order.** A sender that finds nothing sets its idle bit, looks again, and sleeps. Who makes work wakes the
