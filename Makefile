@@ -84,6 +84,7 @@ stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
+	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
 	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
 
 # With torch, whose Gloo is what we compare with.
@@ -94,6 +95,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.kernels
 	@$(BIN)/python -m benchmarks.digest
 	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/python -m benchmarks.shared_state
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png

@@ -94,7 +94,7 @@ class LaneWorker:
             self._connection = socket.socket(fileno=fds[0])
             self._connection.setblocking(False)
             if self._sends:
-                self._board.set_far(suit(self._connection, self._board.lanes))
+                suit(self._connection, self._board.lanes)
             self._lane.attach(fds[0])
         elif isinstance(message, Detach):
             if message.link == self._link:
@@ -129,8 +129,8 @@ class LaneWorker:
         self._link = 0
 
 
-def suit(connection: socket.socket, lanes: int) -> bool:
-    """Choose what suits the link; returns whether it is a far one.
+def suit(connection: socket.socket, lanes: int) -> None:
+    """Choose what suits the link.
 
     No link wants a backlog in the kernel that other lanes could carry. A local one wants no pacing, which costs half
     of its throughput. Inside one host there is no delay to fill, and what is not in flight is still in the cache when
@@ -148,14 +148,13 @@ def suit(connection: socket.socket, lanes: int) -> bool:
     if far and lanes <= LANES_WIDE_MAX:
         _widen(connection)
     if far:
-        return True
+        return
     for name in LOCAL_CONGESTION:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
             break
         except OSError:
             continue  # not built into this kernel, or not allowed to us
-    return False
 
 
 def _widen(connection: socket.socket) -> None:
