@@ -67,7 +67,7 @@ class Syncs:
 
     def _describe(self, infos: tuple[TensorInfo, ...]) -> bytes:
         """The long way: say where everything is, and copy what the workers cannot reach until the call has ended."""
-        rows = [_row(info, self._threads) for info in infos]
+        rows = [_row(*pair) for pair in zip(infos, hash_blocks(infos, self._threads), strict=True)]
         packed = pack_description(rows)
         arena = default()
         # Of a size that has a segment of its own: the actor is told a segment, and not where in it.
@@ -132,21 +132,25 @@ def hash_tensors(infos: tuple[TensorInfo, ...], threads: int) -> bytes:
     """The digests of these tensors, 8 bytes each."""
     if all(info.device_type is DeviceType.CPU for info in infos):
         return digest_many([info.address for info in infos], [info.nbytes for info in infos], threads)
-    return b"".join(digest_of_blocks(hash_blocks(info, threads), info.nbytes).to_bytes(8, "little") for info in infos)
+    hashed = zip(infos, hash_blocks(infos, threads), strict=True)
+    return b"".join(digest_of_blocks(blocks, info.nbytes).to_bytes(8, "little") for info, blocks in hashed)
 
 
-def hash_blocks(info: TensorInfo, threads: int) -> bytes:
-    """The digests of all blocks of one tensor, wherever it lies."""
-    if info.device_type is DeviceType.CPU:
-        return block_digests(info.address, info.nbytes, threads)
-    from .torch.digesting import block_digests as block_digests_on_device
+def hash_blocks(infos: tuple[TensorInfo, ...], threads: int) -> list[bytes]:
+    """The digests of all blocks of each tensor, computed where it lies."""
+    found: dict[str, bytes] = {}
+    on_device: dict[str, Any] = {info.name: info.memory.owner for info in infos if info.device_type is DeviceType.CUDA}
+    if on_device:
+        from .torch.digesting import block_digests_many
 
-    owner: Any = info.memory.owner
-    return block_digests_on_device(owner)
+        found = dict(zip(on_device, block_digests_many(list(on_device.values())), strict=True))
+    for info in infos:
+        if info.name not in found:
+            found[info.name] = block_digests(info.address, info.nbytes, threads)
+    return [found[info.name] for info in infos]
 
 
-def _row(info: TensorInfo, threads: int) -> Row:
-    blocks = hash_blocks(info, threads)
+def _row(info: TensorInfo, blocks: bytes) -> Row:
     place = default().find(info.address, info.nbytes) if info.nbytes and info.device_type is DeviceType.CPU else None
     segment, offset = place or (0, 0)
     digest = digest_of_blocks(blocks, info.nbytes)

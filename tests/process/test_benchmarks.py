@@ -84,6 +84,17 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
     assert "launch, 4 B" in table
 
 
+def test_syncs_are_measured(tmp_path: Path) -> None:
+    """Goal: the usual case beside a dirty one, and a newcomer that gets everything, a part, and loses a source."""
+    table, numbers = run("shared_state", tmp_path, "--rounds", "2", "--calls", "10", "--bytes", "8M", "--fetches", "1")
+
+    assert set(numbers["steady"]) == {"sync", "sync, one dirty", "update_topology"}
+    assert numbers["newcomer"]["received"] == [8 << 20]
+    assert numbers["newcomer"]["part_received"] == [256 << 10]
+    assert numbers["newcomer"]["killed_received"] >= 8 << 20
+    assert "one source killed" in table
+
+
 def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:
     """Goal: every instruction set on each number of threads beside reading, and states of many tensors."""
     table, numbers = run("digest", tmp_path, "--size", "4M", "--rounds", "2", "--threads", "1", "3")
