@@ -53,17 +53,30 @@ class Syncs:
                 assert info.memory.writable, f"{info.name!r} is read-only; a peer that only sends uses SEND_ONLY"
         digests = hash_tensors(infos, self._threads)
         content = digest_content(digests, state.compared)
-        kind, payload = self._ask(
+        slot, kind, payload = self._ask(
             lambda slot: CallSync(
-                slot.index, slot.sequence, state.revision, strategy.value, len(infos), state.layout_digest, content
+                *(slot.index, slot.sequence, state.revision, strategy.value, len(infos)),
+                *(state.layout_digest, content, content == state.torn),
             ),
             self._link.wait,
             (),
         )
         if kind == KIND_DESCRIBE:
-            payload = self._describe(infos)
+            try:
+                payload = self._describe(infos)
+            except BaseException:
+                self._link.cancel(slot)  # the actor may still wait for the description
+                self._look_for_tears(state, content)
+                raise
+        state.torn = None
         state.revision, sent, received = SYNCED.unpack(payload)
         return SharedStateSyncInfo(sent, received)
+
+    def _look_for_tears(self, state: SharedState, before: bytes) -> None:
+        """A transfer that ended in the middle leaves what nobody ever agreed on: such a state must not be elected."""
+        after = digest_content(hash_tensors(state.ordered, self._threads), state.compared)
+        if after != before:
+            state.torn = after
 
     def _describe(self, infos: tuple[TensorInfo, ...]) -> bytes:
         """The long way: say where everything is, and copy what the workers cannot reach until the call has ended."""
@@ -79,7 +92,7 @@ class Syncs:
         pump = Pump(infos, room)
         segments = {row.segment for row in rows} | {description.segment, room.segment}
         self._link.share(NAME, sorted(segments), arena.descriptor)
-        _, payload = self._ask(
+        _, _, payload = self._ask(
             lambda slot: CallDescribe(slot.index, slot.sequence, description.segment, len(packed), room.segment),
             lambda name, slot, slice_ns: pump.wait(self._link, name, slot, slice_ns),
             (infos, description, room),
@@ -88,8 +101,8 @@ class Syncs:
 
     def _ask(
         self, build: Callable[[Slot], object], wait: Callable[[str, Slot, int], bool], memory: tuple[object, ...]
-    ) -> tuple[int, bytes]:
-        """Post a call and wait for its end: its kind and payload, or the exception it ended with."""
+    ) -> tuple[Slot, int, bytes]:
+        """Post a call and wait for its end: its slot, kind and payload, or the exception it ended with."""
         link = self._link
         slot = link.acquire(NAME)
         try:
@@ -107,7 +120,7 @@ class Syncs:
         outcome, payload = link.take(slot)
         result, kind = split(outcome)
         if result == 0 and kind in (KIND_PLAIN, KIND_DESCRIBE):
-            return kind, payload
+            return slot, kind, payload
         raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
 
     def _give_up(self, slot: Slot) -> bool:
