@@ -1,0 +1,249 @@
+"""What the examples share and what belongs to none of their algorithms: arguments, a task, checkpoints, digests.
+
+What is reduced and when is in the examples; here is only how a reduce or a membership begins again when it was
+disturbed. The task is made from a seed, so there is nothing to download, and the batch of a step depends only on the
+step and on the peer, so that a run which is resumed goes on as if it had not ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pccl import Attribute, Communicator, ReduceInfo, ReduceOp, SharedState, SharedStateSyncInfo, TensorInfo
+from pccl.errors import MasterLostError, PeerLostError, TooFewPeersError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+REJOINS_MAX = 10  # memberships that may end for a reason outside of this process before it gives up
+FEATURES, HIDDEN, NOISE = 8, 32, 0.1
+
+
+# ---------------------------------------------------------------------------------------------- the command line
+
+
+def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
+    """The flags that all examples have; the first paragraph of a file's docstring is its help."""
+    flags = argparse.ArgumentParser(
+        description=(description or "").split("\n\n")[0],
+        epilog="Start `pccl run-master` in one terminal and this in two or more others. Kill any of them, start more.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    flags.add_argument("address", nargs="?", default="127.0.0.1:48148", metavar="HOST:PORT", help="of the master")
+    flags.add_argument("--steps", type=int, default=steps, help="how many (outer) steps the whole run makes")
+    flags.add_argument("--min-peers", type=int, default=2, metavar="N", help="pause while there are fewer peers")
+    flags.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long such a pause may last")
+    flags.add_argument("--pool", type=int, default=1, metavar="N", help="connections to each neighbour")
+    flags.add_argument("--optimize-every", type=int, default=0, metavar="N", help="steps between two searches for a better ring; 0: never")  # fmt: skip # noqa: E501
+    flags.add_argument("--seed", type=int, default=0, help="of the task and of the first parameters; the same everywhere")  # fmt: skip # noqa: E501
+    flags.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from this file, and keep it up to date; one for each peer")  # fmt: skip # noqa: E501
+    flags.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="sleep so long in each step, to have time for killing peers")  # fmt: skip # noqa: E501
+    flags.add_argument("--alone", action="store_true", help="train in this process only, to compare with")
+    return flags
+
+
+def say(*words: object) -> None:
+    """Print a line at once, also into a pipe."""
+    print(*words, flush=True)
+
+
+# ---------------------------------------------------------------------------------------------- taking part
+
+
+class Alone:
+    """What stands in for a communicator in a run of one process: agrees with itself, and is its own average."""
+
+    peer_id = 0
+
+    def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:  # noqa: ARG002 - nobody will come
+        """One is enough."""
+        return 1
+
+    def get_attribute(self, attribute: Attribute) -> int:  # noqa: ARG002 - all of them
+        """One peer, in one group."""
+        return 1
+
+    def update_topology(self) -> None:
+        """Nobody waits."""
+
+    def are_peers_pending(self) -> bool:
+        """Nobody waits."""
+        return False
+
+    def sync_shared_state(self, state: SharedState, *_: object) -> SharedStateSyncInfo:  # noqa: ARG002
+        """Nobody differs."""
+        return SharedStateSyncInfo(0, 0)
+
+    def all_reduce(self, *_: object, **__: object) -> ReduceInfo:
+        """The average of one."""
+        return ReduceInfo(1, 0, 0)
+
+    def all_reduce_multiple_with_retry(self, *_: object, **__: object) -> ReduceInfo:
+        """The average of one."""
+        return ReduceInfo(1, 0, 0)
+
+    def all_reduce_async(self, *_: object, **__: object) -> Alone:
+        """The average of one, at once."""
+        return self
+
+    def wait(self) -> tuple[bool, int, ReduceInfo]:
+        """The end of that reduce."""
+        return True, 0, ReduceInfo(1, 0, 0)
+
+
+def take_part(arguments: argparse.Namespace, train: Callable[[Any], None]) -> None:
+    """Train as a member of the run. Who falls out of it through no fault of its own comes back as a newcomer.
+
+    That is so when the master was restarted, and when the only peer that had the state died while it sent it to us.
+    """
+    for attempt in range(REJOINS_MAX):
+        try:
+            with _membership(arguments) as comm:
+                if not arguments.alone:
+                    say("waiting to be let in")
+                    comm.connect(n_attempts=30)
+                return train(comm)
+        except (MasterLostError, PeerLostError) as error:
+            if attempt + 1 == REJOINS_MAX:
+                raise
+            say(f"out of the run, joining again: {error}")
+    return None
+
+
+def _membership(arguments: argparse.Namespace) -> AbstractContextManager[Any]:
+    if arguments.alone:
+        return nullcontext(Alone())
+    return Communicator(arguments.address, p2p_connection_pool_size=arguments.pool)
+
+
+def average(comm: Any, tensor: Tensor) -> ReduceInfo | None:
+    """The mean of this tensor over the peers, in place; None if this peer is the only one left."""
+    while True:
+        try:
+            info: ReduceInfo = comm.all_reduce(tensor, tensor, op=ReduceOp.AVG)
+            return info
+        except PeerLostError as error:
+            say(f"retry: {error.message}")  # the tensor is as it was, and the ring is closed again
+        except TooFewPeersError:
+            return None
+
+
+def after_sync(arguments: argparse.Namespace, comm: Any, state: SharedState, tensors: dict[str, Tensor]) -> None:
+    """What may follow a sync, where all peers hold the same state: save it, now and then look for a better ring."""
+    if arguments.checkpoint:
+        save(arguments.checkpoint, state.revision, tensors)
+    if arguments.optimize_every and state.revision and state.revision % arguments.optimize_every == 0:
+        comm.optimize_topology()
+
+
+# ---------------------------------------------------------------------------------------------- state
+
+
+def named(prefix: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Names for tensors that have none, in their order."""
+    return {f"{prefix}.{index}": tensor for index, tensor in enumerate(tensors)}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The state of an optimizer that has not made a step yet, all zero.
+
+    torch creates it in the first step, which is too late for a newcomer that is to receive it. So this makes a step
+    that changes nothing: with gradients and a learning rate of zero.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = [value for parameter in parameters for value in optimizer.state[parameter].values()]
+    return [value.zero_() for value in found if isinstance(value, torch.Tensor)]
+
+
+def shared_state(tensors: dict[str, Tensor], checkpoint: Path | None) -> SharedState:
+    """These tensors as what all peers agree on, with the content and revision of a checkpoint if there is one."""
+    state = SharedState([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
+    if checkpoint and checkpoint.exists():
+        saved = torch.load(checkpoint)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(saved["tensors"][name])
+        state.revision = saved["revision"]
+        say(f"resumed revision {state.revision} from {checkpoint}")
+    return state
+
+
+def save(checkpoint: Path, revision: int, tensors: dict[str, Tensor]) -> None:
+    """Write a checkpoint that is whole or not there: whoever is killed in here keeps the one before."""
+    draft = checkpoint.with_suffix(f".{os.getpid()}")
+    torch.save({"revision": revision, "tensors": {name: tensor.detach() for name, tensor in tensors.items()}}, draft)
+    draft.replace(checkpoint)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A name for all the bits in these tensors: peers that print the same one hold the same bits."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        hasher.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------- the task
+
+
+class Regression:
+    """Learn a function from noisy samples: every peer draws its own, from the same population."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        self._first = torch.randn(FEATURES, HIDDEN, generator=generator) / FEATURES**0.5
+        self._second = torch.randn(HIDDEN, 1, generator=generator) / HIDDEN**0.5
+        self._held_out = self._draw(generator, 1024)
+
+    def batch(self, step: int, peer: int, size: int = 32) -> tuple[Tensor, Tensor]:
+        """What this peer sees in this step, and nobody else in any other."""
+        return self._draw(generator_of(self._seed, step, peer), size)
+
+    def held_out_loss(self, model: nn.Module) -> float:
+        """How good a model is on samples that nobody trains with."""
+        with torch.no_grad():
+            return float(loss_of(model, self._held_out))
+
+    def _draw(self, generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(size, FEATURES, generator=generator)
+        noise = NOISE * torch.randn(size, 1, generator=generator)
+        return inputs, torch.tanh(inputs @ self._first) @ self._second + noise
+
+
+def generator_of(seed: int, step: int, peer: int) -> torch.Generator:
+    """Chance that belongs to one step of one peer."""
+    name = hashlib.blake2b(f"{seed} {step} {peer}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(name, "little"))
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean squared error; no less than the noise in the samples, squared."""
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def small_model(seed: int) -> nn.Module:
+    """Two layers, the same on every peer that has this seed."""
+    torch.set_num_threads(1)  # peers of one machine share its cores, and this is too small for two
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
