@@ -24,7 +24,7 @@ from .demo_view import Row, View, plot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ACT_STEPS = 8  # outer steps that the peers make between two events, so that a viewer can follow
+ACT_STEPS = 16  # outer steps that the peers make between two events, so that a viewer can follow
 PATIENCE = 25.0  # seconds after which an act that does not come along has failed; all of them are within two minutes
 GLANCE = 0.1  # seconds between two looks at the clock
 
@@ -73,6 +73,7 @@ class Stage:
         self._rows: dict[str, Row] = {}
         self._ring: list[int] = []
         self._marks: dict[str, float] = {}
+        self._ends = False  # rings of peers that say goodbye are no news
 
     def __enter__(self) -> Stage:
         return self
@@ -129,6 +130,7 @@ class Stage:
     def end_peers(self) -> None:
         """Ask all peers to end, which they do in the same step."""
         self._view.say("everybody is asked to end")
+        self._ends = True
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         living = [self._rows[name] for name in self._processes]
@@ -173,7 +175,7 @@ class Stage:
 
     def _heard_master(self, message: dict[str, Any]) -> None:
         found = re.fullmatch(r"group=\d+ epoch=\d+ ring=\[(.*)\]", message.get("line", ""))
-        if found:
+        if found and not self._ends:
             self._ring = [int(peer) for peer in found[1].split(", ")]
             self._view.say(f"the master orders a ring of {len(self._ring)}")
 

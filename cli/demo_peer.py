@@ -38,33 +38,33 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float32]]
 
-FEATURES, HIDDEN, TARGETS = 32, 1024, 8
-SHAPES = ((FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, TARGETS))
-SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
-BATCH, INNER_STEPS, INNER_RATE = 32, 12, 0.002
-OUTER_RATE, OUTER_MOMENTUM = 0.6, 0.5
+FEATURES, HIDDEN, TARGETS, TEACHER = 16, 16384, 4, 8  # wide, so that there is something to send
+SIZE = FEATURES * HIDDEN + HIDDEN + HIDDEN * TARGETS
+BATCH, INNER_STEPS, INNER_RATE = 32, 12, 0.0003
+OUTER_RATE, OUTER_MOMENTUM = 0.3, 0.5
 NOISE = 0.1
 STEP_SECONDS = 0.4  # an outer step takes at least so long, for the sake of the viewer
 PEERS_MIN = 2
 
 
-def unpack(flat: Array) -> list[Array]:
-    """The weights of the network, as views of one vector."""
-    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
-    return [flat[end - int(np.prod(shape)) : end].reshape(shape) for end, shape in zip(ends, SHAPES, strict=True)]
+def unpack(flat: Array) -> tuple[Array, Array, Array]:
+    """The weights of a network with one hidden layer, as views of one vector, however wide it is."""
+    hidden = flat.size // (FEATURES + 1 + TARGETS)
+    first, bias, second = np.split(flat, [FEATURES * hidden, FEATURES * hidden + hidden])
+    return first.reshape(FEATURES, hidden), bias, second.reshape(hidden, TARGETS)
 
 
-def first_weights(chance: np.random.Generator) -> Array:
+def first_weights(chance: np.random.Generator, hidden: int) -> Array:
     """Small numbers, the same for the same seed."""
-    flat = np.zeros(SIZE, np.float32)
+    flat = np.zeros(hidden * (FEATURES + 1 + TARGETS), np.float32)
     first, _, second = unpack(flat)
     first[:] = chance.standard_normal(first.shape) / FEATURES**0.5
-    second[:] = chance.standard_normal(second.shape) / HIDDEN**0.5
+    second[:] = chance.standard_normal(second.shape) / hidden**0.5
     return flat
 
 
 def samples(chance: np.random.Generator, teacher: Array, count: int) -> tuple[Array, Array]:
-    """Inputs, and what a network that nobody here knows makes of them, with noise."""
+    """Inputs, and what another, smaller network makes of them, with noise."""
     first, bias, second = unpack(teacher)
     inputs = chance.standard_normal((count, FEATURES), np.float32)
     outputs = np.tanh(inputs @ first + bias) @ second
@@ -186,9 +186,9 @@ class Peer:
     def __init__(self, comm: Communicator) -> None:
         chance = np.random.default_rng(0)
         self._comm = comm
-        self._teacher = first_weights(chance)
+        self._teacher = first_weights(chance, TEACHER)
         self._held_out = samples(chance, self._teacher, 1024)
-        self._outer, self._inner = Outer(first_weights(chance)), Inner()
+        self._outer, self._inner = Outer(first_weights(chance, HIDDEN)), Inner()
         self._is_newcomer = True
         self.wish = False
 

@@ -49,8 +49,13 @@ def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=int, default=0, help="of the task and of the first parameters; the same everywhere")  # fmt: skip # noqa: E501
     flags.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from this file, and keep it up to date; one for each peer")  # fmt: skip # noqa: E501
     flags.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="sleep so long in each step, to have time for killing peers")  # fmt: skip # noqa: E501
-    flags.add_argument("--alone", action="store_true", help="train in this process only, to compare with")
+    flags.add_argument("--alone", action="store_true", help="train in this process only, with the samples of --min-peers peers, to compare with")  # fmt: skip # noqa: E501
     return flags
+
+
+def batch_size(arguments: argparse.Namespace, one: int = 32) -> int:
+    """How many samples a peer sees in a step; a process that trains alone sees those of all."""
+    return one * (arguments.min_peers if arguments.alone else 1)
 
 
 def say(*words: object) -> None:
@@ -208,16 +213,17 @@ def digest(tensors: Iterable[Tensor]) -> str:
 class Regression:
     """Learn a function from noisy samples: every peer draws its own, from the same population."""
 
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._seed = seed
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        generator = torch.Generator().manual_seed(arguments.seed)
+        self._seed = arguments.seed
+        self._batch_size = batch_size(arguments)
         self._first = torch.randn(FEATURES, HIDDEN, generator=generator) / FEATURES**0.5
         self._second = torch.randn(HIDDEN, 1, generator=generator) / HIDDEN**0.5
         self._held_out = self._draw(generator, 1024)
 
-    def batch(self, step: int, peer: int, size: int = 32) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, peer: int) -> tuple[Tensor, Tensor]:
         """What this peer sees in this step, and nobody else in any other."""
-        return self._draw(generator_of(self._seed, step, peer), size)
+        return self._draw(generator_of(self._seed, step, peer), self._batch_size)
 
     def held_out_loss(self, model: nn.Module) -> float:
         """How good a model is on samples that nobody trains with."""

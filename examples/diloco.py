@@ -79,7 +79,7 @@ def main() -> None:
     flags = parser(__doc__, steps=30)
     flags.add_argument("--inner-steps", type=int, default=10, metavar="N", help="between two all-reduces")
     arguments = flags.parse_args()
-    task, model = Regression(arguments.seed), small_model(arguments.seed)
+    task, model = Regression(arguments), small_model(arguments.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     outer = Outer(model)
     state = shared_state(outer.tensors, arguments.checkpoint)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from common import (
     after_sync,
+    batch_size,
     digest,
     generator_of,
     named,
@@ -122,7 +123,7 @@ def main() -> None:
                 return
             optimizer.zero_grad(set_to_none=False)  # the gradients stay where the reduces know them
             generator = generator_of(arguments.seed, state.revision, comm.peer_id)
-            loss = model.loss(passages(train_text, generator, BATCH))
+            loss = model.loss(passages(train_text, generator, batch_size(arguments, BATCH)))
             loss.backward()
             try:
                 info = comm.all_reduce_multiple_with_retry(gradients, max_in_flight=4)

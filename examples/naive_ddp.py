@@ -51,7 +51,7 @@ def gradients_in_one(model: nn.Module) -> Tensor:
 def main() -> None:
     """Train until the run has made all its steps."""
     arguments = parser(__doc__, steps=200).parse_args()
-    task, model = Regression(arguments.seed), small_model(arguments.seed)
+    task, model = Regression(arguments), small_model(arguments.seed)
     gradient = gradients_in_one(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     tensors = {**dict(model.named_parameters()), **named("optimizer", optimizer_tensors(optimizer))}
