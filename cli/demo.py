@@ -20,18 +20,19 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from .demo_view import Row, View, plot
+from .joining import exit_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ACT_STEPS = 16  # outer steps that the peers make between two events, so that a viewer can follow
-PATIENCE = 25.0  # seconds after which an act that does not come along has failed; all of them are within two minutes
+# An act is over when all living peers have made so many outer steps together, or on a slow machine fewer in more time.
+ACT_STEPS, ACT_STEPS_MIN, ACT_SECONDS = 20, 3, 12.0
+PATIENCE = 30.0  # seconds after which an act has failed: four of them are two minutes
 GLANCE = 0.1  # seconds between two looks at the clock
 
 
 @click.command(
-    epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n"
-    "Exit codes: 0 done, 1 the peers did not agree (one line on standard error says why), 2 wrong command line."
+    epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n" + exit_codes("the peers did not agree")
 )
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), metavar="N",
               help="How many peers start the run.")  # fmt: skip
@@ -52,11 +53,11 @@ def demo(peers: int, picture: Path) -> None:
         stage.open_master()
         for name in names[:-1]:
             stage.start_peer(name)
-        stage.play(ACT_STEPS, f"all {peers} peers train together")
+        stage.play(f"all {peers} peers train together")
         stage.kill_peer(names[peers // 2])
-        stage.play(ACT_STEPS, "the survivors closed their ring and went on")
+        stage.play("the survivors closed their ring and went on")
         stage.start_peer(names[-1])
-        stage.play(ACT_STEPS, f"peer {names[-1]} received the state and trains with them")
+        stage.play(f"peer {names[-1]} received the state and trains with them")
         stage.end_peers()
         stage.conclude(picture)
 
@@ -120,11 +121,16 @@ class Stage:
         self._marks[f"{name} killed"] = self._view.elapsed
         self._view.say(click.style(f"kill -9 {process.pid}: peer {name} is gone", fg="red"))
 
-    def play(self, steps: int, then: str) -> None:
-        """Show what happens until every living peer has made so many steps more, all of them together."""
+    def play(self, then: str) -> None:
+        """Show what happens until every living peer has made some steps with all others."""
         living = [self._rows[name] for name in self._processes]
-        goal = max(row.step for row in living) + steps
-        self._watch(lambda: all(row.step >= goal and row.world == len(living) for row in living), then)
+        began, first = time.monotonic(), max(row.step for row in living)
+
+        def is_over() -> bool:
+            steps = ACT_STEPS if time.monotonic() < began + ACT_SECONDS else ACT_STEPS_MIN
+            return all(row.step >= first + steps and row.world == len(living) for row in living)
+
+        self._watch(is_over, then)
         self._view.say(click.style(then, bold=True))
 
     def end_peers(self) -> None:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float32]]
 
-FEATURES, HIDDEN, TARGETS, TEACHER = 16, 16384, 4, 8  # wide, so that there is something to send
+FEATURES, HIDDEN, TARGETS, TEACHER = 16, 8192, 4, 8  # wide, so that there is something to send
 SIZE = FEATURES * HIDDEN + HIDDEN + HIDDEN * TARGETS
-BATCH, INNER_STEPS, INNER_RATE = 32, 12, 0.0003
+BATCH, INNER_STEPS, INNER_RATE = 32, 10, 0.0006
 OUTER_RATE, OUTER_MOMENTUM = 0.3, 0.5
 NOISE = 0.1
 STEP_SECONDS = 0.4  # an outer step takes at least so long, for the sake of the viewer

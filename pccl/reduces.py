@@ -10,7 +10,7 @@ from __future__ import annotations
 from _thread import RLock
 from typing import TYPE_CHECKING
 
-from ._core.messages import CallAwait, CallReduce
+from ._core.mailbox import CallAwait, CallReduce
 from ._core.operations import OPERATIONS_MAX, pack_operations
 from ._core.park import monotonic_ns
 from .errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
@@ -60,7 +60,8 @@ class Reduces:
         """Post these reduces, in one message."""
         world = self._world()
         if world < 2:
-            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "this peer is alone in its group; wait for others")
+            message = "this peer is alone in its group: call wait_for_world_size(2) first, which waits for others"
+            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, message)
         for request in requests:
             if request.tag in self._pending:
                 message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"

@@ -12,7 +12,9 @@ sees the worker, and the last one to leave an aborted operation rings the actor.
 
 **Ready blocks** are in two queues, of small operations and of large ones. Receivers push what they have added or written;
 senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
-in the cache. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
+in the cache. Over a far link it is the other way round. What we forward depends on what comes in, so whoever forwards
+first keeps its own blocks for last, and then both ends wait for each other by round trips, with links that are empty
+meanwhile; and while the link towards us is congested, own blocks are all that we have. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
 actor admits no more blocks than it holds.
 
 **Waking in order.** A sender that finds nothing sets its idle bit, looks again, and sleeps. Who makes work wakes the
@@ -30,6 +32,7 @@ from libc.stdlib cimport calloc, free
 
 from pccl._core cimport posix
 
+from .codec cimport make_codec
 from .kernels cimport itemsize_of
 from .park cimport now_ns
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
@@ -72,9 +75,12 @@ cdef class Board:
         """Put an operation up. False if it must wait for others to go first."""
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
+        cdef Codec codec
         cdef uint32_t itemsize = <uint32_t> itemsize_of(operation.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
             raise ValueError(f"no reduce of datatype {operation.datatype} at rank {rank} of {world}")
+        if make_codec(&codec, operation.datatype, operation.algorithm, operation.quantized) != 0:
+            raise ValueError(f"no quantization of {operation.shape}")
         if op.state != FREE:
             return False
         make_plan(&plan, operation.count, itemsize, world)
@@ -89,6 +95,7 @@ cdef class Board:
         op.send_segment, op.send_offset = operation.send_segment, operation.send_offset
         op.recv_segment, op.recv_offset = operation.recv_segment, operation.recv_offset
         op.backup_segment, op.backup_offset = operation.backup_segment, operation.backup_offset
+        op.area_segment, op.area_offset, op.codec = operation.area_segment, operation.area_offset, codec
         op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)
@@ -194,6 +201,10 @@ cdef class Board:
             sent += self.shared.lanes[1][lane].payload_bytes
         return sent, received
 
+    def set_far(self, bint far):
+        """Say what the link to the next peer is like; senders find out when they are given a connection."""
+        self.shared.far = far
+
     def call(self, bint sends, int lane):
         """Have a worker look into its mailbox, however busy it is."""
         posix.atomic_store_u32(&self.shared.lanes[sends][lane].attention, 1)
@@ -250,10 +261,13 @@ cdef class Board:
         return 1
 
     cdef int take(self, Job *job) noexcept nogil:
-        return (
-            self.take_forward(&self.shared.queues[1], job) or self.take_own(1, job)
-            or self.take_forward(&self.shared.queues[0], job) or self.take_own(0, job)
-        )
+        return self.take_of(1, job) or self.take_of(0, job)
+
+    cdef int take_of(self, int small, Job *job) noexcept nogil:
+        """A block of the small operations or of the large ones."""
+        if self.shared.far:
+            return self.take_own(small, job) or self.take_forward(&self.shared.queues[small], job)
+        return self.take_forward(&self.shared.queues[small], job) or self.take_own(small, job)
 
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil:
         cdef QueueCell cell

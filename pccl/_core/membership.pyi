@@ -1,8 +1,12 @@
+from typing import Final
+
 from pccl.options import Options
 
 from .ballots import Ballots, Vote
 from .group import Group
 from .roster import Peer
+
+IDS_AT_ONCE: Final[int]
 
 class Membership:
     counters: dict[str, int]
@@ -11,6 +15,8 @@ class Membership:
     def run(self) -> bytes: ...
     @property
     def options(self) -> Options: ...
+    @property
+    def began_ns(self) -> int: ...
     @property
     def peers(self) -> dict[int, Peer]: ...
     @property

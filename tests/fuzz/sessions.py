@@ -17,6 +17,7 @@ from pccl._core.messages import (
     EdgeLost,
     Finished,
     Initiate,
+    Inquire,
     JoinLane,
     Knock,
     Leave,
@@ -125,6 +126,7 @@ def collective(draw: Drawing) -> list[bytes]:
 STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], float]]] = {
     Register: [(blind, 4), (careless, 2), (forger, 2), (trespasser, 1), (newcomer, 4), (liar, 4)],
     JoinLane: [(blind, 2), (careless, 1), (forger, 1), (trespasser, 2)],
+    Inquire: [(careless, 1), (forger, 1), (trespasser, 2)],
 }
 
 
@@ -139,6 +141,8 @@ def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
     """A hello with this proof; the rest is the same each time it is built, because the proof covers it."""
     if hello is Register:
         return Register(proof, GROUPS[0], 1, "", 1)
+    if hello is Inquire:
+        return Inquire(proof)
     return JoinLane(proof, bytes(16), 1, 1, 2, 0)
 
 

@@ -284,9 +284,10 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
     """Goal: what was agreed outlives the last member, what was under way does not."""
     scene = of(1, 2)
     scene.admit(3, group=1)
+    scene.sync(1, 7, "a")
+    scene.sync(2, 7, "a")
     scene.reduce(1, 5)
     scene.reduce(2, 5)
-    scene.state.groups[0].revision = 7
     scene.feed(PeerWent(2, "reset"))
     scene.feed(PeerWent(1, "reset"))
 
@@ -297,7 +298,7 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (lambda epoch: m.EdgeLost(epoch, 1, 2, "reset"), "the edge 1->2 broke: reset"),
+        (lambda epoch: m.EdgeLost(epoch, 1, 2, "reset"), "the connection from peer 1 to peer 2 broke: reset"),
         (lambda epoch: m.WireFailed(epoch, 2, "refused"), "peer 1 cannot reach peer 2: refused"),
         (lambda _: m.Leave("close"), "peer 1 left: close"),
         (lambda _: m.VoteTopology(1, 0), "peer 1 was kicked: voted on the topology while"),
