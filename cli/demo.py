@@ -25,8 +25,8 @@ from .joining import exit_codes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# An act is over when all living peers have made so many outer steps together, or on a slow machine fewer in more time.
-ACT_STEPS, ACT_STEPS_MIN, ACT_SECONDS = 20, 3, 12.0
+# An act is over when all living peers have made enough outer steps together, or on a slow machine fewer in more time.
+ACT_STEPS_MIN, ACT_SECONDS = 3, 12.0
 PATIENCE = 30.0  # seconds after which an act has failed: four of them are two minutes
 GLANCE = 0.1  # seconds between two looks at the clock
 
@@ -36,9 +36,11 @@ GLANCE = 0.1  # seconds between two looks at the clock
 )
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), metavar="N",
               help="How many peers start the run.")  # fmt: skip
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(ACT_STEPS_MIN), metavar="N",
+              help="Outer steps between two events.")  # fmt: skip
 @click.option("--plot", "picture", default="pccl-demo.png", show_default=True, metavar="FILE",
               type=click.Path(dir_okay=False, path_type=Path), help="Where the loss curve goes.")  # fmt: skip
-def demo(peers: int, picture: Path) -> None:
+def demo(peers: int, steps: int, picture: Path) -> None:
     """Watch training survive a killed peer.
 
     Peers train a small network with async DiLoCo. One of them is killed with SIGKILL, another joins, and in the end all
@@ -53,11 +55,11 @@ def demo(peers: int, picture: Path) -> None:
         stage.open_master()
         for name in names[:-1]:
             stage.start_peer(name)
-        stage.play(f"all {peers} peers train together")
+        stage.play(steps, f"all {peers} peers train together")
         stage.kill_peer(names[peers // 2])
-        stage.play("the survivors closed their ring and went on")
+        stage.play(steps, "the survivors closed their ring and went on")
         stage.start_peer(names[-1])
-        stage.play(f"peer {names[-1]} received the state and trains with them")
+        stage.play(steps, f"peer {names[-1]} received the state and trains with them")
         stage.end_peers()
         stage.conclude(picture)
 
@@ -121,14 +123,14 @@ class Stage:
         self._marks[f"{name} killed"] = self._view.elapsed
         self._view.say(click.style(f"kill -9 {process.pid}: peer {name} is gone", fg="red"))
 
-    def play(self, then: str) -> None:
-        """Show what happens until every living peer has made some steps with all others."""
+    def play(self, steps: int, then: str) -> None:
+        """Show what happens until every living peer has made so many steps with all others."""
         living = [self._rows[name] for name in self._processes]
         began, first = time.monotonic(), max(row.step for row in living)
 
         def is_over() -> bool:
-            steps = ACT_STEPS if time.monotonic() < began + ACT_SECONDS else ACT_STEPS_MIN
-            return all(row.step >= first + steps and row.world == len(living) for row in living)
+            enough = steps if time.monotonic() < began + ACT_SECONDS else ACT_STEPS_MIN
+            return all(row.step >= first + enough and row.world == len(living) for row in living)
 
         self._watch(is_over, then)
         self._view.say(click.style(then, bold=True))

@@ -6,9 +6,9 @@
 # The address of the master is added to the command as its last argument. A peer that fails is started again; one that
 # ends with 0 is done. Ctrl-C ends everything, on all hosts.
 #
-#   PCCL_DIR       the folder on every host in which commands run; its .venv/bin comes first on the path  [pccl]
-#   PCCL_PORT      where the master listens; peers take the first free port from 48149 up                 [48148]
-#   PCCL_RESTARTS  how often a peer is started again                                                      [100]
+#   REMOTE_DIR     the folder on every host in which commands run; its .venv/bin comes first on the path  [pccl]
+#   MASTER_PORT    where the master listens; peers take the first free port from 48149 up                 [48148]
+#   RESTARTS       how often a peer is started again                                                      [100]
 #   SSH            the command that reaches a host                                       [ssh -o BatchMode=yes]
 set -euo pipefail
 set -m # every job is a process group of its own, so that ending one ends what it has started
@@ -21,9 +21,9 @@ fi
 read -r -a hosts <<<"$1"
 shift
 read -r -a ssh <<<"${SSH:-ssh -o BatchMode=yes}"
-folder=${PCCL_DIR:-pccl}
-port=${PCCL_PORT:-48148}
-restarts=${PCCL_RESTARTS:-100}
+folder=${REMOTE_DIR:-pccl}
+port=${MASTER_PORT:-48148}
+restarts=${RESTARTS:-100}
 address="${hosts[0]#*@}:$port"
 jobs=()
 
