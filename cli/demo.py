@@ -31,9 +31,7 @@ PATIENCE = 30.0  # seconds after which an act has failed: four of them are two m
 GLANCE = 0.1  # seconds between two looks at the clock
 
 
-@click.command(
-    epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n" + exit_codes("the peers did not agree")
-)
+@click.command(epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n" + exit_codes("the peers did not agree"))
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), metavar="N",
               help="How many peers start the run.")  # fmt: skip
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(ACT_STEPS_MIN), metavar="N",

@@ -1,7 +1,7 @@
 """One training process of `pccl demo`: async DiLoCo on a small network, with numpy alone.
 
-The algorithm is that of examples/async_diloco.py, which explains it at leisure; there it is torch, here the network, its
-gradient and both optimizers are written out, because the demo must not need torch. Run as
+The algorithm is that of examples/async_diloco.py, which explains it at leisure; there it is torch, here the network,
+its gradient and both optimizers are written out, because the demo must not need torch. Run as
 
     python -m pccl.cli.demo_peer HOST:PORT
 

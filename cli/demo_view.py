@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 STORY_LINES = 8  # that stay in sight below the table
 REDRAW_SECONDS = 0.1  # no eye wants it oftener
@@ -101,9 +101,9 @@ def plot(rows: Iterable[Row], path: Path, marks: dict[str, float]) -> str:
     except ImportError:
         return "no loss curve: matplotlib is not installed; pip install 'pccl[plots]' draws it next time"
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for row in rows:
         if row.curve:
             axes.plot(*zip(*row.curve, strict=True), label=f"peer {row.name}", marker="x" if row.is_gone else None)
@@ -114,5 +114,5 @@ def plot(rows: Iterable[Row], path: Path, marks: dict[str, float]) -> str:
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)
     return f"loss curve: {path}"

@@ -11,14 +11,22 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pccl._core import master_state, peer_state
 from pccl._core.events import Tick
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ROOT = Path(__file__).parents[1]
 MACHINES = ("peer_state", "participation")  # the sources of the peer's machine
+# A method lasts until the next one, or until something that is not indented.
+METHOD = re.compile(
+    r"^    (?:def|cdef|cpdef) (?:\w+ )*(\w+)\(.*?(?=^    (?:def|cdef|cpdef) |^\S|\Z)", re.MULTILINE | re.DOTALL
+)
 
 HEAD = """# Architecture, for contributors
 
@@ -41,9 +49,11 @@ be killed at any instruction.
 ```
 
 - The training process runs no thread of ours. A call posts a command and waits on a slot in shared memory.
-- The peer actor is a fresh process, not a fork of the training process, because that may hold CUDA and threads. It imports
-  neither numpy nor torch. It forks the workers: a sender and a receiver for each lane, others for state transfers.
-- Nothing outlives the training process: memory is anonymous and passed by descriptor, and every process ends with its parent.
+- The peer actor is a fresh process, not a fork of the training process, because that may hold CUDA and threads. It
+  imports neither numpy nor torch. It forks the workers: a sender and a receiver for each lane, others for state
+  transfers.
+- Nothing outlives the training process: memory is anonymous and passed by descriptor, and every process ends with its
+  parent.
 
 ## Where things are
 
@@ -66,16 +76,16 @@ PEER = """
 ## The life of a peer
 
 The peer's machine is in one of these phases. An arrow is an event that may end a phase: a message of the master, for
-instance, does so if it breaks the protocol. A deadline that is over acts like the loss of what was waited for. Everything
-else that a phase understands leaves it where it is, and is listed in [the protocol](protocol.md).
+instance, does so if it breaks the protocol. A deadline that is over acts like the loss of what was waited for.
+Everything else that a phase understands leaves it where it is, and is listed in [the protocol](protocol.md).
 
 """
 
 MASTER = """
 ## What the master hears
 
-It keeps a phase for every peer. From *registered* to *accepted* no message leads: a peer is accepted when a topology round
-closes, which takes the votes of all accepted peers and the report of all changed rings.
+It keeps a phase for every peer. From *registered* to *accepted* no message leads: a peer is accepted when a topology
+round closes, which takes the votes of all accepted peers and the report of all changed rings.
 
 """
 
@@ -101,22 +111,22 @@ sequenceDiagram
     P->>T: completion slot
 ```
 
-If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new ring, and the
-call fails on all of them once that ring is wired. The tensor in place gets its old bytes from a backup that was written in
-the same pass that added.
+If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new
+ring, and the call fails on all of them once that ring is wired. The tensor in place gets its old bytes from a backup
+that was written in the same pass that added.
 
 ## One sync of shared state
 
-Digests are computed in the training process, where the tensors are. If all votes are equal, that is all. Otherwise the
-master elects a content (`_core/election.py` has the rules), tells those who have it to serve, and those who lack it whom to
-fetch from. Transfers run peer to peer, by blocks whose digests differ, from all sources at once.
+Digests are computed in the training process, where the tensors are. If all votes are equal, that is all. Otherwise
+the master elects a content (`_core/election.py` has the rules), tells those who have it to serve, and those who lack
+it whom to fetch from. Transfers run peer to peer, by blocks whose digests differ, from all sources at once.
 
 ## How it is tested
 
-Machines and wire do no I/O, so the simulation in `tests/sim` runs the real ones: thousands of clusters with seeded delays,
-losses and deaths in a minute. A failing seed tells its story again. Above that are real processes on loopback, killed at
-every fault point there is, and above that hours of churn. A bug found anywhere becomes a named case in the lowest tier that
-shows it.
+Machines and wire do no I/O, so the simulation in `tests/sim` runs the real ones: thousands of clusters with seeded
+delays, losses and deaths in a minute. A failing seed tells its story again. Above that are real processes on
+loopback, killed at every fault point there is, and above that hours of churn. A bug found anywhere becomes a named
+case in the lowest tier that shows it.
 """
 
 LAYERS = ("cli", "stress", "pccl", "actors", "memory", "_core")
@@ -186,12 +196,10 @@ def _phases() -> str:
 
 def _methods() -> dict[str, str]:
     """The source of each method of the peer's machine."""
-    methods = {}
+    methods: dict[str, str] = {}
     for machine in MACHINES:
         text = (ROOT / "pccl" / "_core" / f"{machine}.pyx").read_text()
-        for match in re.finditer(r"^    (?:def|cdef|cpdef) (?:\w+ )*(\w+)\(.*?(?=^    (?:def|cdef|cpdef) |^\S|\Z)", text,
-                                 re.MULTILINE | re.DOTALL):  # fmt: skip
-            methods[match[1]] = match[0]
+        methods |= {match[1]: match[0] for match in METHOD.finditer(text)}
     return methods
 
 
@@ -212,13 +220,14 @@ def _name(handler: Any) -> str:
     return name
 
 
-def _understood(transitions: dict[tuple[str, type], object]) -> str:
+def _understood(transitions: Mapping[tuple[str, type], object]) -> str:
     """Phases with a note of what is understood in them."""
     by_phase: dict[str, list[str]] = defaultdict(list)
     for phase, event in transitions:
         by_phase[phase].append(event.__name__)
     phases = list(by_phase)
-    lines = [f"    [*] --> {phases[0]}", *(f"    {a} --> {b}: a topology round closes" for a, b in zip(phases, phases[1:], strict=False))]  # fmt: skip # noqa: E501
+    lines = [f"    [*] --> {phases[0]}"]
+    lines += [f"    {before} --> {after}: a topology round closes" for before, after in pairwise(phases)]
     for phase, events in by_phase.items():
         lines += [f"    note right of {phase}", *(f"        {event}" for event in events), "    end note"]
     return _mermaid("stateDiagram-v2", *lines)

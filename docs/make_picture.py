@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from itertools import pairwise
 
 WIDTH, HEIGHT, RADIUS, DOT = 200, 190, 56, 19
 INK, CALM, DEAD, NEW = "#57606a", "#1f6feb", "#cf222e", "#1a7f37"
@@ -50,8 +51,8 @@ def peer(name: str, colour: str) -> str:
 def scene(index: int, title: str, peers: dict[str, str], links: str, broken: str) -> str:
     """One of the four pictures."""
     parts = [f'<text x="{WIDTH / 2:g}" y="18" fill="{INK}">{title}</text>']
-    parts += [link(source, target, broken=False) for source, target in zip(links, links[1:], strict=False)]
-    parts += [link(source, target, broken=True) for source, target in zip(broken, broken[1:], strict=False)]
+    parts += [link(source, target, broken=False) for source, target in pairwise(links)]
+    parts += [link(source, target, broken=True) for source, target in pairwise(broken)]
     parts += [peer(name, colour) for name, colour in peers.items()]
     return f'<g transform="translate({index * WIDTH} 0)">' + "".join(parts) + "</g>\n"
 

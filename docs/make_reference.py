@@ -125,7 +125,7 @@ def _signature(function: Any) -> str:
         return ""
     shown = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     text = str(signature.replace(parameters=shown))
-    # Types are texts of the sources, which come in quotes; defaults that are enum members in the long form of their repr.
+    # Types are texts of the sources, which come in quotes; enum members are shown by their long repr.
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     return re.sub(r"\b(?:pccl\.\w+|typing|collections\.abc)\.(?=\w)", "", text).replace(" -> None", "")

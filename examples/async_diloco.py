@@ -13,9 +13,9 @@ One iteration of a veteran, from top to bottom:
     launch the reduce of this iteration's delta
 
 A newcomer enters below the first line. Its inner steps start from the same outer state as everybody's, so its delta
-counts. But it has no part in the reduce that was under way when it came, and so it cannot apply the result. That is what
-the second sync is for: newcomers, RECEIVE_ONLY, take over the state that veterans have moved on to. With these strategies
-no number of newcomers outvotes a veteran.
+counts. But it has no part in the reduce that was under way when it came, and so it cannot apply the result. That is
+what the second sync is for: newcomers, RECEIVE_ONLY, take over the state that veterans have moved on to. With these
+strategies no number of newcomers outvotes a veteran.
 
 The second sync comes before the launch, because a sync and a reduce of one group may not overlap.
 """

@@ -41,15 +41,19 @@ def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flags.add_argument("address", nargs="?", default="127.0.0.1:48148", metavar="HOST:PORT", help="of the master")
-    flags.add_argument("--steps", type=int, default=steps, help="how many (outer) steps the whole run makes")
-    flags.add_argument("--min-peers", type=int, default=2, metavar="N", help="pause while there are fewer peers")
-    flags.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long such a pause may last")
-    flags.add_argument("--pool", type=int, default=1, metavar="N", help="connections to each neighbour")
-    flags.add_argument("--optimize-every", type=int, default=0, metavar="N", help="steps between two searches for a better ring; 0: never")  # fmt: skip # noqa: E501
-    flags.add_argument("--seed", type=int, default=0, help="of the task and of the first parameters; the same everywhere")  # fmt: skip # noqa: E501
-    flags.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from this file, and keep it up to date; one for each peer")  # fmt: skip # noqa: E501
-    flags.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="sleep so long in each step, to have time for killing peers")  # fmt: skip # noqa: E501
-    flags.add_argument("--alone", action="store_true", help="train in this process only, with the samples of --min-peers peers, to compare with")  # fmt: skip # noqa: E501
+    for name, kind, default, unit, text in (
+        ("--steps", int, steps, "N", "(outer) steps that the whole run makes"),
+        ("--min-peers", int, 2, "N", "pause while there are fewer peers"),
+        ("--wait", float, 300.0, "SECONDS", "how long such a pause may last"),
+        ("--pool", int, 1, "N", "connections to each neighbour"),
+        ("--optimize-every", int, 0, "N", "steps between two searches for a better ring; 0: never"),
+        ("--seed", int, 0, "N", "of the task and of the first parameters; the same everywhere"),
+        ("--checkpoint", Path, None, "FILE", "resume from this file, and keep it up to date; one for each peer"),
+        ("--pace", float, 0.0, "SECONDS", "sleep so long in each step, to have time for killing peers"),
+    ):
+        flags.add_argument(name, type=kind, default=default, metavar=unit, help=text)
+    alone = "train in this process only, with the samples of --min-peers peers, to compare with"
+    flags.add_argument("--alone", action="store_true", help=alone)
     return flags
 
 
@@ -71,11 +75,11 @@ class Alone:
 
     peer_id = 0
 
-    def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:  # noqa: ARG002 - nobody will come
+    def wait_for_world_size(self, *_: object, **__: object) -> int:
         """One is enough."""
         return 1
 
-    def get_attribute(self, attribute: Attribute) -> int:  # noqa: ARG002 - all of them
+    def get_attribute(self, _: Attribute) -> int:
         """One peer, in one group."""
         return 1
 
@@ -86,7 +90,7 @@ class Alone:
         """Nobody waits."""
         return False
 
-    def sync_shared_state(self, state: SharedState, *_: object) -> SharedStateSyncInfo:  # noqa: ARG002
+    def sync_shared_state(self, *_: object) -> SharedStateSyncInfo:
         """Nobody differs."""
         return SharedStateSyncInfo(0, 0)
 

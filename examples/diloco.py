@@ -60,9 +60,7 @@ class Outer:
         self._optimizer.step()
 
 
-def train_inner(
-    model: nn.Module, optimizer: torch.optim.Optimizer, task: Regression, steps: range, peer: int
-) -> float:
+def train_inner(model: nn.Module, optimizer: torch.optim.Optimizer, task: Regression, steps: range, peer: int) -> float:
     """The part without communication; returns the mean loss."""
     losses = []
     for step in steps:

@@ -1,8 +1,9 @@
 """A small language model, trained on a short text by peers that come and go.
 
-The text is text.txt, character by character; the model is a transformer with two layers. Every peer cuts passages of its
-own out of the text. As in naive_ddp.py all peers average their gradients in every step, with two differences that larger
-models need: AdamW, whose moments are part of the shared state, and a reduce for each parameter, four of them at a time.
+The text is text.txt, character by character; the model is a transformer with two layers. Every peer cuts passages of
+its own out of the text. As in naive_ddp.py all peers average their gradients in every step, with two differences that
+larger models need: AdamW, whose moments are part of the shared state, and a reduce for each parameter, four of them
+at a time.
 
 `share_` moves parameters and gradients into shared memory. So gradients are reduced where they are, and a newcomer
 receives parameters where they are used.

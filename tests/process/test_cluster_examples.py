@@ -1,8 +1,8 @@
 """The scripts and manifests of examples/cluster, as far as they can be tried without such a cluster.
 
-Slurm's scripts are shell scripts whose directives are comments, so they are run as Slurm would run them, on this machine.
-The ssh script gets an `ssh` that ignores the host. The manifest is read by a parser for as much of YAML as it uses, and the
-names in it must fit together.
+Slurm's scripts are shell scripts whose directives are comments, so they are run as Slurm would run them, on this
+machine. The ssh script gets an `ssh` that ignores the host. The manifest is read by a parser for as much of YAML as
+it uses, and the names in it must fit together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from pccl.cli import COMMANDS
 
 from .helpers import ROOT, Script
@@ -107,9 +106,7 @@ def test_the_ssh_script_runs_a_master_and_peers(commands: Path, tmp_path: Path) 
     """Goal: two hosts, both this one: peers find the master, prove the token, reduce, and the script ends with 0."""
     settings = {"REMOTE_DIR": tmp_path, "MASTER_PORT": free_port(), "SSH": "ssh", "RESTARTS": 0}
     hosts = "user@127.0.0.1 user@127.0.0.1"
-    with Script.command(
-        CLUSTER / "ssh.sh", hosts, "python", "train.py", **environment(commands, **settings)
-    ) as script:
+    with Script.command(CLUSTER / "ssh.sh", hosts, "python", "train.py", **environment(commands, **settings)) as script:
         assert script.expect("peers", PATIENCE) == "2"
         assert script.expect("peers", PATIENCE) == "2"
         assert script.end(PATIENCE) == 0, script.errors()
@@ -185,7 +182,9 @@ def parse_block(rows: list[tuple[int, str]], indent: int) -> tuple[Any, list[tup
 
 def parse_scalar(text: str) -> Any:
     """A list in brackets, a quoted text, a number, or a word."""
-    return ast.literal_eval(text) if text[0] in '["' or text.isdigit() else {"true": True, "false": False}.get(text, text)
+    return (
+        ast.literal_eval(text) if text[0] in '["' or text.isdigit() else {"true": True, "false": False}.get(text, text)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +232,9 @@ def test_the_peers_reach_the_service_and_may_be_preempted(manifest: dict[str, An
 
 def test_the_parser_reads_what_yaml_means() -> None:
     """Goal: the parser above is no weaker than what it is trusted with."""
-    text = 'a: 1\nb:\n  - name: x\n    more:\n      c: "2"\n  - name: ["y", 3]\nd: plain words: and more\n---\ne: true\n'
+    text = (
+        'a: 1\nb:\n  - name: x\n    more:\n      c: "2"\n  - name: ["y", 3]\nd: plain words: and more\n---\ne: true\n'
+    )
 
     assert parse_yaml(text) == [
         {"a": 1, "b": [{"name": "x", "more": {"c": "2"}}, {"name": ["y", 3]}], "d": "plain words: and more"},

@@ -1,8 +1,9 @@
 """Every Python block in README and docs, run as printed but for the address of the master.
 
-A block that makes a communicator is a program for peers: two processes run it at the same time against a master of its
-own, and both must end well. Any other block is run once. What cannot be run here says so in its first line, in words that
-readers see too: `# Not run by the tests: ` and the reason. The README's loop is acted out with a killed peer and a newcomer.
+A block that names the master's address is a program for peers: two processes run it at the same time against a master
+of its own, and both must end well. Any other block is run once. What cannot be run here says so in its first line, in
+words that readers see too: `# Not run by the tests: ` and the reason. The README's loop is acted out with a killed
+peer and a newcomer.
 """
 
 from __future__ import annotations

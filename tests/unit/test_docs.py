@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 
 @pytest.mark.parametrize("page", PRINTED)
 def test_a_printed_page_is_what_its_script_prints(page: str) -> None:
-    """Goal: a new message, transition, signature or docstring is in its page, or this names the command that mends it."""
+    """Goal: a new message, signature or docstring is in its page, or this names the command that mends it."""
     script = PRINTED[page]
     printed = runpy.run_path(str(DOCS / script))["render"]()
 
