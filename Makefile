@@ -18,7 +18,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
-	@echo "make demo    set up without torch and watch peers come and go"
+	@echo "make demo    set up without torch and watch peers train while they come and go"
 	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
 	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work"
 	@echo "make lint    ruff and mypy only"
@@ -77,7 +77,7 @@ lint: build
 # --- Things to see ----------------------------------------------------------
 
 demo: build
-	@$(BIN)/pccl demo
+	@$(BIN)/pccl demo --plot build/demo.png
 
 # The machines first, in virtual time and under random bytes, because they fail fast; then their processes.
 stress: build
@@ -104,4 +104,4 @@ bench: setup
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f pccl/*/*.so
-	find pccl cli stress tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pccl cli stress tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
