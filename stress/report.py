@@ -82,7 +82,7 @@ def _words(counts: dict[str, int]) -> str:
 
 
 def _memory(run: Supervisor) -> str:
-    parts = [f"{name} {sizes[-1] / 1e6:.1f} MB" for name, sizes in run.sizes.items() if sizes]
+    parts = [f"{name} {sizes[-1] / 1e6:.1f} MB" for name, sizes in run.watcher.sizes.items() if sizes]
     return ", ".join(parts) or "-"
 
 
@@ -137,7 +137,7 @@ def summary(run: Supervisor) -> dict[str, Any]:
         "replay": replay_command(run.settings),
         "seconds": round(run.elapsed, 1),
         "tally": run.judge.tally.as_json(),
-        "memory_bytes": {name: {"first": sizes[0], "last": sizes[-1]} for name, sizes in run.sizes.items() if sizes},
+        "memory_bytes": {name: {"first": sizes[0], "last": sizes[-1]} for name, sizes in run.watcher.sizes.items() if sizes},
         "violations": [f"{_since(run, violation):.3f} s {violation}" for violation in run.judge.violations],
     }
 
@@ -172,7 +172,7 @@ def _plot(run: Supervisor, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
-    for name, sizes in run.sizes.items():
+    for name, sizes in run.watcher.sizes.items():
         upper.plot([size / 1e6 for size in sizes], label=name)
     upper.set(title="Resident memory", xlabel="seconds watched", ylabel="MB", ylim=(0, None))
     upper.legend()
