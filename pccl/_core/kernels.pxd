@@ -48,3 +48,6 @@ cdef class _Held:
     cdef Py_buffer exported
 
 cdef _Held of_length(object buffer, int flags, str name, Py_ssize_t nbytes)
+
+# The name of the instruction set in use, for modules that have loops of their own.
+cdef const char *chosen_name() noexcept nogil

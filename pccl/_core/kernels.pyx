@@ -79,6 +79,9 @@ cdef int reduce_coded(
 ) noexcept nogil:
     return kernels_reduce_coded(codec, op, out, local, coded, count, divisor)
 
+cdef const char *chosen_name() noexcept nogil:
+    return kernel_chosen.name
+
 
 # --- the instruction set --------------------------------------------------------------------------------------
 

@@ -32,10 +32,10 @@ from .events import (
     NUMBERS, PENDING, TOPOLOGY, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
     MasterSaid, MasterUp, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, Stop, Tell, Tick, Traffic, WorkerDied,
 )
+from .mailbox import CallAwait, CallCancel, CallConnect, CallLeave, CallPending, CallReduce, CallTopology
 from .messages import (
-    AbortReduce, Accepted, Beat, CallAwait, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallReduce,
-    CallTopology, Commence, Kick, Leave, Notice, PendingAnswer, ReduceDone, ReduceFailed, Registered, TopologyDone,
-    VotePending, VoteTopology, Wire, Withdraw,
+    AbortReduce, Accepted, Beat, CallFailed, Commence, Kick, Leave, Notice, PendingAnswer, ReduceDone, ReduceFailed,
+    Registered, TopologyDone, VotePending, VoteTopology, Wire, Withdraw,
 )
 from .story import attach
 

@@ -48,10 +48,9 @@ class MasterActor:
             self.loop,
             listener,
             token=token,
-            hello=Register,
+            hellos={Register: self._admit},
             limits=AT_MASTER_DOOR,
             new_number=self._new_number,
-            on_admitted=self._admit,
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )

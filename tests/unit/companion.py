@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     NUMBERS,
@@ -33,8 +34,8 @@ def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int
     return m.Wire(epoch, 1, 3, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
 
 
-def connect(attempts: int = 3, lanes: int = 2) -> m.CallConnect:
-    return m.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
+def connect(attempts: int = 3, lanes: int = 2) -> mailbox.CallConnect:
+    return mailbox.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
 
 
 def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
@@ -46,8 +47,8 @@ def operation(slot: int, tag: int, count: int = 1024) -> Operation:
     return Operation(slot, 10 * slot, tag, count, 10, 0, 0, 0, 0, 1, 0, 1, 0, 2, 0)
 
 
-def reduce(*operations: Operation) -> m.CallReduce:
-    return m.CallReduce(pack_operations(operations))
+def reduce(*operations: Operation) -> mailbox.CallReduce:
+    return mailbox.CallReduce(pack_operations(operations))
 
 
 def commence(*pairs: tuple[int, int], epoch: int = 2) -> m.Commence:

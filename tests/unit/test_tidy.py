@@ -32,7 +32,8 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    *("wire", "messages", "records", "events", "actions", "operations", "door", "ring", "edge", "group", "roster"),
+    *("wire", "messages", "mailbox", "layout", "sources", "records", "events", "actions", "operations", "door", "ring"),
+    *("edge", "group", "roster", "description", "fetching", "state_link"),
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state"),
 )
 IMPURE = {
