@@ -92,6 +92,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.kernels
+	@$(BIN)/python -m benchmarks.digest
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png

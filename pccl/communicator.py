@@ -24,13 +24,16 @@ from .launching import request, request_of
 from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
 from .reduces import Reduces
-from .values import Attribute, ReduceInfo, ReduceOp, Result
+from .shared_state import SharedState
+from .syncing import Syncs
+from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .values import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 
+DIGEST_THREADS_MAX = 8  # more do not read memory faster
 DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting
 
 
@@ -73,6 +76,7 @@ class Communicator:
         self._options = (options or Options()).overridden()
         self._numbers: Numbers | None = None  # what the last round said
         self._reduces: Reduces | None = None  # of this membership
+        self._syncs: Syncs | None = None  # of this membership
         self._closed = False
         configure_from_environment()
 
@@ -94,6 +98,7 @@ class Communicator:
         advertise_host, advertise_port = self._advertised()
         self._closed = False
         self._actor = ActorLink(self._options)
+        self._syncs = Syncs(self._actor, self._options.digest_threads or _cores())
         self._reduces = Reduces(self._actor, self._learn, lambda: self._last_round("all_reduce").group_world)
         try:
             text = "\n".join(f"{host} {port}" for host, port in addresses)
@@ -218,6 +223,23 @@ class Communicator:
         name = "all_reduce_multiple_with_retry"
         return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
+    # ------------------------------------------------------------------------------------------ shared state
+
+    def sync_shared_state(
+        self, shared_state: SharedState, strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR
+    ) -> SharedStateSyncInfo:
+        """Make the state of all members of the group the same, bit for bit; only what differs travels.
+
+        The members agree on the content that most of those hold who are up to date. Who differs is overwritten, and who
+        is outdated takes over the revision as well. Between two syncs the application adds one to the revision.
+        """
+        self._reducing("sync_shared_state").require_none("sync_shared_state")
+        syncs = self._syncs
+        assert syncs is not None
+        if not isinstance(shared_state, SharedState):
+            raise ValueError(f"expected a SharedState, got {type(shared_state).__qualname__}")
+        return syncs.run(shared_state, SharedStateSyncStrategy(strategy))
+
     # ------------------------------------------------------------------------------------------ names and numbers
 
     @property
@@ -328,8 +350,15 @@ class Communicator:
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
         reduces, self._reduces = self._reduces, None
+        syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor is buried
         self._numbers = None
         if actor is not None:
             actor.close()
         if reduces is not None:
             reduces.close()
+        del syncs
+
+
+def _cores() -> int:
+    """How many threads may hash: memory is full with fewer than a large machine has."""
+    return min(len(os.sched_getaffinity(0)), DIGEST_THREADS_MAX)

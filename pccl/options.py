@@ -57,6 +57,7 @@ class Options:
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
     close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
     look_time: float = 0.0002  # actors look so long for the next word of a vote before they sleep; waking costs more
+    digest_threads: int = 0  # that hash a shared state; 0: as many as cores, up to eight
     slots: int = 1024  # calls in flight per communicator
     port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up
     advertise: str = ""  # host or host:port that others dial; empty: as the master sees us

@@ -1,7 +1,7 @@
 /* simplehash on the CPU: from rows to tiles, from tiles to the digest of a block.
  *
- * Here lives what docs/simplehash.md calls tile and block, whichever instruction set steps the rows. The arithmetic is in
- * digest_mix.h, vectors in digest_vectors.h, the loops over rows in digest_rows.h, which is included here once per
+ * Here lives what docs/simplehash.md calls tile and block, whichever instruction set steps the rows. The arithmetic is
+ * in digest_mix.h, vectors in digest_vectors.h, the loops over rows in digest_rows.h, which is included here once per
  * instruction set; many blocks at once, on several threads, are in digest_crew.h. Nothing here allocates or waits.
  *
  * Which instruction set is in use is decided in kernels, and comes here by its name.
@@ -62,7 +62,7 @@ static const digest_set digest_sets[] = {
 #endif
 };
 
-/* What is unknown here is computed one word at a time, with the same result. */
+/* What is unknown here is computed by the loops that run anywhere, with the same result. */
 static inline const digest_set *digest_set_named(const char *name) {
     for (size_t i = 1; i < sizeof digest_sets / sizeof digest_sets[0]; ++i)
         if (strcmp(digest_sets[i].name, name) == 0) return &digest_sets[i];

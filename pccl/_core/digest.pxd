@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 
 
 cpdef enum:
-    # What one digest of a block covers, and what a differing one makes travel: small beside a tensor, large beside a digest.
+    # What one digest of a block covers, and what travels where two differ: small beside a tensor, large beside 8 bytes.
     STATE_BLOCK_BYTES = 1 << 18
 
 

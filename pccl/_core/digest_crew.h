@@ -15,8 +15,8 @@
 #include "digest.h"
 
 enum {
-    CREW_MAX = 64,           /* threads at most, far beyond what memory has bandwidth for */
-    SHARE_BYTES_MIN = 1 << 20 /* some 50 us of work: less is not worth a thread, which takes as long to start and end */
+    CREW_MAX = 64,            /* threads at most, far beyond what memory has bandwidth for */
+    SHARE_BYTES_MIN = 1 << 20 /* some 50 us of work; less is not worth a thread, which must start and end */
 };
 
 typedef uint64_t (*block_function)(const digest_set *set, const uint8_t *data, size_t nbytes);
@@ -58,7 +58,7 @@ static inline digest_place crew_after(const digest_work *work, digest_place plac
     return place;
 }
 
-/* Takes the next share off the list: from what it returns up to `end`. Both are the end of the list when it is empty. */
+/* Takes the next share off the list: from what it returns up to `end`. Both are the list's end when it is empty. */
 static digest_place crew_take(digest_work *work, digest_place *end) {
     pthread_mutex_lock(&work->lock);
     const digest_place begin = work->next;

@@ -1,10 +1,10 @@
-/* The arithmetic of simplehash, one word and one digest at a time: what docs/simplehash.md says, in the order it says it.
+/* The arithmetic of simplehash, one word and one digest at a time, as docs/simplehash.md has it.
  *
  * Here live the numbers and the four mixing functions, for C and for CUDA alike: digest.h and digest.cu both build on
  * this file, and the vectors of digest_rows.h compute what `digest_step` computes. Nothing here loops over data.
  *
- * Every function is a bijection of each of its arguments while the others stay as they are. So a change that is confined
- * to one word of the data survives all the way to the digest of its block.
+ * Every function is a bijection of each of its arguments while the others stay as they are. So a change that is
+ * confined to one word of the data survives all the way to the digest of its block.
  */
 
 #ifndef PCCL_DIGEST_MIX_H
@@ -23,15 +23,15 @@
 #endif
 
 enum {
-    DIGEST_LANES = 32,                    /* of a row, and threads of a warp */
-    DIGEST_ROW_BYTES = DIGEST_LANES * 8,  /* one word for each lane */
-    DIGEST_TILE_BYTES = 1 << 15,          /* what one warp digests */
-    DIGEST_BLOCK_BYTES = 1 << 18,         /* what has a digest that others see */
+    DIGEST_LANES = 32,                   /* of a row, and threads of a warp */
+    DIGEST_ROW_BYTES = DIGEST_LANES * 8, /* one word for each lane */
+    DIGEST_TILE_BYTES = 1 << 15,         /* what one warp digests */
+    DIGEST_BLOCK_BYTES = 1 << 18,        /* what has a digest that others see */
     DIGEST_TILES = DIGEST_BLOCK_BYTES / DIGEST_TILE_BYTES
 };
 
-/* Odd, so that multiplying by them loses nothing: the first bits behind the point of the golden ratio and of the root of
- * three, and the factors of the finalizer of splitmix64. */
+/* Odd, so that multiplying by them loses nothing: the first bits behind the point of the golden ratio and of the root
+ * of three, and the factors of the finalizer of splitmix64. */
 #define DIGEST_LOW_FACTOR 0x9E3779B9u
 #define DIGEST_HIGH_FACTOR 0xBB67AE85u
 #define DIGEST_GOLDEN 0x9E3779B97F4A7C15ull

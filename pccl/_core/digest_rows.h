@@ -4,8 +4,8 @@
  *   TARGET     the attribute that lets the compiler use the set
  *
  * and with a type and four functions of digest_vectors.h: NAME(words) is a vector of words, NAME(load), NAME(store),
- * NAME(step) and NAME(add) do what they say to all words of it. A row is a fixed number of vectors, all of which stay in
- * registers from the first row to the last; none waits for another.
+ * NAME(step) and NAME(add) do what they say to all words of it. A row is a fixed number of vectors, all of which stay
+ * in registers from the first row to the last; none waits for another.
  */
 
 #define VECTOR_BYTES sizeof(NAME(words))
@@ -16,7 +16,8 @@ TARGET static void NAME(digest_rows)(uint64_t lanes[DIGEST_LANES], const uint8_t
     NAME(words) held[VECTORS];
     UNROLLED for (size_t i = 0; i < VECTORS; ++i) held[i] = NAME(load)((const uint8_t *)lanes + i * VECTOR_BYTES);
     for (; rows > 0; --rows, data += DIGEST_ROW_BYTES)
-        UNROLLED for (size_t i = 0; i < VECTORS; ++i) held[i] = NAME(step)(held[i], NAME(load)(data + i * VECTOR_BYTES));
+        UNROLLED for (size_t i = 0; i < VECTORS; ++i)
+            held[i] = NAME(step)(held[i], NAME(load)(data + i * VECTOR_BYTES));
     UNROLLED for (size_t i = 0; i < VECTORS; ++i) NAME(store)((uint8_t *)lanes + i * VECTOR_BYTES, held[i]);
 }
 
@@ -25,7 +26,8 @@ TARGET static void NAME(sum_rows)(uint64_t lanes[DIGEST_LANES], const uint8_t *d
     NAME(words) held[VECTORS];
     UNROLLED for (size_t i = 0; i < VECTORS; ++i) held[i] = NAME(load)((const uint8_t *)lanes + i * VECTOR_BYTES);
     for (; rows > 0; --rows, data += DIGEST_ROW_BYTES)
-        UNROLLED for (size_t i = 0; i < VECTORS; ++i) held[i] = NAME(add)(held[i], NAME(load)(data + i * VECTOR_BYTES));
+        UNROLLED for (size_t i = 0; i < VECTORS; ++i)
+            held[i] = NAME(add)(held[i], NAME(load)(data + i * VECTOR_BYTES));
     UNROLLED for (size_t i = 0; i < VECTORS; ++i) NAME(store)((uint8_t *)lanes + i * VECTOR_BYTES, held[i]);
 }
 

@@ -1,7 +1,8 @@
 /* Vectors of words, for each instruction set: loaded from anywhere, stored, stepped, added.
  *
- * The step is that of digest_mix.h, word for word. AVX2 and AVX-512 multiply the low halves of 64-bit words, which is the
- * one product of integers that both have; NEON multiplies vectors of 32-bit numbers and adds in the same instruction.
+ * The step is that of digest_mix.h, word for word. SSE2, AVX2 and AVX-512 multiply the low halves of 64-bit words,
+ * which is the one product of integers that all have; NEON multiplies vectors of 32-bit numbers and adds in the same
+ * instruction.
  */
 
 #ifndef PCCL_DIGEST_VECTORS_H
@@ -11,6 +12,31 @@
 #include <string.h>
 
 #include "digest_mix.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* --- SSE2, which every such processor has: what runs on all of them is twice as fast with it ------------------ */
+
+typedef __m128i words_portable;
+
+static inline words_portable load_portable(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)from); }
+
+static inline void store_portable(uint8_t *to, words_portable words) { _mm_storeu_si128((__m128i *)to, words); }
+
+static inline words_portable step_portable(words_portable lanes, words_portable words) {
+    const __m128i low = _mm_set1_epi64x(DIGEST_LOW_FACTOR), high = _mm_set1_epi64x(DIGEST_HIGH_FACTOR);
+    const __m128i upper = _mm_set1_epi64x((long long)0xFFFFFFFF00000000ull);
+    const __m128i mixed = _mm_xor_si128(lanes, words);
+    const __m128i once = _mm_add_epi64(_mm_mul_epu32(mixed, low), _mm_and_si128(mixed, upper));
+    return _mm_add_epi64(_mm_mul_epu32(_mm_srli_epi64(once, 32), high), _mm_slli_epi64(once, 32));
+}
+
+static inline words_portable add_portable(words_portable lanes, words_portable words) {
+    return _mm_add_epi64(lanes, words);
+}
+
+#else
 
 /* --- one word at a time -------------------------------------------------------------------------------------- */
 
@@ -28,8 +54,9 @@ static inline words_portable step_portable(words_portable lane, words_portable w
 
 static inline words_portable add_portable(words_portable lane, words_portable word) { return lane + word; }
 
+#endif
+
 #if defined(__x86_64__)
-#include <immintrin.h>
 
 /* --- AVX2 ---------------------------------------------------------------------------------------------------- */
 

@@ -52,14 +52,18 @@ def pack_layout(rows: Iterable[LayoutRow]) -> bytes:
     for row in ordered:
         name = row.name.encode()
         if len(name) > KEY_BYTES_MAX:
-            raise ValueError(f"the name {row.name[:40]!r}... has {len(name)} bytes, at most {KEY_BYTES_MAX} are allowed")
+            raise ValueError(
+                f"the name {row.name[:40]!r}... has {len(name)} bytes, at most {KEY_BYTES_MAX} are allowed"
+            )
         if name == previous:
             raise ValueError(f"two tensors of the shared state are called {row.name!r}")
         previous = name
         parts.append(_ROW.pack(len(name), row.datatype, row.unequal, row.nbytes) + name)
     packed = b"".join(parts)
     if len(packed) > LAYOUT_BYTES_MAX:
-        raise ValueError(f"the names of the shared state take {len(packed)} bytes, at most {LAYOUT_BYTES_MAX} are allowed")
+        raise ValueError(
+            f"the names of the shared state take {len(packed)} bytes, at most {LAYOUT_BYTES_MAX} are allowed"
+        )
     return packed
 
 

@@ -113,6 +113,7 @@ class CallSync:
     keys: u32
     layout: bytes16
     content: bytes16
+    torn: flag = False  # an earlier transfer ended in the middle of this state, and nothing has mended it
 
 
 @message(0x5A, "training process to peer actor")

@@ -1,7 +1,7 @@
 """The peers that a state can be fetched from, as the master names them to those who lack it.
 
-A list of them is one blob: peer id, port, length of the host, host, one after the other. As many travel as fit, which is
-more than a transfer can make use of; the order says whom to prefer. A leaf: pure.
+A list of them is one blob: peer id, port, length of the host, host, one after the other. As many travel as fit, which
+is more than a transfer can make use of; the order says whom to prefer. A leaf: pure.
 """
 
 from __future__ import annotations

@@ -166,10 +166,7 @@ class PeerActor:
         """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
         state = self._state
         assert state is not None
-        known = [call for call in (*state.calls.values(), *state.leaving, state.connecting) if call is not None]
-        if not state.reductions.owes(cancel.slot, cancel.sequence) and all(
-            (call.slot, call.sequence) != (cancel.slot, cancel.sequence) for call in known
-        ):
+        if not state.owes(cancel.slot, cancel.sequence):
             self._slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
@@ -268,7 +265,7 @@ class PeerActor:
                 if isinstance(action, SendMaster):
                     self._fault.visit(f"peer.send.{type(action.message).__name__}")
             _PERFORM[type(action)](self, action)
-        if self._state.calls or self._state.reductions.tags:
+        if self._state.is_busy():
             self.loop.expect()
 
     def _complete(self, action: Complete) -> None:

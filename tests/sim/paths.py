@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events, messages
+from pccl._core import events, mailbox, messages
 from pccl._core.master_state import PENDING, TOPOLOGY
 from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
