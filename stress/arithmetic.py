@@ -89,9 +89,8 @@ def _pattern(count: int, dtype: str) -> Array:
 
 def contribution(operation: Operation, number: int, place: int, places: int, life: int) -> Array:
     """What a life puts in."""
-    tensor = _pattern(operation.count, operation.dtype) + np.array(base_of(life, number, operation.index)).astype(
-        operation.dtype
-    )
+    tensor: Array = _pattern(operation.count, operation.dtype).copy()
+    tensor += np.array(base_of(life, number, operation.index)).astype(operation.dtype)
     if not operation.quantized:
         tensor[:places] = 0
         tensor[place] = life
@@ -107,7 +106,8 @@ def expected(operation: Operation, number: int, places: int, who: Iterable[tuple
     """The exact result, given who took part."""
     members = tuple(who)
     total = sum(base_of(life, number, operation.index) for _, life in members)
-    result = _pattern(operation.count, operation.dtype) * np.array(len(members)).astype(operation.dtype)
+    result: Array = _pattern(operation.count, operation.dtype).copy()
+    result *= np.array(len(members)).astype(operation.dtype)
     result += np.array(total).astype(operation.dtype)
     result[:places] = 0
     for place, life in members:
@@ -127,7 +127,7 @@ def checksum(*arrays: Array) -> int:
     """Of all bytes of these arrays, one after the other."""
     value = 0
     for array in arrays:
-        value = zlib.crc32(memoryview(array).cast("B"), value)
+        value = zlib.crc32(array.data.cast("B"), value)
     return value
 
 

@@ -354,6 +354,7 @@ class Judge:
                 deed.reducing.discard(step.life)
                 if not deed.reducing and not self._is_held_up(deed.at_ns, step.end_ns):
                     self.tally.recoveries.append((step.end_ns - deed.at_ns) / SECOND)
+                    self.tally.recovered_ns.append(step.end_ns)
 
     def _is_held_up(self, start_ns: int, end_ns: int) -> bool:
         return any(deed.kind in PAUSES and deed.at_ns < end_ns and deed.deadline_ns > start_ns for deed in self._deeds)
@@ -398,9 +399,9 @@ class Judge:
         agreement = self._agreement
         agreement.settle(until_ns)
         self.ledger.settle(until_ns)
-        for found in (agreement.found, self.ledger.found):
-            self.violations += found
-            found.clear()
+        self.violations += agreement.found + self.ledger.found
+        agreement.found.clear()
+        self.ledger.found.clear()
         for path in self.ledger.paths:
             self._mark(path)
         self.ledger.paths.clear()

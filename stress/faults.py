@@ -49,8 +49,8 @@ class Kind(StrEnum):
     MASS_DEATH = "mass-death"
 
 
-# What the command line calls them: kinds that are switched on together, and how often each is drawn. Kills lead, because
-# a process that ends without a word is what the library is built for.
+# What the command line calls them: kinds that are switched on together, and how often each is drawn. Kills lead: a
+# process that ends without a word is what the library is built for.
 FAMILIES: dict[str, dict[Kind, int]] = {
     "kill": {
         Kind.KILL_TRAINING: 30,
@@ -79,10 +79,12 @@ ALL_FAMILIES = tuple(FAMILIES)
 STOPS = frozenset({Kind.STOP_TRAINING, Kind.STOP_ACTOR, Kind.STOP_PEER})
 PAUSES = STOPS | {Kind.BLACK_HOLE}  # what lasts for a while
 # Processes that a peer replaces, and connections that it makes anew: neither costs a membership.
-MENDED = frozenset({
-    *(Kind.KILL_SENDER, Kind.KILL_RECEIVER, Kind.KILL_STATE_WORKER),
-    *(Kind.RESET_RING, Kind.HALF_CLOSE_RING, Kind.FLIP_RING),
-})
+MENDED = frozenset(
+    {
+        *(Kind.KILL_SENDER, Kind.KILL_RECEIVER, Kind.KILL_STATE_WORKER),
+        *(Kind.RESET_RING, Kind.HALF_CLOSE_RING, Kind.FLIP_RING),
+    }
+)
 # What is done to the network, and so only to peers behind a proxy: the order, and whether to the ring or the master.
 LINK_FAULTS = {
     Kind.BLACK_HOLE: ("silence", ("ring", "master")),
@@ -147,7 +149,7 @@ def draw_plan(
         place = _draw_place(chance, kind, places)
         pause = chance.uniform(*RESPAWN)
         if kind in PAUSES:
-            # Nobody is told that a training process stands still, so the state_workers wait for it as for any slow peer.
+            # Nobody is told that a training process stands still, so the others wait for it as for any slow peer.
             short = kind is Kind.STOP_TRAINING or chance.random() < 0.5
             pause = chance.uniform(*SHORT_STOP) if short else silence + chance.uniform(*LONG_STOP)
         yield Fault(number, at, kind, place, pause)

@@ -43,12 +43,14 @@ class Keeper:
         self._ballast: Array = pccl.empty(BALLAST, "float32")
         self._notes: Array = np.zeros(NOTES, np.int64)
         self._own: Array = np.full(NOTES, task.life, np.int64)  # what peers may differ in
-        self._state = SharedState([
-            TensorInfo.from_numpy(self._weights, "weights"),
-            TensorInfo.from_numpy(self._ballast, "ballast"),
-            TensorInfo.from_numpy(self._notes, "notes"),
-            TensorInfo.from_numpy(self._own, "own", allow_content_inequality=True),
-        ])
+        self._state = SharedState(
+            [
+                TensorInfo.from_numpy(self._weights, "weights"),
+                TensorInfo.from_numpy(self._ballast, "ballast"),
+                TensorInfo.from_numpy(self._notes, "notes"),
+                TensorInfo.from_numpy(self._own, "own", allow_content_inequality=True),
+            ]
+        )
         self._fill(0)
 
     def _fill(self, revision: int, data: bytes = bytes(8 * (WEIGHTS + NOTES))) -> None:

@@ -3,13 +3,14 @@
 Pure, and no peer is believed: whatever can be computed from who took part is computed here.
 
 **Sums.** All members tell the same result of an operation, and an exact one is what the lives that stand in it must
-have made. **Restoration.** A reduce that failed left its tensor as the contribution that it was; so did one that was not
-in place. **Agreement.** Whoever returns from one sync holds the same revision and the same content. **Revisions** grow by
-one with every sync, or repeat the last one where a group resumes from it. **State.** The content that a group agrees on
-is the last one, moved on by the results of the round between: a function of the revision and of who took part.
+have made. **Restoration.** A reduce that failed left its tensor as the contribution that it was; so did one that was
+not in place. **Agreement.** Whoever returns from one sync holds the same revision and the same content. **Revisions**
+grow by one with every sync, or repeat the last one where a group resumes from it. **State.** The content that a group
+agrees on is the last one, moved on by the results of the round between: a function of the revision and of who took
+part. **Economy.** Nobody receives what it has.
 
-Facts come by pipes, in any order among peers. They are kept until nobody can still tell of an earlier time, and are then
-taken in the order of their times.
+Facts come by pipes, in any order among peers. They are kept until nobody can still tell of an earlier time, and are
+then taken in the order of their times.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Ledger:
             if fact.world and not low <= fact.span[0] <= fact.span[1] <= high:
                 self._object(step, "sums", f"{where}: quantized results from {fact.span}, allowed {(low, high)}")
         if not operation.in_place and self._count % SAMPLED == 0:
-            self._judge_untouched(step, fact, operation, where)
+            self._judge_untouched(step, fact, where)
         self._mark_retries(step, fact)
 
     def _judge_exact(self, step: Step, fact: Reduced, operation: Operation, where: str) -> None:
@@ -155,7 +156,7 @@ class Ledger:
         where = f"attempt {fact.attempt} at operation {fact.index} of round {fact.round}"
         if fact.after != fact.before:
             self._object(step, "restoration", f"{where} failed and left {fact.after:08x}, it was {fact.before:08x}")
-        self._judge_untouched(step, fact, operation, where)
+        self._judge_untouched(step, fact, where)
         if operation.quantized:
             self.paths.append(Path.UNDONE_QUANTIZED)
         if fact.attempt > 1:
@@ -169,7 +170,7 @@ class Ledger:
         place = self._homes[step.life][1]
         return checksum(contribution(operation, fact.round, place, self._places, step.life))
 
-    def _judge_untouched(self, step: Step, fact: Reduced, operation: Operation, where: str) -> None:
+    def _judge_untouched(self, step: Step, fact: Reduced, where: str) -> None:
         wanted = self.contribution_of(step)
         if wanted != fact.before:
             text = f"{where}: what it put in is {fact.before:08x}, and not {wanted:08x}, what it must be"
@@ -196,8 +197,8 @@ class Ledger:
         if last is not None and last[0] == fact.round:
             self._members[step.group].add(step.life)
             if last[1:] != now:
-                text = f"in round {fact.round} it holds revision {now[0]} as {now[1]:08x}, others {last[1]} as {last[2]:08x}"
-                self._object(step, "agreement", text)
+                others = f"others hold {last[1]} as {last[2]:08x}"
+                self._object(step, "agreement", f"in round {fact.round} it holds {now[0]} as {now[1]:08x}, {others}")
             return
         self._judge_succession(step, fact, last)
         if last is not None:
@@ -207,12 +208,14 @@ class Ledger:
         self.revisions += 1
 
     def _judge_succession(self, step: Step, fact: Synced, last: tuple[int, int, int] | None) -> None:
-        """The first of its group to tell of this round: does the state follow from the one before?"""
+        """The first of its group to tell of this round: its state must follow from the one before."""
         contents = self._contents[step.group]
         if last is None:
             self._remember(contents, Content(np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)))
             if fact.revision or fact.after not in contents:
-                self._object(step, "state", f"begins at revision {fact.revision} as {fact.after:08x}, and not with zeros")
+                self._object(
+                    step, "state", f"begins at revision {fact.revision} as {fact.after:08x}, and not with zeros"
+                )
             return
         number, revision, content = last
         if (fact.revision, fact.after) == (revision, content):
@@ -221,7 +224,9 @@ class Ledger:
             text = f"from revision {revision} in round {number} to {fact.revision} in round {fact.round}"
             self._object(step, "revisions", text)
         if content in contents and fact.after not in contents[content].followers:
-            text = f"revision {fact.revision} is {fact.after:08x}, which nobody made of revision {revision}, {content:08x}"
+            text = (
+                f"revision {fact.revision} is {fact.after:08x}, which nobody made of revision {revision}, {content:08x}"
+            )
             self._object(step, "state", text)
 
     def _mark_deaths(self, group: int, number: int) -> None:
@@ -235,9 +240,10 @@ class Ledger:
         key = step.group, fact.round, fact.before
         known = self._moves.get(key)
         if known is not None:
-            if (known[0].after, known[0].results) != (fact.after, fact.results):
-                text = f"moved on to {fact.after:08x} by {fact.results}, life {known[1]} to {known[0].after:08x} by {known[0].results}"
-                self._object(step, "state", text)
+            other = known[0]
+            if (other.after, other.results) != (fact.after, fact.results):
+                told = f"{fact.after:08x} by {fact.results}, life {known[1]} to {other.after:08x} by {other.results}"
+                self._object(step, "state", f"moved on to {told}")
             return
         self._moves[key] = fact, step.life
         while len(self._moves) > OPERATIONS_KEPT:

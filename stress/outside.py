@@ -1,4 +1,4 @@
-"""What the system shows of a run from outside, whatever its processes say: who lives, what they hold, what is in memory.
+"""What the system shows of a run, whatever its processes say: who lives, what they hold, what is in their memory.
 
 Reads /proc only. Every look may come too late: a process that is gone shows nothing, which is never an error here.
 """

@@ -1,7 +1,7 @@
 """Rare paths: what a long run must have met at least once, or it has proved nothing about it.
 
-Recognised from outside, by what peers tell and what was done to them. `pccl stress --all-paths` fails a run in which one
-of them never happened; paths of faults that were switched off are not asked for.
+Recognised from outside, by what peers tell and what was done to them. `pccl stress --all-paths` fails a run in which
+one of them never happened; paths of faults that were switched off are not asked for.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Proxy:
             getattr(self, f"_do_{order.pop('do')}")(**order)
 
     def _do_open(self, passage: str, host: str, port: int) -> None:
-        """A passage to this target; the answer is its port. If there is one of that name, it leads there from now on."""
+        """A passage to this target, sound again if there was one of that name; the answer is its port."""
         known = self._passages.get(passage)
         if known is None:
             listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
@@ -106,6 +106,7 @@ class Proxy:
             known = self._passages[passage] = Passage(passage, listener, (host, port))
             self._selector.register(listener, selectors.EVENT_READ, known)
         known.target = (host, port)
+        known.flips, known.silent_until = 0, min(known.silent_until, time.monotonic())
         self._control.sendall(b"%d\n" % known.listener.getsockname()[1])
 
     def _do_silence(self, passage: str, seconds: float) -> None:

@@ -162,8 +162,9 @@ class Bounds:
     join: float = 5.0  # from the start of a training process until it is a member
     exit: float = 5.0  # from the deed until the training process and all of its processes are gone
     hang: float = 10.0  # a call that nobody hears of for so long, beyond every excuse, never returns
-    grown_bytes: int = 4 << 20  # what a long-lived process may gain over a run; allocators settle, leaks do not
-    grown_count: int = 8  # the same for descriptors and mapped segments
+    grown_bytes: int = 4 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
+    grown_tensor_bytes: int = 24 << 20  # the same for a training process, whose tensors have random sizes
+    grown_count: int = 24  # the same for descriptors and mapped segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +200,13 @@ class Tally:
     lateness: float = 0.0  # seconds that the supervisor itself was kept from running: how overloaded the machine was
     responses: list[float] = field(default_factory=list)  # seconds from a fault until the last survivor went on
     recoveries: list[float] = field(default_factory=list)  # seconds from a kill until the last survivor had reduced
+    recovered_ns: list[int] = field(default_factory=list)  # when each of those was
     paths: dict[str, int] = field(default_factory=dict)  # rare paths, and how often each was seen
 
     def as_json(self) -> dict[str, Any]:
         """As the report file has it."""
-        return {**asdict(self), "responses": spread(self.responses), "recoveries": spread(self.recoveries)}
+        measured = {"responses": spread(self.responses), "recoveries": spread(self.recoveries)}
+        return {name: measured.get(name, value) for name, value in asdict(self).items() if name != "recovered_ns"}
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -292,7 +292,7 @@ class Supervisor:
             place=place,
             places=settings.peers,
             run_seed=settings.seed,
-            checkpoints="",
+            checkpoints=str(self.scratch / "checkpoints"),
         )
         self.judge.born(self._lives, time.monotonic_ns(), task.group, place)
         with (self.logs / f"place-{place}.log").open("ab") as log:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .checkers import judge_growth
 from .faults import family_of, send
-from .outside import count_descriptors, count_segments, describe, descends_from, marked_processes, resident_bytes
+from .outside import count_descriptors, count_segments, descends_from, describe, marked_processes, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,15 +66,17 @@ class Watcher:
 
     def judge_growth(self) -> None:
         """Object, once to each, to what grows."""
-        for law, series, allowed in (
-            ("memory", self.sizes, self._bounds.grown_bytes),
-            ("leaks", self.counts, self._bounds.grown_count),
-        ):
-            for name, values in series.items():
-                text = judge_growth(name, values, allowed)
-                if text and name not in self._complained:
-                    self._complained.add(name)
-                    self._object(law, text)
+        bounds = self._bounds
+        series = [("leaks", name, values, bounds.grown_count) for name, values in self.counts.items()]
+        for name, values in self.sizes.items():
+            series.append(
+                ("memory", name, values, bounds.grown_tensor_bytes if name == "elder" else bounds.grown_bytes)
+            )
+        for law, name, values, allowed in series:
+            text = judge_growth(name, values, allowed)
+            if text and name not in self._complained:
+                self._complained.add(name)
+                self._object(law, text)
 
     def judge_remains(self, addresses: Iterable[tuple[str, int]], folder: Path, logs: Path) -> None:
         """When everybody has gone."""
