@@ -7,7 +7,7 @@ each other without a gap, unless it gave a call up that was answered all the sam
 **Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
 a stopped peer, or one behind a silent link, holds the others up until it goes on or its silence is noticed.
 
-**Innocence.** Who was not harmed does not lose its membership. **Exits** happen as ordered. **Memory** does not grow.
+**Progress.** No reduce is attempted for ever. **Innocence.** Who was not harmed does not lose its membership. **Exits** happen as ordered. **Memory** does not grow.
 What is in tensors is judged by the `Ledger`.
 """
 
@@ -45,6 +45,7 @@ SETTLED_NS = 8 * SECOND  # how late somebody may still tell of a round: longer t
 REMEMBERED_NS = 60 * SECOND  # rounds, deaths and faults older than this concern nobody any more
 SAMPLES_MIN = 12  # fewer say nothing about a trend
 LINK_LOSSES = frozenset({Kind.HALF_CLOSE_RING, Kind.HALF_CLOSE_MASTER, Kind.FLIP_RING, Kind.FLIP_MASTER})
+ATTEMPTS_MAX = 50  # at one reduce; every one of them but the last needs a fault of its own
 NO_STATE = "NO_SHARED_STATE_AVAILABLE"
 
 
@@ -261,6 +262,9 @@ class Judge:
             tally.retries += fact.attempt > 1
             if fact.ok:
                 self._note_recovery(step)
+            elif fact.attempt % ATTEMPTS_MAX == 0 and fact.attempt:
+                text = f"life {step.life} failed {fact.attempt} times at one reduce"
+                self._object(step.end_ns, "progress", text)
         elif isinstance(fact, Synced):
             tally.syncs += 1
             tally.received += fact.rx_bytes > 0
