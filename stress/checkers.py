@@ -7,8 +7,8 @@ each other without a gap, unless it gave a call up that was answered all the sam
 **Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
 a stopped peer, or one behind a silent link, holds the others up until it goes on or its silence is noticed.
 
-**Progress.** No reduce is attempted for ever. **Innocence.** Who was not harmed does not lose its membership. **Exits** happen as ordered. **Memory** does not grow.
-What is in tensors is judged by the `Ledger`.
+**Progress.** No reduce is attempted for ever. **Innocence.** Who was not harmed does not lose its membership. **Exits**
+happen as ordered. **Memory** does not grow. What is in tensors is judged by the `Ledger`.
 """
 
 from __future__ import annotations

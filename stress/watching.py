@@ -37,7 +37,7 @@ class Watcher:
         self._bounds = bounds
         self._object = object_
         self._pids: dict[str, int] = {}
-        self._strays: set[int] = set()
+        self._strays: dict[int, float] = {}  # process without a parent of ours -> since when
         self._complained: set[str] = set()
         # Before the selector of the supervisor, which holds one.
         self._descriptors = count_descriptors(os.getpid())
@@ -59,10 +59,14 @@ class Watcher:
             self.counts[f"segments of {name}"].append(count_segments(pid))
         if len(self.sizes["master"]) % GROWTH_INTERVAL == 0:
             self.judge_growth()
+        now = time.monotonic()
         strays = {pid for pid in marked_processes(self._mark) if not descends_from(pid, zygote)}
-        for pid in strays & self._strays:
-            self._object("orphans", f"process {pid} has outlived its training process: {describe(pid)}")
-        self._strays = strays
+        self._strays = {pid: self._strays.get(pid, now) for pid in strays}
+        for pid, since in self._strays.items():
+            # One that was still starting when its parent died looks for it when it is ready.
+            if now - since > self._bounds.exit:
+                self._object("orphans", f"process {pid} has outlived its training process: {describe(pid)}")
+                self._strays[pid] = now
 
     def judge_growth(self) -> None:
         """Object, once to each, to what grows."""
