@@ -116,9 +116,7 @@ def _meet(first: Communicator, member: Member, where: list[str], point: str, act
     """Run one victim to its end, with bystanders that go on."""
     environment = {**os.environ, VARIABLE: f"{point}:1:{action}"}
     print(f"{time.monotonic():.3f} {point} {action}", file=sys.stderr, flush=True)  # where a call that hangs began
-    victim = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, *where], env=environment, stdout=subprocess.PIPE, cwd=ROOT
-    )
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, *where], env=environment, stdout=subprocess.PIPE, cwd=ROOT)
     bound = KILL_BOUND if action == "kill" else STATE_BOUND if point.startswith("state.") else BOUND
     deadline = time.monotonic() + 30
     stopped = action == "stop" and point.startswith("training.")
