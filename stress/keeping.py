@@ -102,8 +102,11 @@ class Keeper:
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
+        """What may be agreed on next. A newcomer has nothing to save, and must not take the place of what is wanted."""
         revision = self._state.revision
         path = self._folder / f"{self._task.group}-{self._task.place}-{revision % KEPT}"
+        if _revision_in(path) >= revision:
+            return
         fresh = path.with_suffix(".new")
         fresh.write_bytes(revision.to_bytes(8, "little") + self._weights.tobytes() + self._notes.tobytes())
         os.replace(fresh, path)
@@ -113,8 +116,16 @@ class Keeper:
         found = WANTED.search(reason)
         wanted = int(found[1]) if found else -1
         for path in sorted(self._folder.glob(f"{self._task.group}-*-{wanted % KEPT}")):
-            data = path.read_bytes()
-            if int.from_bytes(data[:8], "little") == wanted:
-                self._fill(wanted, data[8:])
+            if _revision_in(path) == wanted:
+                self._fill(wanted, path.read_bytes()[8:])
                 return
         self._fill(0)
+
+
+def _revision_in(path: Path) -> int:
+    """Of a checkpoint; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            return int.from_bytes(file.read(8), "little")
+    except FileNotFoundError:
+        return 0
