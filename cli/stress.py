@@ -56,7 +56,11 @@ class Families(click.ParamType[tuple[str, ...]]):
         return tuple(name for name in ALL_FAMILIES if name in chosen)
 
 
-@click.command()
+@click.command(
+    epilog="\b\nExamples:\n  pccl stress --churn\n  pccl stress --churn --duration 8h --peers 16 --seed 7\n"
+    "  pccl stress --churn --faults kill,stop --groups 1\n  pccl stress --replay stress-report\n\n"
+    "Exit codes: 0 no promise was broken, 1 one was and the report says which, 2 wrong command line."
+)
 @click.option("--churn", is_flag=True, help="Let peers come, train, go and die. The one workload so far.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Run the plan of an earlier run again, from the folder of its report.")  # fmt: skip
@@ -98,8 +102,8 @@ def stress(
     """Kill real processes for hours, check every promise.
 
     Training processes sync a state and reduce several times a second; they come, go, are killed, stopped, cut off and
-    replaced, while everything they tell is checked against what must have happened. Exits with 0 if no promise was
-    broken, else with 1.
+    replaced, while everything they tell is checked against what must have happened. It needs no network beyond this
+    machine; everything to reproduce a failure is in the report's folder.
     """
     if churn == (replay is not None):
         raise click.UsageError("say what to do: --churn, or --replay DIR")

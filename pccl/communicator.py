@@ -18,7 +18,7 @@ from ._core.mailbox import CallConnect, CallPending, CallTopology
 from ._core.park import monotonic_ns
 from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
-from .errors import MasterConnectionError, UsageError
+from .errors import MasterConnectionError, TooFewPeersError, UsageError
 from .handle import AsyncReduceHandle
 from .launching import request, request_of
 from .logs import configure_from_environment
@@ -119,7 +119,7 @@ class Communicator:
         except MasterConnectionError as error:
             self._drop_actor()
             where = format_address(self._host, self._port)
-            message = f"no connection to the master at {where} in {n_attempts} attempts: {error.message}"
+            message = f"no connection to the master at {where} within {n_attempts} attempts: {error.message}"
             raise MasterConnectionError(error.result, "connect", message) from None
         except BaseException:
             self._drop_actor()
@@ -141,7 +141,13 @@ class Communicator:
             raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
-            self._update_topology("wait_for_world_size", n, deadline_ns)
+            try:
+                self._update_topology("wait_for_world_size", n, deadline_ns)
+            except TooFewPeersError as error:
+                message = (
+                    f"{size} of {n} peers are in group {self._group} after {timeout} s: start more, or wait longer"
+                )
+                raise TooFewPeersError(error.result, error.func_name, message) from None
         return size
 
     def are_peers_pending(self) -> bool:
@@ -299,7 +305,8 @@ class Communicator:
         """The actor of a membership, or the error that says why there is none."""
         if self._actor is None or self._process != os.getpid():
             self._check_process(name)
-            what = "this communicator is closed" if self._closed else "not connected: call connect() first"
+            closed = "this communicator is closed: connect() joins the run anew"
+            what = closed if self._closed else "not connected: call connect() first"
             raise UsageError(Result.INVALID_USAGE, name, what)
         return self._actor
 
@@ -335,7 +342,7 @@ class Communicator:
                 return resolve(self._host, self._port), attempts - attempt
             except OSError as error:
                 reason = error.strerror or str(error)
-        message = f"cannot resolve the master's name {self._host!r} in {attempts} attempts: {reason}"
+        message = f"cannot resolve the master's name {self._host!r} within {attempts} attempts: {reason}"
         raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "connect", message)
 
     def _advertised(self) -> tuple[str, int]:

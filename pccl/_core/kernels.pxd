@@ -20,6 +20,8 @@ cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nog
 # Bytes per element, 0 for an unknown datatype.
 cdef size_t itemsize_of(int datatype) noexcept nogil
 
+# The name of the instruction set in use, for modules that have loops of their own.
+cdef const char *chosen_name() noexcept nogil
 
 cdef extern from "kernels_codec.h" nogil:
     # How the elements of an operation travel; `make_codec` in `codec` fills it.
@@ -48,6 +50,3 @@ cdef class _Held:
     cdef Py_buffer exported
 
 cdef _Held of_length(object buffer, int flags, str name, Py_ssize_t nbytes)
-
-# The name of the instruction set in use, for modules that have loops of their own.
-cdef const char *chosen_name() noexcept nogil

@@ -58,6 +58,10 @@ cdef size_t itemsize_of(int datatype) noexcept nogil:
     return kernels_itemsize(datatype)
 
 
+cdef const char *chosen_name() noexcept nogil:
+    return kernel_chosen.name
+
+
 cdef size_t group_of(const Codec *codec) noexcept nogil:
     return codec_group(codec)
 
@@ -78,9 +82,6 @@ cdef int reduce_coded(
     const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
 ) noexcept nogil:
     return kernels_reduce_coded(codec, op, out, local, coded, count, divisor)
-
-cdef const char *chosen_name() noexcept nogil:
-    return kernel_chosen.name
 
 
 # --- the instruction set --------------------------------------------------------------------------------------

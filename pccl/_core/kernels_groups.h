@@ -59,7 +59,10 @@ enum {
     ROUGH_CODES = 3         /* that are no numbers in a rough group: NaN, minus and plus infinity, the last of all */
 };
 
-/* The bounds and the scale of one group. */
+#define LARGEST_F32 0x1.FFFFFEp127
+#define LARGEST_F64 0x1.FFFFFFFFFFFFFp1023
+
+/* What the codes of one group mean. */
 typedef struct {
     double low, step;
     int rough;
@@ -78,7 +81,7 @@ static inline size_t codec_bytes(const codec *how, size_t count) {
 
 /* The largest finite number of the type. */
 static inline double codec_limit(const codec *how) {
-    static const double limits[] = {65504.0, 0x1.FEp127, 0x1.FFFFFEp127, 0x1.FFFFFFFFFFFFFp1023};
+    static const double limits[] = {65504.0, 0x1.FEp127, LARGEST_F32, LARGEST_F64};
     return limits[how->datatype - DATATYPE_FLOAT16];
 }
 
@@ -100,7 +103,8 @@ static double whole_not_below(double steps) {
     return whole < steps ? whole + 1 : whole;
 }
 
-/* For values that are all finite. Rough if the steps would lead beyond what the type can hold. */
+/* For values that are all finite. Rough if the steps would lead beyond what the type can hold, or a difference beyond
+ * the one that is computed in. */
 static group_scale scale_chosen(const codec *how, double least, double most) {
     group_scale scale = {least + 0.0, 0, 0};
     if (least == most) return scale;
@@ -110,14 +114,14 @@ static group_scale scale_chosen(const codec *how, double least, double most) {
         most = LARGER(most, 0);
         steps -= 1;
     }
-    const double range = most - least;
-    scale.rough = !(range <= codec_limit(how));
+    const double range = most - least, room = codec_is_double(how) ? LARGEST_F64 : LARGEST_F32;
+    scale.rough = !(range <= room);
     if (scale.rough) return scale;
     /* Of the least doubles the quotient may be 0, and the step must not. */
     scale.step = step_rounded_up(codec_is_double(how), LARGER(range / steps, 0x1p-1074));
     if (how->anchored) scale.low = 0 - whole_not_below(-least / scale.step) * scale.step;
     const double limit = codec_limit(how), reach = codec_largest(how) * scale.step;
-    scale.rough = !(reach <= limit && scale.low + reach <= limit && scale.low >= -limit);
+    scale.rough = !(reach <= room && scale.low + reach <= limit && scale.low >= -limit);
     return scale;
 }
 
@@ -170,7 +174,8 @@ static group_scale encode_rough(const codec *how, uint8_t *codes, const void *va
     double least = INFINITY, most = -INFINITY;
     for (size_t i = 0; i < count; ++i) {
         const double value = number_at(how, values, i);
-        if (isfinite(value)) least = SMALLER(value, least), most = LARGER(value, most);
+        least = isfinite(value) ? SMALLER(value, least) : least;
+        most = isfinite(value) ? LARGER(value, most) : most;
     }
     group_scale scale = {least <= most ? least + 0.0 : 0, 0, 1};
     const double range = most - least;

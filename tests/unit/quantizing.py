@@ -48,6 +48,11 @@ def wide(datatype: DataType) -> np.dtype[Any]:
     return np.dtype(np.float64 if datatype is DataType.DOUBLE else np.float32)
 
 
+def room(datatype: DataType) -> float:
+    """The largest difference that can be computed in it."""
+    return LIMITS[DataType.DOUBLE if datatype is DataType.DOUBLE else DataType.FLOAT]
+
+
 def widened(datatype: DataType, values: Array) -> Array:
     """Elements as numbers, exactly; bfloat16 comes as its bits."""
     if datatype is DataType.BFLOAT16:
@@ -132,7 +137,7 @@ def _one_group(datatype: DataType, how: QuantizationOptions, numbers: Array) -> 
     if not rough and least != most:
         low, step = _scale(datatype, how, least, most)
         limit, reach = LIMITS[datatype], largest * step
-        rough = not (reach <= limit and -limit <= low and low + reach <= limit)
+        rough = not (reach <= room(datatype) and -limit <= low and low + reach <= limit)
     if rough:
         return _rough_group(datatype, how, numbers, least, most)
     codes = np.zeros(len(numbers), np.uint32)
@@ -146,7 +151,7 @@ def _scale(datatype: DataType, how: QuantizationOptions, least: float, most: flo
     steps = (1 << bits_of(how)) - 1
     if how.algorithm in ANCHORED:
         least, most, steps = min(least, 0.0), max(most, 0.0), steps - 1
-    if most - least > LIMITS[datatype]:
+    if most - least > room(datatype):
         return least, np.inf
     step = _step(datatype, max((most - least) / steps, 5e-324))
     return (-math.ceil(-least / step) * step if how.algorithm in ANCHORED else least), step
