@@ -105,7 +105,7 @@ class Keeper:
         """What may be agreed on next. A newcomer has nothing to save, and must not take the place of what is wanted."""
         revision = self._state.revision
         path = self._folder / f"{self._task.group}-{self._task.place}-{revision % KEPT}"
-        if _revision_in(path) >= revision:
+        if _revision_in(path) > revision:
             return
         fresh = path.with_suffix(".new")
         fresh.write_bytes(revision.to_bytes(8, "little") + self._weights.tobytes() + self._notes.tobytes())
