@@ -179,6 +179,7 @@ class Judge:
         self.ledger = Ledger(seed, places)
         self._slack_ns = int(slack * SECOND)  # what the workload itself adds: pauses, waiting for more peers
         self._call_ns = int(bounds.call * SECOND)
+        self._hang_ns = int(bounds.hang * SECOND)
         self._deeds: deque[Deed] = deque()
         self._agreement = Agreement()
 
@@ -237,7 +238,8 @@ class Judge:
     def told(self, step: Step) -> None:
         """A training process told of a call."""
         life = self.lives[step.life]
-        life.heard_ns = max(life.heard_ns, step.end_ns)
+        if step.call != PENDING:  # whose thread may go on while the training hangs
+            life.heard_ns = max(life.heard_ns, step.end_ns)
         self.tally.steps += 1
         if step.error:
             self._judge_error(step)
@@ -336,11 +338,15 @@ class Judge:
             self._object(step.end_ns, "promptness", text)
 
     def _allowed(self, life: int, base_ns: int, end_ns: int) -> int:
-        """Until when a call may last, given everything that was done before it ended."""
-        for deed in self._deeds:
-            if deed.at_ns <= end_ns:
-                base_ns = max(base_ns, deed.victim_deadline_ns if life in deed.victims else deed.deadline_ns)
-        return base_ns
+        """Until when a call may last, given everything that was done before it ended.
+
+        Faults never cease, so what is done to others is an excuse only for so long: else a call that hangs for ever
+        would have a new one every second.
+        """
+        done = [deed for deed in self._deeds if deed.at_ns <= end_ns]
+        own_ns = max((deed.victim_deadline_ns for deed in done if life in deed.victims), default=0)
+        others_ns = max((deed.deadline_ns for deed in done if life not in deed.victims), default=0)
+        return max(base_ns, own_ns, min(others_ns, base_ns + self._hang_ns))
 
     def _note_response(self, step: Step) -> None:
         """Measure how long a fault kept the last of its survivors: until a call returned that was begun after it."""
@@ -365,9 +371,10 @@ class Judge:
 
     def tick(self, now_ns: int) -> None:
         """Look for what did not happen, and judge what has settled."""
-        hang_ns = int(self.bounds.hang * SECOND)
         for life in self.lives.values():
-            if not life.ended_ns and now_ns > self._allowed(life.number, life.heard_ns, now_ns) + hang_ns:
+            patience_ns = self._call_ns if life.joined else int(self.bounds.join * SECOND)
+            allowed_ns = self._allowed(life.number, life.heard_ns + patience_ns, now_ns)
+            if not life.ended_ns and now_ns > allowed_ns + self._hang_ns:
                 text = f"life {life.number} was last heard of {(now_ns - life.heard_ns) / SECOND:.1f} s ago"
                 self._object(now_ns, "liveness", text)
                 life.heard_ns = now_ns  # once is enough

@@ -228,10 +228,12 @@ class Supervisor:
             self._harm(Kind.CLOSE, [peer], 0.0)
         self._serve_until(lambda: not self.peers, "peers that were asked to close are still there")
         self.judge.finish(time.monotonic_ns())
+        self.phase = "end"
+        if not self._master_pid:
+            return  # it has ended by itself, which was objected to
         fds = count_descriptors(self._master_pid)
         if fds > DESCRIPTORS_SPARE:
             self._object("remains", f"the master holds {fds} descriptors after everybody has left")
-        self.phase = "end"
         send(self._master_pid, signal.SIGTERM)
         self._serve_until(lambda: not self._master_pid, "the master was terminated and is still there")
 
