@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
-	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
+	@echo "make stress  an hour: fuzzing, simulation, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
@@ -85,7 +85,8 @@ stress: build
 	@$(BIN)/python -m tests.sim --hours 0.1
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
 	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
-	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
+	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
+	@$(BIN)/pccl stress --churn --duration 10m --all-paths --report build/stress
 
 # With torch, whose Gloo is what we compare with.
 bench: setup
@@ -97,6 +98,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.shared_state
 	@$(BIN)/python -m benchmarks.pool
+	@$(BIN)/python -m benchmarks.recovery
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root

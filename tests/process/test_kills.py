@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from pccl.stress.checkers import Agreement
 from pccl.stress.faults import family_of
+from pccl.stress.outside import marked_processes
 from pccl.stress.records import ROUNDS, Step, Task, spread
-from pccl.stress.supervisor import marked_processes
 from pccl.stress.zygote import Zygote
 
 from pccl import Options
