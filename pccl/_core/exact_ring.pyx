@@ -1,11 +1,11 @@
 # cython: language_level=3, cdivision=True
 """The best ring of few members, by dynamic programming over sets (Held and Karp).
 
-A walk begins at member 0 and has visited a set of the others; `ends` below are those, numbered from 0. All walks over the
-same set to the same end can be continued alike, so only the best of them counts. The order of rings is by the slowest
-step first and by the sum of costs then, and that order does not survive being cut in two: the better half walk may lose
-its advantage to a slow step later. So there are two passes: one finds the slowest step of the best ring, the other the
-least sum over the edges that are no slower than that.
+A walk begins at member 0 and has visited a set of the others; `ends` below are those, numbered from 0. All walks over
+the same set to the same end can be continued alike, so only the best of them counts. Rings are compared by their
+slowest step first and by their sum then, and that order does not survive being cut in two: the better half walk may
+lose its advantage to a slow step later. So there are two passes: one finds the slowest step of the best ring, the other
+the least sum over the edges that are no slower than that.
 
 Pure arithmetic without the GIL; of equal rings always the same one.
 """

@@ -8,7 +8,7 @@ from .weaver cimport Weaver
 cdef enum:
     MEMBERS_MAX = 1024              # of one ring; the tables below take 20 bytes for each pair
     MEMBERS_MIN = 4                 # a kick cuts the ring in four
-    COST_BITS = 40                  # a step costs at most 2^40 units, so a ring of 1024 costs less than a penalty
+    COST_BITS = 40                  # a step costs at most 2^40 quanta, so a ring of 1024 costs less than a penalty
 
 cdef double RATE_MIN                # no measured edge is slower; below it there is no edge
 cdef int64_t PENALTY                # what a step slower than the goal costs beside its own cost
@@ -17,7 +17,7 @@ cdef int64_t PENALTY                # what a step slower than the goal costs bes
 cdef class Search:
     cdef int count                  # members
     cdef const double *rates        # row: source, column: target; 0: forbidden. Lent by the caller, as are the costs
-    cdef const int64_t *costs       # in units; never 0
+    cdef const int64_t *costs       # in quanta, see `solver`
     cdef int64_t *weights           # row: source. Costs, with the penalty where the rate is below the goal
     cdef int64_t *weights_into      # row: target. The same turned around, because columns are slow to read
     cdef int32_t *fastest           # row: source. All its targets, the fastest first
@@ -33,7 +33,6 @@ cdef class Search:
     cdef int queue_begin
     cdef int queue_length
     cdef int64_t weight             # of the ring: the sum of its steps
-    cdef double goal                # the rate that no step should be below
     cdef uint64_t chance            # state of the random numbers
     cdef int64_t kicks_left
     cdef int64_t deadline_ns        # 0: none
@@ -68,6 +67,7 @@ cdef class Search:
     cdef void exchange(self, int first, int one, int two, int three) noexcept nogil
     cdef void turn(self, int first, int one, int two, int three) noexcept nogil
     cdef void kick(self) noexcept nogil
+    cdef void shuffle(self, int first, int longest) noexcept nogil
     cdef void scramble(self) noexcept nogil
     cdef void go_greedily(self) noexcept nogil
 

@@ -14,11 +14,14 @@ changed are looked at again.
 exchange undoes it. While the ring still has steps below the goal, kicks are aimed at one of those.
 
 **The goal** is the rate that no step should be below. A slower step pays a penalty that is larger than the cost of any
-ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal; the goal is
-then raised, at first to the bound: the largest rate at which the remaining edges still connect everybody to everybody.
-When no higher goal is reached, the sum is what is left to improve. Both take turns, with ever more kicks.
+ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal. The first
+goal is the bound: the fastest one that nothing speaks against, neither members that cannot reach each other over edges
+that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the `weaver`; if
+they fail, the next goal lies half way down to what is known. When no higher goal is reached, the sum is what is left to
+improve. Both take turns, with ever more kicks.
 
-Deterministic for a given beginning, seed and number of kicks. The clock only says when to stop.
+Deterministic for a given beginning, seed and number of kicks: random numbers are drawn one to a line, because C does
+not say in which order it evaluates arguments. The clock only says when to stop.
 """
 
 cimport cython
@@ -168,7 +171,7 @@ cdef class Search:
                 self.bound = goal
             else:
                 refuted = goal
-        self.bound = refuted  # nothing faster was refuted as a bound, only as a goal
+        self.bound = refuted  # what lies between the two was not looked at, so only this much is sure
 
     cdef void lift(self, int64_t quota) noexcept nogil:
         """Make the slowest step faster: try the bound, then what lies between what was found and what was not."""
@@ -230,7 +233,6 @@ cdef class Search:
         cdef int count = self.count, source, target
         cdef Py_ssize_t index
         cdef int64_t weight
-        self.goal = goal
         for source in range(count):
             for target in range(count):
                 index = <Py_ssize_t> source * count + target
@@ -270,13 +272,14 @@ cdef class Search:
 
     cdef void note(self) noexcept nogil:
         """Keep the ring if it is the best so far."""
-        cdef double bottleneck
-        cdef int source
+        cdef double bottleneck = INFINITY
+        cdef int place
         if self.weight >= PENALTY:
             return
-        bottleneck = self.rates[<Py_ssize_t> self.ring[self.count - 1] * self.count + self.ring[0]]
-        for source in range(self.count - 1):
-            bottleneck = min(bottleneck, self.rates[<Py_ssize_t> self.ring[source] * self.count + self.ring[source + 1]])
+        for place in range(self.count):
+            bottleneck = min(
+                bottleneck, self.rates[<Py_ssize_t> self.ring[place] * self.count + self.ring[place + 1]]
+            )
         if bottleneck > self.best_bottleneck or (
             bottleneck == self.best_bottleneck and self.weight < self.best_total
         ):
@@ -367,8 +370,17 @@ cdef class Search:
                 if self.steps[place] >= PENALTY:
                     break
                 place = place + 1 if place + 1 < self.count else 0
-            place += self.count - draw(&self.chance, 2) * draw(&self.chance, longest)
-        self.turn(place + 1, 1 + draw(&self.chance, longest), 1 + draw(&self.chance, longest), 1 + draw(&self.chance, longest))
+            # Every other time it is not the first step that is cut, but one behind it.
+            if draw(&self.chance, 2):
+                place += self.count - draw(&self.chance, longest)
+        self.shuffle(place + 1, longest)
+
+    cdef void shuffle(self, int first, int longest) noexcept nogil:
+        """Three stretches of random lengths from place `first` on, in opposite order."""
+        cdef int one = 1 + draw(&self.chance, longest)
+        cdef int two = 1 + draw(&self.chance, longest)
+        cdef int three = 1 + draw(&self.chance, longest)
+        self.turn(first, one, two, three)
 
     cdef void go_greedily(self) noexcept nogil:
         """Always on to the fastest target that is left: where to begin without a ring, and a candidate with one."""
@@ -388,9 +400,7 @@ cdef class Search:
         """Several kicks at once, all over the ring: another beginning that is not all new."""
         cdef int index, longest = (self.count - 1) // 3
         for index in range(2 + self.count // 20):
-            self.turn(
-                draw(&self.chance, self.count), 1 + draw(&self.chance, longest), 1 + draw(&self.chance, longest), 1 + draw(&self.chance, longest)
-            )
+            self.shuffle(draw(&self.chance, self.count), longest)
 
     # ------------------------------------------------------------------------------------------ the ring as memory
 

@@ -2,15 +2,14 @@
 """The best ring over measured bandwidths.
 
 **What is best.** `rates` is a table of `count` rows, source by source: the bandwidth of each directed edge, in any one
-unit; 0 where there is no edge. Of two rings the better is the one whose slowest step is faster (its *bottleneck*: a ring
-moves as fast as its slowest step). If these are equal, it is the one whose steps cost less in sum (its *total*), where a
-step costs 1 / rate: the time that one more unit of data spends on it. Costs are whole numbers of a quantum, which is the
-cost of the fastest edge divided by 2^20, so that sums are exact and equal rings are equal; a step that costs more than
-2^40 quanta counts as 2^40. A ring may not take a step without a rate.
+unit; 0 where there is no edge. Of two rings the better is the one whose slowest step is faster (its *bottleneck*: a
+ring moves as fast as its slowest step). If these are equal, it is the one whose steps cost less in sum (its *total*),
+where a step costs 1 / rate: the time that one more unit of data spends on it. Costs are whole numbers of a quantum,
+which is the cost of the fastest edge divided by 2^20, so that sums are exact and equal rings are equal; a step that
+costs more than 2^40 quanta counts as 2^40. A ring may not take a step without a rate.
 
-**How it is found.** Up to `EXACT_MAX` members by dynamic programming over the sets of members that a walk from the
-first one can have visited: once for the bottleneck, then once for the total over the edges that are no slower. Beyond
-that by `local_search`. The present ring, if given, is a candidate like any other and wins every tie: the answer is never
+**How it is found.** Up to `EXACT_MAX` members by `exact_ring`, with proof; beyond that by `local_search`, which has a
+proof only sometimes. The present ring, if given, is a candidate like any other and wins every tie: the answer is never
 worse than what is there, and nothing is rewired for nothing.
 
 **How it is written.** From the first member of the present ring on, or else from member 0. Pure: the clock says only
@@ -26,7 +25,8 @@ from libc.string cimport memcpy
 from pccl.records import record
 
 from .exact_ring cimport FEW_MAX, find_best_ring
-from .local_search cimport COST_BITS, MEMBERS_MAX as SEARCH_MAX, MEMBERS_MIN as SEARCH_MIN, RATE_MIN as SLOWEST_MIN, Search
+from .local_search cimport COST_BITS, Search
+from .local_search cimport MEMBERS_MAX as SEARCH_MAX, MEMBERS_MIN as SEARCH_MIN, RATE_MIN as SLOWEST_MIN
 from .park cimport now_ns
 
 cdef enum:
@@ -34,7 +34,7 @@ cdef enum:
 
 EXACT_MAX = FEW_MAX
 MEMBERS_MAX = SEARCH_MAX
-STEPS = 20_000  # of a search that is not told how many: about a second for a hundred members
+STEPS = 20_000  # of a search that is not told how many: less than a second for a hundred members
 RATE_MIN = SLOWEST_MIN  # below it there is no edge
 RATE_MAX = 1e18  # far above any network; keeps costs away from zero
 
@@ -65,8 +65,8 @@ def solve(
 ) -> Solution | None:
     """The best ring; None if there is none or, among many members, if none was found.
 
-    `steps` bounds the search among many members, and so does `budget_ns` unless it is 0; looking at every edge once comes
-    first (a millisecond for a hundred members, half a second for a thousand). Without `exact` few members are searched
+    `steps` bounds the search among many members, and so does `budget_ns` unless it is 0; looking at every edge comes
+    first (milliseconds for a hundred members, half a second for a thousand). Without `exact` few members are searched
     too: for those who want to know how good the search is.
     """
     cdef int64_t deadline_ns = now_ns() + budget_ns if budget_ns > 0 else 0

@@ -1,12 +1,12 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, auto_pickle=False
 """Rings over the edges of a directed graph, woven from steps that are forced.
 
-A ring takes one step out of every member and one into every member. So a member with one exit left must take it, and one
-with one entry left must be entered there; every step that is taken closes all other exits of its source and all other
-entries of its target; and a path may not close on itself before it holds everybody. These three rules are followed until
-nothing follows any more. If they leave a member without exit or entry before anything was chosen, there is no ring at
-all, and that is a proof. Otherwise somebody with the fewest ways left chooses, by chance, the way that fewest others
-have, and the rules go on.
+A ring takes one step out of every member and one into every member. So a member with one exit left must take it, and
+one with one entry left must be entered there; every step that is taken closes all other exits of its source and all
+other entries of its target; and a path may not close on itself before it holds everybody. These three rules are
+followed until nothing follows any more. If they leave a member without exit or entry before anything was chosen, there
+is no ring at all, and that is a proof. Otherwise somebody with the fewest ways left chooses, by chance among equals,
+the way that fewest others have, and the rules go on.
 
 Choices are not taken back. Where they led into a dead end, the paths that were woven are laid end to end, with a few
 steps that the graph does not have: a beginning for `local_search`, which is good at mending few bad steps, and bad at

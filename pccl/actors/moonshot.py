@@ -97,7 +97,7 @@ class Moonshot:
             self._child = None
 
     def better_than(self, ring: Sequence[int], rates: array[float]) -> list[int] | None:
-        """A ring of the same peers, from the same one on, that is better than this one by these rates; None without one.
+        """A ring of the same peers, from the same one on, that is better by these rates; None if there is none.
 
         The rates are in the order of this ring, and may be newer than those of the question.
         """
