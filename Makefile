@@ -20,7 +20,7 @@ help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
 	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
-	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, growth of the master's work"
+	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, growth of the master's work, rings"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -94,6 +94,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.kernels
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.pool
+	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 
 clean:
