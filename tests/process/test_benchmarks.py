@@ -50,6 +50,20 @@ def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
     assert picture.exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
+    """Goal: every sort of network, the best of which is found where nobody has looked yet, and kept."""
+    best = tmp_path / "best.json"
+    extent = ("--sizes", "8", "14", "--seeds", "3", "--budgets", "0.02", "--long", "0.1", "--best", str(best))
+    table, numbers = run("solver", tmp_path, *extent)
+
+    assert set(numbers["sorts"]) == {"scattered", "sites", "planted"}
+    for sizes in numbers["sorts"].values():
+        assert sizes["8"]["0.02"]["proven"]
+        assert sizes["14"]["0.02"]["bottleneck"] <= 1
+    assert set(json.loads(best.read_text())) == {"scattered 14 3", "sites 14 3"}
+    assert "proven in" in table
+
+
 def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
     """Goal: pools against each other, and one slow connection where there can be a namespace; else the reason."""
     table, numbers = run("pool", tmp_path, "--size", "1M", "--rounds", "1")
@@ -67,17 +81,3 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
         numbers["kinds"]
     )
     assert "launch, 4 B" in table
-
-
-def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
-    """Goal: every sort of network, the best of which is found where nobody has looked yet, and kept."""
-    best = tmp_path / "best.json"
-    extent = ("--sizes", "8", "14", "--seeds", "3", "--budgets", "0.02", "--long", "0.1", "--best", str(best))
-    table, numbers = run("solver", tmp_path, *extent)
-
-    assert set(numbers["sorts"]) == {"scattered", "sites", "planted"}
-    for sizes in numbers["sorts"].values():
-        assert sizes["8"]["0.02"]["proven"]
-        assert sizes["14"]["0.02"]["bottleneck"] <= 1
-    assert set(json.loads(best.read_text())) == {"scattered 14 3", "sites 14 3"}
-    assert "proven in" in table
