@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard pccl/_core/*.pyx pccl/_core/*.pxd pccl/_core/*.h)
+NATIVE := $(wildcard $(foreach folder,pccl/_core pccl/actors,$(addprefix $(folder)/,*.pyx *.pxd *.h)))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 .PHONY: help setup build test check lint demo stress bench clean
@@ -92,6 +92,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.kernels
+	@$(BIN)/python -m benchmarks.digest
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.solver
@@ -99,5 +100,5 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pccl/_core/*.so pccl/_core/*.c
+	rm -f pccl/*/*.so
 	find pccl cli stress tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

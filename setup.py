@@ -1,7 +1,7 @@
 """Finds the Cython extensions; everything else about the build is in pyproject.toml.
 
 This file exists because the extensions are many and each is made the same way:
-every ``pccl/_core/X.pyx`` is the module ``pccl._core.X``.  A list in
+every ``pccl/FOLDER/X.pyx`` is the module ``pccl.FOLDER.X``.  A list in
 pyproject.toml would have to be kept in step by hand.
 """
 
@@ -28,13 +28,14 @@ def extensions() -> list[Extension]:
     """One extension for each .pyx file, in a fixed order."""
     return [
         Extension(
-            f"pccl._core.{path.stem}",
+            ".".join(path.with_suffix("").parts),
             [str(path)],
             depends=HEADERS,
             include_dirs=["pccl/_core"],
             extra_compile_args=COMPILE_ARGS,
         )
-        for path in sorted(Path("pccl/_core").glob("*.pyx"))
+        for folder in ("pccl/_core", "pccl/actors")
+        for path in sorted(Path(folder).glob("*.pyx"))
     ]
 
 

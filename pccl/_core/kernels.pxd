@@ -18,3 +18,6 @@ cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nog
 
 # Bytes per element, 0 for an unknown datatype.
 cdef size_t itemsize_of(int datatype) noexcept nogil
+
+# The name of the instruction set in use, for modules that have loops of their own.
+cdef const char *chosen_name() noexcept nogil

@@ -50,6 +50,10 @@ cdef size_t itemsize_of(int datatype) noexcept nogil:
     return kernels_itemsize(datatype)
 
 
+cdef const char *chosen_name() noexcept nogil:
+    return kernel_chosen.name
+
+
 # --- the instruction set --------------------------------------------------------------------------------------
 
 def available():

@@ -187,6 +187,7 @@ cdef extern from "<sys/epoll.h>" nogil:
     int EPOLL_CLOEXEC
     int EPOLL_CTL_ADD
     int EPOLL_CTL_DEL
+    int EPOLL_CTL_MOD
     uint32_t EPOLLIN
     uint32_t EPOLLOUT
     uint32_t EPOLLRDHUP             # the other side will send no more

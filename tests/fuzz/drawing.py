@@ -60,7 +60,7 @@ class Drawing:
             return chance.choice(WORDS)
         if kind == "blob":
             return chance.randbytes(chance.randint(0, 64))
-        limit = (1 << 8 * struct.calcsize(FIXED[kind])) - 1
+        limit = (1 << 8 * FIXED[kind]) - 1
         number = chance.choice((chance.choice(self.known), chance.choice(EDGES), chance.getrandbits(64)))
         return number & limit
 

@@ -81,3 +81,15 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
         numbers["kinds"]
     )
     assert "launch, 4 B" in table
+
+
+def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:
+    """Goal: every instruction set on each number of threads beside reading, and states of many tensors."""
+    table, numbers = run("digest", tmp_path, "--size", "4M", "--rounds", "2", "--threads", "1", "3")
+
+    assert set(numbers["large"]) == {"1", "3"}
+    for by_simd in numbers["large"].values():
+        assert "portable" in by_simd
+        assert all(row["share"] > 0 for row in by_simd.values())
+    assert "1000 of 400 B" in numbers["states"]
+    assert "float32 tensor of 4 MiB" in table

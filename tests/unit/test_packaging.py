@@ -147,6 +147,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def compiled() -> list[str]:
+    """Every module that comes from a .pyx, as a path without its suffix."""
+    return sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/*/*.pyx"))
+
+
 @pytest.fixture(scope="module")
 def contents(wheel: Path) -> set[str]:
     """The names of all files in the wheel."""
@@ -159,10 +164,10 @@ def contents(wheel: Path) -> set[str]:
 def test_the_wheel_holds_every_extension_and_its_stub(contents: set[str]) -> None:
     """Goal: each .pyx arrives compiled, with its stub; generated C stays at home."""
     suffix = EXTENSION_SUFFIXES[0]
-    stems = {path.stem for path in (ROOT / "pccl/_core").glob("*.pyx")}
+    stems = compiled()
 
-    assert {f"pccl/_core/{stem}{suffix}" for stem in stems} <= contents
-    assert {f"pccl/_core/{stem}.pyi" for stem in stems} <= contents
+    assert {f"{stem}{suffix}" for stem in stems} <= contents
+    assert {f"{stem}.pyi" for stem in stems} <= contents
     assert not [name for name in contents if name.endswith((".c", ".pyx", ".pyc"))]
 
 
@@ -201,11 +206,11 @@ def test_the_wheel_imports_away_from_the_repository(wheel: Path, tmp_path: Path)
     """Goal: what was built is complete: every extension and both folders import from the unpacked wheel."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    stems = sorted(path.stem for path in (ROOT / "pccl/_core").glob("*.pyx"))
+    modules = [stem.replace("/", ".") for stem in compiled()]
     code = f"""
 import importlib, sys
 sys.path.insert(0, {str(tmp_path)!r})
-for name in ["pccl", "pccl.values", "pccl.cli", "pccl.stress", *("pccl._core." + stem for stem in {stems!r})]:
+for name in ["pccl", "pccl.values", "pccl.cli", "pccl.stress", *{modules!r}]:
     found = importlib.import_module(name).__file__
     assert found.startswith({str(tmp_path)!r}), found
 """

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-STUBS = sorted((Path(__file__).parents[2] / "pccl" / "_core").glob("*.pyi"))
+ROOT = Path(__file__).parents[2]
+STUBS = sorted(ROOT.glob("pccl/*/*.pyi"))
 
 
 def public(names: Any) -> set[str]:
@@ -31,10 +32,15 @@ def described(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     return found
 
 
+def described_by(path: Path) -> Any:
+    """The module that a stub stands beside."""
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
 def test_a_stub_names_what_is_there(path: Path) -> None:
     """Goal: what editors and mypy believe of a compiled module is what Python finds in it."""
-    module = importlib.import_module(f"pccl._core.{path.stem}")
+    module = described_by(path)
     stub = described(ast.parse(path.read_text()).body)
 
     assert public(stub) <= public(dir(module))
@@ -51,7 +57,7 @@ def test_a_stub_names_what_is_there(path: Path) -> None:
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
 def test_a_stub_leaves_no_class_out(path: Path) -> None:
     """Goal: every class that a compiled module defines itself is described."""
-    module = importlib.import_module(f"pccl._core.{path.stem}")
+    module = described_by(path)
     stub = described(ast.parse(path.read_text()).body)
     own = {
         name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__

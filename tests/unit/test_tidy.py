@@ -174,8 +174,8 @@ def layer(module: str) -> int:
     if module in LEAVES:
         return -1
     parts = module.split(".")
-    if module == "pccl.torch.staging":
-        return LAYERS.index("api")  # the one part of the reduce path that needs torch
+    if module in {"pccl.torch.digesting", "pccl.torch.staging"}:
+        return LAYERS.index("api")  # the parts of a call's path that need torch
     if len(parts) == 1 or parts[1] == "torch":
         return LAYERS.index("public")
     if parts[1] in {"cli", "stress"}:
@@ -315,8 +315,8 @@ def test_nothing_is_left_over() -> None:
 
 
 def test_banned_words_are_replaced() -> None:
-    """Goal: one glossary; the message names the word to use."""
-    pattern = re.compile(rf"\b({'|'.join(BANNED_WORDS)})\b", re.IGNORECASE)
+    """Goal: one glossary; the message names the word to use. What torch calls its own is not ours to choose."""
+    pattern = re.compile(rf"(?<!torch\.)\b({'|'.join(BANNED_WORDS)})\b", re.IGNORECASE)
     found = [
         f"{source.name}:{number}: {match[0]} is banned, use {BANNED_WORDS[match[0].lower()]}"
         for source, number, line in written()

@@ -1,0 +1,244 @@
+# cython: language_level=3
+"""The message table's machinery: how a record of typed fields becomes bytes and comes back.
+
+A message is declared once, in `messages`: its opcode, who sends it to whom, and its fields by wire type. Encoder,
+decoder, size limit, documentation table, golden bytes and fuzzing all derive from that declaration. The largest size
+of a message follows from its fields, so framing can refuse a length before it allocates anything.
+
+Decoding trusts nothing: a short body, a long body, bad UTF-8, or a flag that is neither 0 nor 1 is a `WireError`.
+No I/O, no clock. Frames (header, checksum, version) are `framing`'s business.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
+
+from pccl.records import record
+
+WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
+TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
+BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message that a stranger may send has one
+
+# Wire types of fixed size, by their number of bytes.
+FIXED = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "flag": 1, "bytes16": 16, "bytes32": 32}
+# Wire types with a length in front, by their largest number of bytes.
+SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
+
+cdef enum Shape:                    # what a field is made of; its size says the rest
+    NUMBER
+    FLAG
+    BYTES
+    TEXT
+    BLOB
+
+cdef enum:
+    FIELDS_MAX = 16                 # of one message
+    LENGTH_BYTES = 2                # in front of a text or blob
+
+cdef dict SHAPES = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}  # all others are numbers
+
+
+class WireError(ValueError):
+    """A body that does not parse as the message its opcode names."""
+
+
+cdef class Layout:
+    """How one message class lies on the wire: its opcode, its fields, and the largest body."""
+
+    cdef readonly object cls
+    cdef readonly uint8_t opcode
+    cdef readonly str direction
+    cdef readonly tuple names           # of the fields, in the order of the wire
+    cdef readonly tuple types           # their wire types
+    cdef readonly size_t limit          # the largest body
+    cdef size_t least                   # the smallest: all lengths zero
+    cdef Shape shapes[FIELDS_MAX]
+    cdef size_t sizes[FIELDS_MAX]       # bytes of a fixed field, largest number of bytes of a sized one
+
+    def __init__(self, cls, opcode, direction):
+        self.cls = cls
+        self.opcode = opcode
+        self.direction = direction
+        self.names = cls.__match_args__
+        self.types = tuple([str(cls.__annotations__[name]) for name in self.names])
+        if len(self.names) > FIELDS_MAX:
+            raise ValueError(f"{cls.__name__} has {len(self.names)} fields, a message may have {FIELDS_MAX}")
+        for i, kind in enumerate(self.types):
+            self.shapes[i] = SHAPES.get(kind, NUMBER)
+            self.sizes[i] = FIXED.get(kind) or SIZED[kind]
+            self.limit += self.sizes[i] + (0 if kind in FIXED else LENGTH_BYTES)
+            self.least += self.sizes[i] if kind in FIXED else LENGTH_BYTES
+
+
+BY_OPCODE = {}
+BY_CLASS = {}
+cdef dict by_opcode = BY_OPCODE         # the same two, without looking their names up
+cdef dict by_class = BY_CLASS
+
+
+def message(opcode, direction):
+    """Declare a message: a frozen record that has an opcode and a layout."""
+
+    def declare(cls):
+        frozen = record(cls)
+        layout = Layout(frozen, opcode, direction)
+        if opcode in BY_OPCODE:
+            raise ValueError(f"opcode {opcode:#x} is {BY_OPCODE[opcode].cls.__name__}, it cannot be {cls.__name__} too")
+        BY_OPCODE[opcode] = BY_CLASS[frozen] = layout
+        return frozen
+
+    return declare
+
+
+def limits(*classes):
+    """Opcode to largest body, for the messages that are legal on a connection."""
+    return {BY_CLASS[cls].opcode: BY_CLASS[cls].limit for cls in classes}
+
+
+# --- to bytes -------------------------------------------------------------------------------------------------
+
+
+def encode(value):
+    """The opcode and the body of a message."""
+    cdef Layout layout = by_class[type(value)]
+    return layout.opcode, encode_after(layout, value, 0)
+
+
+def pack(value):
+    """A message as one datagram, for mailboxes: they keep boundaries and order, and both ends are ours."""
+    cdef Layout layout = by_class[type(value)]
+    cdef bytes data = encode_after(layout, value, 1)
+    PyBytes_AS_STRING(data)[0] = <char> layout.opcode
+    return data
+
+
+cdef bytes encode_after(Layout layout, value, size_t room):
+    # The body, with so many bytes of room in front of it.
+    cdef size_t i, length = room + layout.least
+    cdef size_t count = len(layout.names)
+    cdef list fields = [None] * count
+    for i in range(count):
+        field = getattr(value, <str> layout.names[i])
+        if layout.shapes[i] >= BYTES:
+            field = as_bytes(layout, i, field)
+            if layout.shapes[i] != BYTES:
+                length += PyBytes_GET_SIZE(field)
+        fields[i] = field
+    cdef bytes built = PyBytes_FromStringAndSize(NULL, length)
+    cdef uint8_t *at = <uint8_t *> PyBytes_AS_STRING(built) + room
+    for i in range(count):
+        at = put(layout, i, fields[i], at)
+    return built
+
+
+cdef bytes as_bytes(Layout layout, size_t i, field):
+    cdef bytes data = cut_text(field) if layout.shapes[i] == TEXT else bytes(field)
+    cdef size_t size = PyBytes_GET_SIZE(data)
+    if size > layout.sizes[i] or layout.shapes[i] == BYTES and size < layout.sizes[i]:
+        raise ValueError(f"{layout.cls.__name__}.{layout.names[i]} has {size} bytes, the wire takes {layout.sizes[i]}")
+    return data
+
+
+cdef uint8_t *put(Layout layout, size_t i, field, uint8_t *at) except NULL:
+    cdef uint64_t number
+    cdef size_t size
+    if layout.shapes[i] == NUMBER:
+        number = field
+        if layout.sizes[i] < 8 and number >> (8 * layout.sizes[i]):
+            raise OverflowError(f"{layout.cls.__name__}.{layout.names[i]} is {number}, more than {layout.types[i]} holds")
+        return store(at, number, layout.sizes[i])
+    if layout.shapes[i] == FLAG:
+        return store(at, 1 if field else 0, 1)
+    size = PyBytes_GET_SIZE(field)
+    if layout.shapes[i] != BYTES:
+        at = store(at, size, LENGTH_BYTES)
+    memcpy(at, PyBytes_AS_STRING(field), size)
+    return at + size
+
+
+cdef inline uint8_t *store(uint8_t *at, uint64_t number, size_t size) noexcept nogil:
+    cdef size_t i
+    for i in range(size):
+        at[i] = (number >> (8 * i)) & 0xFF
+    return at + size
+
+
+# --- and back -------------------------------------------------------------------------------------------------
+
+
+def decode(opcode, bytes body not None):
+    """The message of this opcode and body, or a WireError that says what is wrong with it."""
+    return decode_from(opcode, body, 0)
+
+
+def unpack(bytes data not None):
+    """The inverse of `pack`."""
+    return decode_from(data[0], data, 1)
+
+
+cdef decode_from(opcode, bytes data, size_t begin):
+    cdef Layout layout = by_opcode.get(opcode)
+    if layout is None:
+        raise WireError(f"opcode {opcode:#x} is not in the table")
+    cdef const uint8_t *body = <const uint8_t *> PyBytes_AS_STRING(data) + begin
+    cdef size_t length = PyBytes_GET_SIZE(data) - begin
+    cdef size_t i, size, offset = 0
+    cdef size_t count = len(layout.names)
+    cdef list fields = [None] * count
+    for i in range(count):
+        size = layout.sizes[i]
+        if layout.shapes[i] >= TEXT:
+            size = announced(layout, i, body, offset, length)
+            offset += LENGTH_BYTES
+        if size > length - offset:
+            raise broken(layout, i, f"{size} bytes announced, {length - offset} there")
+        fields[i] = take(layout, i, body + offset, size)
+        offset += size
+    if offset != length:
+        raise WireError(f"{layout.cls.__name__} has {length - offset} bytes too many")
+    return layout.cls(*fields)
+
+
+cdef size_t announced(Layout layout, size_t i, const uint8_t *body, size_t offset, size_t length) except? 0:
+    if length - offset < LENGTH_BYTES:
+        raise broken(layout, i, "its length is cut")
+    cdef size_t size = load(body + offset, LENGTH_BYTES)
+    if size > layout.sizes[i]:
+        raise broken(layout, i, f"{size} bytes, at most {layout.sizes[i]} are allowed")
+    return size
+
+
+cdef take(Layout layout, size_t i, const uint8_t *at, size_t size):
+    if layout.shapes[i] == NUMBER:
+        return load(at, size)
+    if layout.shapes[i] == FLAG:
+        if at[0] > 1:
+            raise broken(layout, i, f"a flag is 0 or 1, not {at[0]}")
+        return at[0] == 1
+    cdef bytes data = at[:size]
+    if layout.shapes[i] != TEXT:
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise broken(layout, i, str(error)) from None
+
+
+cdef inline uint64_t load(const uint8_t *at, size_t size) noexcept nogil:
+    cdef uint64_t number = 0
+    cdef size_t i
+    for i in range(size):
+        number |= <uint64_t> at[i] << (8 * i)
+    return number
+
+
+cdef broken(Layout layout, size_t i, str what):
+    return WireError(f"{layout.cls.__name__}.{layout.names[i]}: {what}")
+
+
+def cut_text(str text not None, Py_ssize_t most=TEXT_BYTES_MAX):
+    """UTF-8 of at most so many bytes, cut between characters and marked as cut."""
+    cdef bytes data = text.encode("utf-8", "replace")
+    if len(data) <= most:
+        return data
+    return data[: most - 3].decode("utf-8", "ignore").encode() + b"..."

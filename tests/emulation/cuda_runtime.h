@@ -1,0 +1,166 @@
+/* A CUDA device made of fibres: builds .cu files with a plain C++ compiler, so that their logic runs without a GPU.
+ *
+ * It is found in place of NVIDIA's header of the same name, and holds only what our kernels use. Every thread of a
+ * block is a fibre with a stack of its own. A fibre runs until it comes to a barrier, where it stays until all that
+ * belong to the barrier have come: 32 for a warp shuffle, the whole block for __syncthreads. A shuffle puts its value
+ * down, meets the warp, takes the value of its source, and meets the warp once more, so values really pass between
+ * threads.
+ *
+ * Fibres run in the order of their numbers, as far as each can get. So whoever reads shared memory without a barrier
+ * reads it too early, and what a device only might do wrong goes wrong here every time. Where some threads wait at a
+ * barrier that others never reach, the launch fails; a device would hang or go on with garbage.
+ *
+ * Blocks run one after another, and a launch is over when it returns. Nothing here is about speed.
+ */
+
+#ifndef PCCL_CUDA_EMULATION_H
+#define PCCL_CUDA_EMULATION_H
+
+#include <ucontext.h>
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __shared__ static /* one at a time is alive, because blocks run one after another */
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+typedef struct CUstream_st *cudaStream_t;
+
+struct dim3 {
+    unsigned x, y, z;
+    explicit dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+/* Of the fibre that runs. */
+inline dim3 threadIdx, blockIdx;
+
+namespace emulation {
+
+constexpr unsigned WARP_THREADS = 32;
+constexpr std::size_t STACK_BYTES = 1 << 16;
+
+struct Barrier {
+    unsigned arrived = 0;
+    unsigned passed = 0; /* how often all have met here */
+};
+
+struct Fibre {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(STACK_BYTES);
+    const Barrier *awaited = nullptr;
+    unsigned passed = 0; /* what the barrier said when the fibre arrived */
+    bool ended = false;
+
+    bool held() const { return awaited != nullptr && awaited->passed == passed; }
+};
+
+/* One block of threads. */
+struct Block {
+    std::vector<Fibre> fibres;
+    std::vector<Barrier> warps;
+    std::vector<unsigned long long> values; /* put down by shuffles */
+    Barrier whole;
+    ucontext_t scheduler;
+    unsigned current = 0;
+    std::function<void()> kernel;
+
+    /* Runs every fibre to its end; false if some wait for others that will not come. */
+    bool run();
+
+    void meet(Barrier &barrier, unsigned members) {
+        Fibre &fibre = fibres[current];
+        if (++barrier.arrived == members) {
+            barrier.arrived = 0;
+            ++barrier.passed;
+            return;
+        }
+        fibre.awaited = &barrier;
+        fibre.passed = barrier.passed;
+        swapcontext(&fibre.context, &scheduler);
+        fibre.awaited = nullptr;
+    }
+};
+
+inline Block *block;
+
+inline void fibre_main() {
+    block->kernel();
+    block->fibres[block->current].ended = true;
+}
+
+inline bool Block::run() {
+    for (Fibre &fibre : fibres) {
+        getcontext(&fibre.context);
+        fibre.context.uc_stack.ss_sp = fibre.stack.data();
+        fibre.context.uc_stack.ss_size = fibre.stack.size();
+        fibre.context.uc_link = &scheduler;
+        makecontext(&fibre.context, fibre_main, 0);
+    }
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (current = 0; current < fibres.size(); ++current) {
+            Fibre &fibre = fibres[current];
+            if (fibre.ended || fibre.held()) continue;
+            threadIdx = dim3(current, 0, 0);
+            swapcontext(&scheduler, &fibre.context);
+            moved = true;
+        }
+    }
+    for (const Fibre &fibre : fibres)
+        if (!fibre.ended) return false;
+    return true;
+}
+
+template <typename... Arguments, std::size_t... Indices>
+void call(void (*kernel)(Arguments...), void **arguments, std::index_sequence<Indices...>) {
+    kernel(*static_cast<Arguments *>(arguments[Indices])...);
+}
+
+}  // namespace emulation
+
+inline void __syncthreads() {
+    emulation::block->meet(emulation::block->whole, static_cast<unsigned>(emulation::block->fibres.size()));
+}
+
+/* Only for whole warps, which is all that we ask for. Past the end of the warp a thread gets its own value back. */
+template <typename Value>
+Value __shfl_down_sync(unsigned mask, Value value, unsigned distance) {
+    emulation::Block &block = *emulation::block;
+    const unsigned self = block.current, lane = self % emulation::WARP_THREADS;
+    const unsigned source = lane + distance < emulation::WARP_THREADS ? self + distance : self;
+    emulation::Barrier &warp = block.warps[self / emulation::WARP_THREADS];
+    const unsigned members = static_cast<unsigned>(__builtin_popcount(mask));
+    static_assert(sizeof(Value) <= sizeof(unsigned long long), "a shuffle passes 64 bits at most");
+    block.values[self] = value;
+    block.meet(warp, members);
+    const Value taken = static_cast<Value>(block.values[source]);
+    block.meet(warp, members);
+    return taken;
+}
+
+/* The type of the kernel says what the arguments are; with nvcc, this is a template of the runtime as well. */
+template <typename... Arguments>
+cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 grid, dim3 threads, void **arguments, std::size_t,
+                             cudaStream_t) {
+    static emulation::Block block;
+    if (block.fibres.size() != threads.x) block.fibres = std::vector<emulation::Fibre>(threads.x);
+    block.kernel = [=] { emulation::call(kernel, arguments, std::index_sequence_for<Arguments...>{}); };
+    emulation::block = &block;
+    for (unsigned number = 0; number < grid.x; ++number) {
+        blockIdx = dim3(number, 0, 0);
+        block.whole = emulation::Barrier();
+        block.warps.assign((threads.x + emulation::WARP_THREADS - 1) / emulation::WARP_THREADS, emulation::Barrier());
+        block.values.assign(threads.x, 0);
+        for (emulation::Fibre &fibre : block.fibres) fibre.awaited = nullptr, fibre.ended = false;
+        if (!block.run()) return cudaErrorLaunchFailure;
+    }
+    return cudaSuccess;
+}
+
+#endif
