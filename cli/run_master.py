@@ -26,11 +26,16 @@ if TYPE_CHECKING:
               help="Where peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
 @click.option("--token-file", type=click.Path(dir_okay=False), metavar="FILE",
               help="One line with the run's secret; peers need the same. Else PCCL_TOKEN is used.")  # fmt: skip
+@click.option("--state", "state_file", type=click.Path(dir_okay=False), default="", metavar="FILE",
+              help="Keep what groups agreed on in this file. A master that starts again with it goes on with the run, "
+                   "and lets groups resume only from that. If it cannot be written at the start, the master does not "
+                   "start; if it cannot be written later (a full disk), each time is logged as an error and the run "
+                   "goes on.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
               envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
               help="How much to say.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Say it on standard output, one JSON object per line.")
-def run_master(listen: str, token_file: str | None, log_level: str, as_json: bool) -> None:
+def run_master(listen: str, token_file: str | None, state_file: str, log_level: str, as_json: bool) -> None:
     """Run the master that peers connect to.
 
     It orders who is in, in which ring, and what was agreed: one process per run. It moves no tensors, so the smallest
@@ -42,7 +47,7 @@ def run_master(listen: str, token_file: str | None, log_level: str, as_json: boo
         if token_file is not None:
             options = replace(options, token=token_from_file(token_file))
         log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
-        serve(listen, options, log, ready)
+        serve(listen, options, log, ready, state_file)
     except (UsageError, ValueError) as error:
         message = error.message if isinstance(error, UsageError) else str(error)
         raise click.ClickException(message) from None

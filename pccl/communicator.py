@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ._core.events import NUMBERS
-from ._core.messages import CallConnect, CallPending, CallTopology
+from ._core.mailbox import CallConnect, CallPending, CallTopology
 from ._core.park import monotonic_ns
 from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve

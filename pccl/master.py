@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from ._core.park import set_process_name
 from .actors.listening import bind
-from .actors.master_actor import MasterActor
+from .actors.master_actor import READY, STATE_FILE, MasterActor, open_state_file
 from .actors.spawning import ActorProcess
 from .addresses import format_address, parse_address
 from .errors import UsageError
@@ -32,14 +32,25 @@ STOP_TIMEOUT = 5.0  # a master that was told to stop has nothing to wait for
 
 
 class MasterNode:
-    """A master in the background of a script: `run()`, then `interrupt()`, or let the script's end wait for it."""
+    """A master in the background of a script: `run()`, then `interrupt()`, or let the script's end wait for it.
 
-    def __init__(self, listen_address: str = f"0.0.0.0:{MASTER_PORT}", *, options: Options | None = None) -> None:
+    With a `state_file`, a master that starts again with the same file goes on with the same run: its groups may resume
+    only from what they agreed on last. If the file cannot be written later, the run goes on and an error is logged.
+    """
+
+    def __init__(
+        self,
+        listen_address: str = f"0.0.0.0:{MASTER_PORT}",
+        *,
+        options: Options | None = None,
+        state_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
         self._mailbox: socket.socket | None = None
         self._owner = os.getpid()
         self._host, self._port = parse_address(listen_address)
         self._options = (options or Options()).overridden()
+        self._state_file = os.path.abspath(state_file) if state_file is not None else ""
 
     @property
     def address(self) -> str:
@@ -48,7 +59,7 @@ class MasterNode:
         return format_address(host, self._port)
 
     def run(self) -> None:
-        """Bind the port and serve in the background. INVALID_USAGE if the port is taken."""
+        """Bind the port and serve in the background. INVALID_USAGE if the port or the state file cannot be had."""
         if self._actor is not None:
             raise UsageError(Result.INVALID_USAGE, "run", f"this master already runs at {self.address}")
         listener = _bind_or_explain(self._host, self._port)
@@ -56,14 +67,18 @@ class MasterNode:
         with listener, theirs:
             self._port = listener.getsockname()[1]
             self._mailbox.send(self._options.encode().encode())
+            self._mailbox.send(STATE_FILE + os.fsencode(self._state_file))
             fds = (listener.fileno(), theirs.fileno())
             self._actor = ActorProcess("pccl.actors.master_actor", fds, fds)
         self._mailbox.settimeout(READY_TIMEOUT)
         try:
-            ready = self._mailbox.recv(16)
+            answer = self._mailbox.recv(1 << 16)
         except TimeoutError:
-            ready = b""
-        if not ready:
+            answer = b""
+        if answer and answer != READY:
+            self.interrupt()
+            raise UsageError(Result.INVALID_USAGE, "run", answer.decode())
+        if not answer:
             end = self._actor.describe_end()
             self.interrupt()
             raise UsageError(Result.INTERNAL_ERROR, "run", f"the master did not start: its process {end}")
@@ -115,13 +130,24 @@ def _bind_or_explain(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    listen_address: str, options: Options, log: Callable[[int, str], None], on_ready: Callable[[str], None]
+    listen_address: str,
+    options: Options,
+    log: Callable[[int, str], None],
+    on_ready: Callable[[str], None],
+    state_file: str = "",
 ) -> None:
-    """Be the master, in this process, until SIGINT or SIGTERM. UsageError if the port cannot be had."""
+    """Be the master, in this process, until SIGINT or SIGTERM.
+
+    UsageError if the port cannot be had, ValueError if the state file cannot be used.
+    """
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
     set_process_name("pccl-master")
-    actor = MasterActor(listener, options.token.encode(), options, log)
+    try:
+        actor = MasterActor(listener, options.token.encode(), options, log, open_state_file(state_file))
+    except ValueError:
+        listener.close()
+        raise
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         on_ready(format_address(host, actor.port))

@@ -12,6 +12,7 @@ TOO_FEW_PEERS = 5
 MASTER_CONNECTION_FAILED = 6
 RANK_CONNECTION_FAILED = 7
 RANK_CONNECTION_LOST = 8
+NO_SHARED_STATE_AVAILABLE = 9
 PENDING_ASYNC_OPS = 10
 
 KIND_PLAIN = 0  # the result alone decides
@@ -19,6 +20,7 @@ KIND_KICKED = 1  # the master ended this peer's membership and said why
 KIND_MASTER_LOST = 2  # the connection to the master is gone
 KIND_CANCELLED = 3  # the caller itself gave the call up
 KIND_REDUCE = 4  # the result decides; ahead of the text are the numbers of the world, which are news
+KIND_DESCRIBE = 5  # success so far: the caller is to describe its state, and then wait again
 
 
 def join(result: int, kind: int) -> int:

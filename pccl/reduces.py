@@ -10,7 +10,7 @@ from __future__ import annotations
 from _thread import RLock
 from typing import TYPE_CHECKING
 
-from ._core.messages import CallAwait, CallReduce
+from ._core.mailbox import CallAwait, CallReduce
 from ._core.operations import OPERATIONS_MAX, pack_operations
 from ._core.park import monotonic_ns
 from .errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome

@@ -2,8 +2,8 @@
 
 A call is known by the name its users know it by. It is open from its first vote until the master closes it; a vote may
 be withdrawn until then. What can be read off the votes alone is here: who is missing, how long the others have waited,
-and which calls can never meet. Collectives keep their own votes and show them as open calls too. What follows from all
-of it is the master's decision. Part of the master's machine; pure.
+and which calls can never meet. Collectives and agreements keep their own votes and show them as open calls too. What
+follows from all of it is the master's decision. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .agreement import Agreement
     from .collectives import Tally
 
 
@@ -33,7 +34,8 @@ class OpenCall:
     name: str
     missing: frozenset[int]  # who has yet to make it
     waiting: dict[int, int]  # who blocks in it, since when; who made it and goes on meanwhile is in neither
-    tally: Tally | None = None  # the collective's own votes; None: a call of all members of the run
+    tally: Tally | None = None  # the collective's own votes
+    agreement: Agreement | None = None  # the shared state's; neither: a call of all members of the run
 
     def waited_ns(self, now_ns: int) -> int:
         """How long the first one has waited for somebody who is missing; 0 if nobody waits or nobody is missing."""
@@ -81,9 +83,10 @@ class Ballots:
 
     def is_news(self, call: OpenCall) -> bool:
         """Whether this call's long wait is reported for the first time."""
-        if call.tally is not None:
-            news = not call.tally.warned
-            call.tally.warned = True
+        votes = call.tally or call.agreement
+        if votes is not None:
+            news = not votes.warned
+            votes.warned = True
         else:
             news = call.name not in self._warned
             self._warned.add(call.name)

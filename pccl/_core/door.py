@@ -74,9 +74,16 @@ class Stranger:
 class Door:
     """The strangers at one port."""
 
-    def __init__(self, token: bytes, hello: type[Any], nonces: Callable[[], bytes], timeout_ns: int, most: int) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        hellos: type[Any] | tuple[type[Any], ...],
+        nonces: Callable[[], bytes],
+        timeout_ns: int,
+        most: int,
+    ) -> None:
         self._token = token
-        self._hello = hello  # the one kind of hello that this port answers
+        self._hellos = hellos  # the kinds of hello that this port answers
         self._nonces = nonces  # 32 fresh bytes a call; a seeded source in tests
         self._timeout_ns = timeout_ns
         self._most = most
@@ -113,7 +120,7 @@ class Door:
             stranger.caller_nonce = message.nonce
             stranger.nonce = self._nonces()
             return [Say(conn, Challenge(stranger.nonce))]
-        if isinstance(message, self._hello) and stranger.caller_nonce:
+        if isinstance(message, self._hellos) and stranger.caller_nonce:
             expected = caller_proof(self._token, stranger.caller_nonce, stranger.nonce, message)
             if not hmac.compare_digest(expected, message.proof):
                 reason = (

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .messages import JoinLane, Register
     from .operations import Operation
+    from .sources import Source
 
 # Levels of the logging module, by number, because the actors do not import it before they have something to say.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -24,6 +25,7 @@ DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 # Calls are known by the names their users know them by.
 TOPOLOGY = "update_topology"
 PENDING = "are_peers_pending"
+SYNC = "sync_shared_state"
 
 # The payload of a completed connect or update_topology: peer id, round, epoch, then the world in numbers (global, own
 # group, groups, largest group).
@@ -32,6 +34,8 @@ NUMBERS = struct.Struct("<QQIIIII")
 # the network, waiting for the neighbours to have something, reducing). That of a failed one is NUMBERS and the reason,
 # under KIND_REDUCE; where there is no world to count, the kind says so and the payload is the reason alone.
 REDUCED = struct.Struct("<IQQQQQ")
+# The payload of a completed sync_shared_state: the revision that was agreed, bytes sent and received.
+SYNCED = struct.Struct("<QQQ")
 
 # ---------------------------------------------------------------------------------------------- shared
 
@@ -93,6 +97,11 @@ class Dismiss:
     """Close the connection after everything sent to it has left."""
 
     conn: int
+
+
+@record
+class Save:
+    """What a master that starts again must know has changed: keep it before anything that follows is sent."""
 
 
 # ---------------------------------------------------------------------------------------------- peer: events
@@ -195,6 +204,30 @@ class ReduceProgress:
 
     sequence: int
     moved: int
+
+
+@record
+class StateFetched:
+    """This peer's memory holds the elected state: every block was verified."""
+
+    round: int
+
+
+@record
+class StateUnfetched:
+    """No source is left, or this peer cannot take the state."""
+
+    round: int
+    reason: str
+
+
+@record
+class TransferEnded:
+    """The answer to EndTransfer: no worker touches the memory any more."""
+
+    round: int
+    tx_bytes: int
+    rx_bytes: int
 
 
 @record
@@ -303,6 +336,57 @@ class EndOperation:
     """
 
     sequence: int
+
+
+@record
+class ServeState:
+    """Let other peers fetch this peer's state; segments by the numbers under which they were shared."""
+
+    round: int
+    description: int
+    nbytes: int  # of the description
+    window: int
+
+
+@record
+class FetchState:
+    """Fetch what differs from these sources into this peer's memory; answered by StateFetched or StateUnfetched."""
+
+    round: int
+    description: int
+    nbytes: int  # of the description
+    window: int
+    whole: bool  # also the entries that may differ, all of them from the first source
+    content: bytes  # the digest that the state must have in the end
+    sources: tuple[Source, ...]
+
+
+@record
+class DropSource:
+    """That source is gone. Its link may have told so before."""
+
+    round: int
+    peer: int
+
+
+@record
+class EndTransfer:
+    """Serve no more, fetch no more: end the workers of this round.
+
+    Answered by exactly one TransferEnded, later, never while this is being done. Comes exactly once for each ServeState
+    and FetchState, unless this process ends first.
+    """
+
+    round: int
+
+
+@record
+class SendLayout:
+    """Read the layout from the description, and send it to the master in pages."""
+
+    call: int
+    description: int
+    nbytes: int  # of the description
 
 
 @record

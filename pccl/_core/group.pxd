@@ -1,5 +1,6 @@
 # What a group's ring consists of; the bodies are in group.pyx.
 
+from .agreement cimport Agreement
 from .collectives cimport Collectives
 
 cdef class Group:
@@ -12,6 +13,5 @@ cdef class Group:
     cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
     cdef readonly long long ordered_ns # when the latest order was given
-    cdef public object revision        # expected revision of the shared state; -1 before the first agreement
-    cdef public bytes digest           # what was agreed at that revision
     cdef readonly Collectives collectives  # what its members reduce together
+    cdef readonly Agreement agreement      # what they agreed to be their shared state

@@ -7,9 +7,11 @@ epoch, leaves it alone: so only changed edges are rewired, and both ends of an e
 meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
 edge breaks again and again before the ring is whole counts as one.
 
-Its collectives are beside it, in a machine of their own. Part of the master's machine; pure, and knows nothing of votes.
+Its collectives are beside it, and so is what it agreed to be its shared state, each in a machine of its own. Part of the
+master's machine; pure, and knows nothing of votes.
 """
 
+from .agreement cimport Agreement
 from .collectives cimport Collectives
 from .messages import Wire
 from .ring import choose_victim, find_ring, steps_of
@@ -28,9 +30,8 @@ cdef class Group:
         self.losses = {}
         self.marks = {}
         self.ordered_ns = 0
-        self.revision = -1
-        self.digest = b""
         self.collectives = Collectives(number)
+        self.agreement = Agreement(number)
 
     def add(self, peer):
         """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
@@ -45,11 +46,16 @@ cdef class Group:
         """A member is gone; its two edges with it."""
         self.ring.remove(peer)
         self.collectives.remove(peer)
+        self.agreement.remove(peer)
         self.newcomers.discard(peer)
         self.waiting.discard(peer)
         self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
         self.marks = {pair: mark for pair, mark in self.marks.items() if peer not in pair}
         self.losses = {pair: count for pair, count in self.losses.items() if peer not in pair}
+
+    def members(self):
+        """Who is in it and accepted."""
+        return set(self.ring) - self.newcomers
 
     def size(self):
         """How many members it has; newcomers do not count."""

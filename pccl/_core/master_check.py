@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .events import PENDING
+from .events import PENDING, TOPOLOGY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ def check_master(master: Any) -> None:
         group.check()
         wired = number not in master.wiring
         group.collectives.check(group.ring, wired, wired and not group.newcomers)
+        group.agreement.check(group.members())
+        busy = {peer_id for peer_id in group.members() if group.agreement.holds(peer_id)}
+        assert not busy & master.votes[TOPOLOGY].keys(), f"group {number}: {busy} in two calls at once"
+        assert not any(group.collectives.holds(peer_id) for peer_id in busy), f"group {number}: reduces beside a sync"
         assert bool(group.waiting) == (number in master.wiring), f"group {number}: waiting {group.waiting}"
         assert group.newcomers == master.admitting & set(group.ring), f"group {number}: strangers in the ring"
         assert all(master.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"

@@ -14,7 +14,8 @@ once, without a vote and without any other group. The same happens to an edge th
 pair that cannot connect is routed around; if no ring exists, a newcomer is refused, and only without one a veteran.
 
 **Collectives** are a group's own affair, in `collectives`. A ring that changes ends all of its group; while a member has
-one without a verdict it cannot vote on the topology, so no round closes over it.
+one without a verdict it cannot vote on the topology, so no round closes over it. **The shared state** is so too, in
+`agreement`: who synchronises it can neither vote on the topology nor reduce meanwhile. A ring that changes leaves it alone.
 
 **After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed round,
 closes a unanimous one. The work of an event does not grow with the number of peers, except where everybody is told.
@@ -31,12 +32,14 @@ from .membership cimport Membership
 from .roster cimport Peer
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
-from .events import INFO, PENDING, TOPOLOGY, WARNING, PeerCame, PeerSaid, PeerWent, Tick
+from .election import NEVER
+from .events import DEBUG, INFO, PENDING, SYNC, TOPOLOGY, WARNING, PeerCame, PeerSaid, PeerWent, Save, Tick
 from .group import Group
 from .master_check import check_master
+from .membership import IDS_AT_ONCE
 from .messages import (
-    Accepted, Awaiting, Beat, CallFailed, EdgeLost, Finished, Initiate, Leave, Notice, PendingAnswer, TopologyDone,
-    VotePending, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
+    Accepted, Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Layout, Leave, Notice, PendingAnswer,
+    TopologyDone, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from .roster import ACCEPTED, REGISTERED
 from .story import attach
@@ -97,8 +100,11 @@ cdef class MasterState(Membership):
     # ------------------------------------------------------------------------------------------ votes
 
     def _on_vote_topology(self, Peer peer, message):
-        if self.groups[peer.group].collectives.holds(peer.id):
+        group = self.groups[peer.group]
+        if group.collectives.holds(peer.id):
             self._kick(peer, INVALID_USAGE, "voted on the topology while a reduce of its own has no verdict")
+        elif group.agreement.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, f"voted on the topology while it is in {SYNC}")
         else:
             self._vote(TOPOLOGY, peer, Vote(message.call, message.wanted, self.now_ns))
 
@@ -115,6 +121,28 @@ cdef class MasterState(Membership):
 
     def _on_withdraw(self, Peer peer, message):
         self.ballots.withdraw(peer.id, message.call)
+        self._agreement(peer).withdraw(peer.id, message.call)
+
+    # ------------------------------------------------------------------------------------------ shared state
+
+    def _agreement(self, Peer peer):
+        """That of its group, from which something may follow when this event is over."""
+        self.stirred.add(peer.group)
+        return self.groups[peer.group].agreement
+
+    def _on_vote_sync(self, Peer peer, message):
+        if peer.id in self.votes[TOPOLOGY]:
+            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while it votes on the topology")
+        elif self.groups[peer.group].collectives.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while a reduce of its own has no verdict")
+        else:
+            self._kick_if(peer, self._agreement(peer).vote(peer.id, message, self.now_ns))
+
+    def _on_layout(self, Peer peer, message):
+        self._kick_if(peer, self._agreement(peer).give_layout(peer.id, message))
+
+    def _on_fetched(self, Peer peer, message):
+        self._kick_if(peer, self._agreement(peer).fetched(peer.id, message))
 
     # ------------------------------------------------------------------------------------------ collectives
 
@@ -126,6 +154,8 @@ cdef class MasterState(Membership):
     def _on_initiate(self, Peer peer, message):
         if peer.id in self.votes[TOPOLOGY]:
             self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
+        elif self.groups[peer.group].agreement.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
         else:
             self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes))
 
@@ -142,17 +172,13 @@ cdef class MasterState(Membership):
         if wrong:
             self._kick(peer, INVALID_USAGE, wrong)
 
-    def _settle_collectives(self):
-        """Tell the members of stirred groups what became of their collectives."""
-        for number in sorted(self.stirred):
-            group = self.groups.get(number)
-            if group is not None:
-                wired = number not in self.wiring
-                ready = wired and not group.newcomers
-                told = group.collectives.settle(group.ring, group.epoch, wired, ready, lambda: self._numbers(group))
-                for peer_id, message in told:
-                    self._send(self.peers[peer_id], message)
-        self.stirred.clear()
+    def _settle_collectives(self, group):
+        """Tell the members what became of their collectives."""
+        wired = group.number not in self.wiring
+        ready = wired and not group.newcomers
+        told = group.collectives.settle(group.ring, group.epoch, wired, ready, lambda: self._numbers(group))
+        for peer_id, message in told:
+            self._send(self.peers[peer_id], message)
 
     def _numbers(self, group):
         """What a failed collective tells its callers of the world: pending peers never count."""
@@ -163,11 +189,32 @@ cdef class MasterState(Membership):
 
     def _settle(self):
         """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
-        while self._order_changed_rings() or self._close_round():
+        while self._order_changed_rings() or self._close_round() or self._settle_groups():
             pass
-        if self.stirred:
-            self._settle_collectives()
         self._answer_pending()
+
+    def _settle_groups(self):
+        """Tell the members of stirred groups what follows. True if somebody had to go, which changes rings."""
+        stirred, self.stirred = self.stirred, set()
+        for number in sorted(stirred):
+            group = self.groups.get(number)
+            if group is not None:
+                self._settle_collectives(group)
+                self._settle_agreement(group)
+        return bool(self.changed or self.stirred)
+
+    def _settle_agreement(self, group):
+        """Tell the members what became of their vote; what was agreed is kept before anybody relies on it."""
+        agreement = group.agreement
+        told, kicks, agreed = agreement.settle(group.size(), self.peers)
+        if agreed:
+            self.actions.append(Save())
+            self.counters["agreed"] += 1
+            self._log(DEBUG, f"group={group.number} agreed revision={agreement.revision} digest={agreement.content.hex()}")
+        for peer_id, message in told:
+            self._send(self.peers[peer_id], message)
+        for peer_id, (result, reason) in sorted(kicks.items()):
+            self._kick(self.peers[peer_id], result, reason)
 
     def _close_round(self):
         """Open or complete an admission. True if something changed."""
@@ -182,6 +229,7 @@ cdef class MasterState(Membership):
         self.held = False
         if self.checking:
             assert all(group.collectives.is_idle() for group in self.groups.values()), "a round closed over a reduce"
+            assert all(group.agreement.is_idle() for group in self.groups.values()), f"a round closed over {SYNC}"
         self.admitting = set(self.registered)
         self.registered.clear()
         for peer_id in sorted(self.admitting):
@@ -331,11 +379,13 @@ cdef class MasterState(Membership):
             self.counters["deadlocks"] += 1
             self._log(WARNING, reason)
         for call, peer_id in stuck:
-            if call.tally is None:
+            if call.tally is not None:
+                self._collectives(self.peers[peer_id]).fail(peer_id, call.tally.tag, reason)
+            elif call.agreement is not None:
+                self._agreement(self.peers[peer_id]).fail(peer_id, reason)
+            else:
                 vote = self.votes[call.name].pop(peer_id)
                 self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
-            else:
-                self._collectives(self.peers[peer_id]).fail(peer_id, call.tally.tag, reason)
 
     def _open_calls(self):
         """Calls that wait for votes; a closed round only waits for its rings."""
@@ -344,29 +394,37 @@ cdef class MasterState(Membership):
             calls = [call for call in calls if call.name != TOPOLOGY]
         for group in self.groups.values():
             calls += group.collectives.open_calls(group.ring)
+            if not group.agreement.is_idle():
+                calls += group.agreement.open_calls(group.members())
         return calls
 
     # ------------------------------------------------------------------------------------------ reports
 
     def snapshot(self):
         """The durable part: what a master that starts again must know."""
-        groups = {
-            number: {"epoch": group.epoch, "revision": group.revision, "digest": group.digest.hex()}
-            for number, group in sorted(self.groups.items())
-        }
-        return {"run": self.run.hex(), "next_id": self.next_id, "round": self.round, "groups": groups}
+        groups = {}
+        for number, group in sorted(self.groups.items()):
+            agreement = group.agreement
+            if agreement.revision != NEVER:
+                content, layout = agreement.content.hex(), agreement.layout.hex()
+                groups[number] = {
+                    "epoch": group.epoch, "revision": agreement.revision, "content": content, "layout": layout,
+                }
+        return {"run": self.run.hex(), "next_id": self.reserved_id, "round": self.round, "groups": groups}
 
     @classmethod
     def restore(cls, snapshot, options, now_ns=0):
         """A master that goes on with a run whose peers are all gone."""
         cdef MasterState state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
         state.next_id = snapshot["next_id"]
+        state.reserved_id = state.next_id + IDS_AT_ONCE
         state.round = snapshot["round"]
         for number, saved in snapshot["groups"].items():
             group = state.groups[int(number)] = Group(int(number))
             group.epoch = saved["epoch"]
-            group.revision = saved["revision"]
-            group.digest = bytes.fromhex(saved["digest"])
+            group.agreement.revision = saved["revision"]
+            group.agreement.content = bytes.fromhex(saved["content"])
+            group.agreement.layout = bytes.fromhex(saved["layout"])
         return state
 
     def check(self):
@@ -388,6 +446,9 @@ TRANSITIONS = {
     (ACCEPTED, Finished): MasterState._on_finished,
     (ACCEPTED, Awaiting): MasterState._on_awaiting,
     (ACCEPTED, WithdrawReduce): MasterState._on_withdraw_reduce,
+    (ACCEPTED, VoteSync): MasterState._on_vote_sync,
+    (ACCEPTED, Layout): MasterState._on_layout,
+    (ACCEPTED, Fetched): MasterState._on_fetched,
     (ACCEPTED, Wired): MasterState._on_wired,
     (ACCEPTED, WireFailed): MasterState._on_wire_failed,
     (ACCEPTED, EdgeLost): MasterState._on_edge_lost,

@@ -14,6 +14,7 @@ cdef class Membership:
     cdef readonly object ballots        # who is in which blocking call
     cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
     cdef readonly object next_id        # the next peer's id
+    cdef object reserved_id             # the first one that is not set aside for this master
     cdef public object counters         # what happened how often
     cdef long long interval_ns          # heartbeat interval
     cdef long long silence_ns           # heartbeat timeout
@@ -21,7 +22,7 @@ cdef class Membership:
     cdef list actions                   # of the event being handled
     cdef readonly set wiring            # numbers of groups whose members have not all reported
     cdef readonly set changed           # numbers of groups that need a new order; empty between events
-    cdef readonly set stirred           # numbers of groups whose collectives have something to tell; likewise
+    cdef readonly set stirred           # numbers of groups in which something may follow; likewise
 
     cdef _send(self, Peer peer, message)
     cdef _log(self, int level, str line)

@@ -1,8 +1,12 @@
+from typing import Final
+
 from pccl.options import Options
 
 from .ballots import Ballots, Vote
 from .group import Group
 from .roster import Peer
+
+IDS_AT_ONCE: Final[int]
 
 class Membership:
     counters: dict[str, int]

@@ -10,8 +10,11 @@ from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, nanoseconds
 from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
 
 from .roster cimport Peer
-from .events import INFO, WARNING, Dismiss, Log, SendTo
+from .election import NEVER
+from .events import INFO, WARNING, Dismiss, Log, Save, SendTo
 from .messages import Kick, Registered
+
+IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a master that starts again goes on behind them
 
 
 cdef class Membership:
@@ -29,7 +32,8 @@ cdef class Membership:
         self.registered = set()
         self.admitting = set()
         self.next_id = 1
-        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0}
+        self.reserved_id = 1 + IDS_AT_ONCE
+        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0, "agreed": 0}
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.now_ns = now_ns
@@ -44,6 +48,9 @@ cdef class Membership:
             self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
             self.actions.append(Dismiss(event.conn))
             return
+        if self.next_id == self.reserved_id:
+            self.reserved_id += IDS_AT_ONCE
+            self.actions.append(Save())
         peer = Peer(self.next_id, event.conn, register, event.host, self.now_ns)
         self.next_id += 1
         self.peers[peer.id] = self.conns[event.conn] = peer
@@ -62,6 +69,7 @@ cdef class Membership:
         if group is not None:
             group.remove(peer.id)
             self._disturb(group, f"peer {peer.id} {'left' if how == 'left' else f'was {how}'}: {reason}")
+            self.stirred.add(group.number)
             if not group.ring:
                 self._forget_ring(group)
         self.counters[how] += 1
@@ -76,7 +84,7 @@ cdef class Membership:
         """The last member is gone. What was agreed stays known; a group that never agreed on anything leaves no trace."""
         self.changed.discard(group.number)
         self.wiring.discard(group.number)
-        if group.revision < 0:
+        if group.agreement.revision == NEVER:
             del self.groups[group.number]
 
     def _kick(self, Peer peer, int result, str reason):

@@ -1,9 +1,8 @@
-"""Every message of the protocol, in one table: the vocabulary of callers, master, peers, and their own processes.
+"""Every message that travels between hosts, in one table: the vocabulary of callers, master and peers.
 
-Four conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
-master's port and on peers' ports alike. *Control* is between a peer and the master. *Mailbox* is between a training
-process and its own peer actor. *Lane* is between a peer actor and its worker processes.
-Declarations only; `wire` gives them bytes, the machines give them meaning.
+Two conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
+master's port and on peers' ports alike. *Control* is between a peer and the master. What the processes of one peer say
+to each other is in `mailbox`. Declarations only; `wire` gives them bytes, the machines give them meaning.
 """
 
 from __future__ import annotations
@@ -76,6 +75,17 @@ class JoinLane:
     source: u64
     target: u64
     lane: u16
+
+
+@message(0x12, "peer to peer")
+class JoinState:
+    """A peer's hello to one that has the elected state: let me fetch it over this connection."""
+
+    proof: bytes32  # covers both nonces and every field below
+    run: bytes16
+    round: u64  # of the transfer
+    source: u64  # who has the state and is called
+    target: u64  # who fetches it and calls
 
 
 # ---------------------------------------------------------------------------------------------- control, to the master
@@ -173,6 +183,39 @@ class WithdrawReduce:
     """The caller gave up; answered with ReduceFailed unless the tag has commenced or failed already."""
 
     tag: u64
+
+
+@message(0x2C, "peer to master")
+class VoteSync:
+    """This peer is in sync_shared_state, with a state of this revision, layout and content."""
+
+    call: u32
+    revision: u64
+    strategy: u8
+    torn: flag  # an earlier transfer ended in the middle of this state: it is nobody's, and never elected
+    keys: u32
+    layout: bytes16
+    content: bytes16
+
+
+@message(0x2D, "peer to master")
+class Layout:
+    """The answer to AskLayout, in pages of rows (see `layout`), which arrive in order."""
+
+    call: u32
+    page: u32
+    pages: u32
+    rows: blob
+
+
+@message(0x2E, "peer to master")
+class Fetched:
+    """This peer holds the elected state now, or could not get it."""
+
+    call: u32
+    round: u64
+    ok: flag
+    reason: text  # empty if ok
 
 
 # ---------------------------------------------------------------------------------------------- control, to the peer
@@ -305,136 +348,61 @@ class ReduceFailed:
     round: u64
 
 
-# ------------------------------------------------------------------------------------- mailbox of the peer actor
+@message(0x3C, "master to peer")
+class AskLayout:
+    """Layouts differ, and yours is unknown: send it, so that the difference can be named."""
+
+    call: u32
 
 
-@message(0x50, "training process to peer actor")
-class CallConnect:
-    """Join the run. The addresses are numeric, `host port` pairs, so that the actor never waits for a resolver."""
+@message(0x3D, "master to peer")
+class Serve:
+    """Your state was elected: let those who lack it fetch it from you, until the call is answered."""
 
-    slot: u32
-    sequence: u32
-    attempts: u32
-    group: u32
-    lanes: u16
-    addresses: blob
-    advertise_host: text
-    advertise_port: u16
-    options: blob
+    call: u32
+    round: u64
 
 
-@message(0x51, "training process to peer actor")
-class CallTopology:
-    """update_topology, or one round of wait_for_world_size."""
+@message(0x3E, "master to peer")
+class Fetch:
+    """Another state was elected: fetch what differs from these sources, and say when you hold it."""
 
-    slot: u32
-    sequence: u32
-    wanted: u32
-
-
-@message(0x52, "training process to peer actor")
-class CallPending:
-    """are_peers_pending."""
-
-    slot: u32
-    sequence: u32
+    call: u32
+    round: u64
+    whole: (
+        flag  # this peer was outdated: it takes over the entries that may differ too, all of them from the first source
+    )
+    revision: u64
+    content: bytes16
+    sources: blob  # see `sources`
 
 
-@message(0x53, "training process to peer actor")
-class CallCancel:
-    """The caller of that slot gave up: Ctrl-C or a timeout."""
+@message(0x3F, "master to peer")
+class SourceGone:
+    """A source of that round is lost or gave up; the others still have everything."""
 
-    slot: u32
-    sequence: u32
-
-
-@message(0x54, "training process to peer actor")
-class CallLeave:
-    """close(): say goodbye, then end."""
-
-    slot: u32
-    sequence: u32
+    call: u32
+    round: u64
+    peer: u64
 
 
-@message(0x55, "training process to peer actor")
-class CallReduce:
-    """all_reduce, or several of them; each operation has a slot of its own (see `operations`)."""
+@message(0x40, "master to peer")
+class SyncDone:
+    """All who take part hold the same state, and this is its revision."""
 
-    operations: blob
-
-
-@message(0x56, "training process to peer actor")
-class CallAwait:
-    """A thread has been blocking on that slot for a while, without a time limit of its own."""
-
-    slot: u32
-    sequence: u32
-
-
-@message(0x57, "training process to peer actor")
-class CallShare:
-    """Memory that operations will refer to by this number; the descriptor comes along."""
-
-    segment: u32
-    nbytes: u64
-
-
-@message(0x58, "training process to peer actor")
-class CallUnshare:
-    """No operation will refer to that memory any more."""
-
-    segment: u32
-
-
-# ------------------------------------------------------------------------------------- mailbox of a lane worker
-
-
-@message(0x60, "peer actor to worker")
-class Attach:
-    """Serve this connection; the descriptor comes along."""
-
-    link: u64
-
-
-@message(0x61, "peer actor to worker")
-class Detach:
-    """Close the connection, if it is still this one."""
-
-    link: u64
-
-
-@message(0x62, "worker to peer actor")
-class LinkEnded:
-    """The connection broke or the other side closed it."""
-
-    link: u64
-    reason: text
-
-
-@message(0x63, "peer actor to worker")
-class MapSegment:
-    """Memory that blocks will lie in; the descriptor comes along."""
-
-    segment: u32
-    nbytes: u64
-
-
-@message(0x64, "peer actor to worker")
-class UnmapSegment:
-    """Let go of that memory."""
-
-    segment: u32
+    call: u32
+    revision: u64
 
 
 # What may be said where. A connection moves from one set to the next as it proves itself.
 AT_MASTER_DOOR = limits(Knock, Register)
-AT_PEER_DOOR = limits(Knock, JoinLane)
+AT_PEER_DOOR = limits(Knock, JoinLane, JoinState)
 TO_CALLER = limits(Challenge, Welcome, Refused)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
-    *(Initiate, Finished, Awaiting, WithdrawReduce),
+    *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Layout, Fetched),
 )
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, Wire, Kick, Notice, Beat),
-    *(Commence, AbortReduce, ReduceDone, ReduceFailed),
+    *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskLayout, Serve, Fetch, SourceGone, SyncDone),
 )

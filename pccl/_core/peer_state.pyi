@@ -3,10 +3,9 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from pccl.options import Options
-from pccl.records import record
 
-from .reductions import Reductions
-from .wiring import Wiring
+from .calls import Call
+from .participation import Participation
 
 NEW: Final[str]
 DIALLING: Final[str]
@@ -14,33 +13,15 @@ JOINING: Final[str]
 MEMBER: Final[str]
 GONE: Final[str]
 
-@record
-class Call:
-    slot: int
-    sequence: int
-    number: int
-
 @final
-class PeerState:
+class PeerState(Participation):
     def __init__(self, options: Options, now_ns: int = 0) -> None: ...
-    @property
-    def options(self) -> Options: ...
     @property
     def phase(self) -> str: ...
     @property
     def id(self) -> int: ...
     @property
-    def wiring(self) -> Wiring: ...
-    @property
-    def reductions(self) -> Reductions: ...
-    @property
     def leaving(self) -> list[Any]: ...
-    @property
-    def tx_bytes(self) -> int: ...
-    @property
-    def rx_bytes(self) -> int: ...
-    @property
-    def calls(self) -> dict[str, Call]: ...
     @property
     def connecting(self) -> Call | None: ...
     @property
@@ -50,10 +31,9 @@ class PeerState:
     @property
     def ending(self) -> tuple[int, int, str]: ...
     @property
-    def next_deadline_ns(self) -> int: ...
-    @property
     def story(self) -> deque[tuple[int, Any, list[Any]]]: ...
     def new_link(self) -> int: ...
+    def owes(self, slot: int, sequence: int) -> bool: ...
     def handle(self, event: Any, now_ns: int) -> list[Any]: ...
     def check(self) -> None: ...
 

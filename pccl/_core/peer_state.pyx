@@ -1,14 +1,14 @@
 # cython: language_level=3
-"""The peer's machine: one membership, from connect() to the end. Its edges are in `wiring`, reduces in `reductions`.
+"""The peer's machine: one membership, from connect() to the end.
 
     NEW ──connect──▶ DIALLING ──▶ JOINING ──accepted──▶ MEMBER ──▶ GONE
                         ▲  └─ retry ─┘ │                  (left, kicked, master lost, training process gone)
                         └──────────────┘
 
-**Calls** of the training process become votes; each carries a number, and an answer to a number that nobody waits for
-any more is dropped: so a call that was given up can never be mistaken for the one that came after it.
+What a member takes part in (its ring, votes, reduces, the shared state) is in `participation`. Here is how a membership
+begins and ends, what is understood in which phase, and the passing of time.
 
-**The end** aborts what runs. A slot whose memory the lanes still hold completes when they have let go, and close() is
+**The end** aborts what runs. A slot whose memory workers still hold completes when they have let go, and close() is
 answered after that: no thread that waits for a reduce is left behind. Without a training process nobody waits.
 
 **Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped heard nobody,
@@ -21,22 +21,24 @@ from collections import deque
 
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 from pccl.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, PENDING_ASYNC_OPS,
-    SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
 )
-from pccl.records import record
 
-from .reductions cimport Reductions
-from .wiring cimport Wiring
+from .participation cimport Participation
+from .calls import Call
 from .events import (
-    NUMBERS, PENDING, TOPOLOGY, AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
-    MasterSaid, MasterUp, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, Stop, Tell, Tick, Traffic, WorkerDied,
+    AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
+    ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched, Stop, Tell, Tick,
+    Traffic, TransferEnded, WorkerDied,
+)
+from .mailbox import (
+    CallAwait, CallCancel, CallConnect, CallDescribe, CallLeave, CallPending, CallReduce, CallSync, CallTopology,
 )
 from .messages import (
-    AbortReduce, Accepted, Beat, CallAwait, CallCancel, CallConnect, CallFailed, CallLeave, CallPending, CallReduce,
-    CallTopology, Commence, Kick, Leave, Notice, PendingAnswer, ReduceDone, ReduceFailed, Registered, TopologyDone,
-    VotePending, VoteTopology, Wire, Withdraw,
+    AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, Notice, PendingAnswer, ReduceDone,
+    ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, Wire,
 )
+from .peer_check import check_peer
 from .story import attach
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
@@ -48,39 +50,24 @@ MEMBER = "member"
 GONE = "gone"
 
 
-@record
-class Call:
-    """A call of the training process that is under way."""
-
-    slot: int
-    sequence: int
-    number: int
-
-
-cdef class PeerState:
+cdef class PeerState(Participation):
     """`handle(event, now_ns) -> actions`, and nothing else changes it."""
 
     def __init__(self, options, now_ns=0):
-        self.options = options
+        super().__init__(options, now_ns)
         self.phase = NEW
-        self.wiring = Wiring(options)
-        self.reductions = Reductions(options)
-        self.calls = {}
         self.leaving = []
-        self.tx_bytes = self.rx_bytes = 0
         self.connecting = None
         self.attempts_left = 0
         self.attempt = -1
         self.ending = (INVALID_USAGE, KIND_PLAIN, "not connected: call connect() first")
         self.story = deque(maxlen=STORY_EVENTS_MAX)
-        self.next_call = 1
-        self.heard_ns = self.beat_ns = self.ticked_ns = self.now_ns = now_ns
+        self.heard_ns = self.beat_ns = self.ticked_ns = now_ns
         self.retry_ns = 0
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.checking = options.check
         self.next_deadline_ns = now_ns + self.interval_ns
-        self.actions = []
 
     def new_link(self):
         """A number for a connection; dialled and accepted ones share one count."""
@@ -91,6 +78,14 @@ cdef class PeerState:
         """This peer's name; 0 while it has none."""
         return self.wiring.id
 
+    def owes(self, slot, sequence):
+        """Whether somebody waits for the end of that call."""
+        calls = (*self.calls.open.values(), *self.leaving, self.connecting)
+        return (
+            self.reductions.owes(slot, sequence) or self.syncing.owes(slot, sequence)
+            or any(call is not None and call.slot == slot and call.sequence == sequence for call in calls)
+        )
+
     def handle(self, event, long long now_ns):
         """The one way in. An error in here is a bug; it carries the story."""
         try:
@@ -100,10 +95,7 @@ cdef class PeerState:
             raise
 
     cdef list _handle(self, event, long long now_ns):
-        self.now_ns = now_ns
-        self.actions = actions = []
-        self.wiring.begin(actions, now_ns)
-        self.reductions.begin(actions, now_ns)
+        cdef list actions = self._begin(now_ns)
         kind = type(event)
         if kind is MasterSaid:
             self.heard_ns = now_ns
@@ -166,65 +158,13 @@ cdef class PeerState:
         call, self.connecting = self.connecting, None
         self._complete_numbers(call, message)
 
-    # ------------------------------------------------------------------------------------------ calls
-
-    def _on_call_topology(self, call):
-        if self.reductions.tags:
-            reason = f"{len(self.reductions.tags)} reduces of this process are under way: wait for them first"
-            self._complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
-            return
-        number = self._begin(TOPOLOGY, call)
-        if number:
-            self.actions.append(SendMaster(VoteTopology(number, call.wanted)))
-
-    def _on_call_pending(self, call):
-        number = self._begin(PENDING, call)
-        if number:
-            self.actions.append(SendMaster(VotePending(number)))
-
-    def _begin(self, str name, call):
-        """The number of the vote, or 0 if another thread of this process is already in the same call."""
-        if name in self.calls:
-            self._complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is already in {name}")
-            return 0
-        number = self.next_call
-        self.next_call = number % 0xFFFFFFFF + 1
-        self.calls[name] = Call(call.slot, call.sequence, number)
-        return number
-
-    def _on_topology_done(self, message):
-        call = self._take(message.call)
-        if call is not None:
-            self._complete_numbers(call, message)
-
-    def _on_pending_answer(self, message):
-        call = self._take(message.call)
-        if call is not None:
-            self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, b"\1" if message.pending else b"\0"))
-
-    def _on_call_failed(self, message):
-        call = self._take(message.call)
-        if call is not None:
-            self._complete(call, message.result, KIND_PLAIN, message.reason)
-
-    def _take(self, number):
-        """The call with this number, no longer under way; None if it was given up."""
-        for name, call in self.calls.items():
-            if call.number == number:
-                del self.calls[name]
-                return call
-        return None
-
     def _on_cancel(self, cancel):
         self.reductions.cancel(cancel.slot, cancel.sequence)
-        if self.connecting is not None and self.connecting.slot == cancel.slot and self.connecting.sequence == cancel.sequence:
+        self.syncing.cancel(cancel.slot, cancel.sequence)
+        self.calls.cancel(cancel.slot, cancel.sequence)
+        call = self.connecting
+        if call is not None and call.slot == cancel.slot and call.sequence == cancel.sequence:
             self._leave("connect() was given up")
-            return
-        for name, call in list(self.calls.items()):
-            if call.slot == cancel.slot and call.sequence == cancel.sequence:
-                del self.calls[name]
-                self.actions.append(SendMaster(Withdraw(call.number)))
-                self._complete(call, INVALID_USAGE, KIND_CANCELLED, "given up by its caller")
 
     def _refuse_call(self, call):
         """A call that makes no sense in this phase. A cancel that came too late has nobody to answer to."""
@@ -235,56 +175,6 @@ cdef class PeerState:
         elif type(call) is not CallCancel and type(call) is not CallAwait:
             self._complete(call, *self.ending)
 
-    def _complete_numbers(self, call, numbers):
-        payload = NUMBERS.pack(
-            self.wiring.id, numbers.round, numbers.epoch,
-            numbers.global_world, numbers.group_world, numbers.groups, numbers.largest_group,
-        )
-        self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, payload))
-
-    def _complete(self, call, int result, int kind, str text):
-        self.actions.append(Complete(call.slot, call.sequence, result, kind, text.encode()))
-
-    # ------------------------------------------------------------------------------------------ reduces
-
-    def _on_call_reduce(self, call):
-        if TOPOLOGY in self.calls:
-            reason = f"another thread of this process is in {TOPOLOGY}"
-            self.reductions.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
-        else:
-            self.reductions.call(call.operations)
-
-    def _on_call_await(self, call):
-        self.reductions.awaits(call.slot, call.sequence)
-
-    def _on_commence(self, message):
-        self._lose_master_if(self.reductions.commence(message, self.wiring.wire, self.wiring.is_whole()))
-
-    def _on_abort_reduce(self, message):
-        self._lose_master_if(self.reductions.abort(message.sequence))
-
-    def _on_reduce_done(self, message):
-        self._lose_master_if(self.reductions.done(message.sequence))
-
-    def _on_reduce_failed(self, message):
-        self._lose_master_if(self.reductions.failed(message, self.wiring.id))
-
-    def _on_reduce_ended(self, event):
-        self.reductions.ended(event)
-
-    def _on_reduce_broken(self, event):
-        self.reductions.broken(event.sequence, event.reason)
-
-    def _on_reduce_quiet(self, event):
-        self.reductions.hushed(event.sequence)
-        self._stop_if_left()
-
-    def _on_reduce_progress(self, event):
-        self.reductions.progress(event.sequence, event.moved, self.now_ns - self.next_deadline_ns)
-
-    def _on_traffic(self, event):
-        self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes
-
     # ------------------------------------------------------------------------------------------ the end
 
     def _end(self, int result, int kind, str text):
@@ -292,24 +182,17 @@ cdef class PeerState:
         self.phase = GONE
         self.ending = (result, kind, text)
         self.reductions.end(result, kind, text)
+        self.syncing.end(result, kind, text)
         self.wiring.forget()
         self.wiring.kill_workers()
         self.actions.append(HangUp())
-        calls = list(self.calls.values())
-        self.calls.clear()
+        self.calls.end(result, kind, text)
         if self.connecting is not None:
-            calls.append(self.connecting)
+            self._complete(self.connecting, result, kind, text)
             self.connecting = None
-        for call in calls:
-            self._complete(call, result, kind, text)
 
     def _lose_master(self, str reason):
         self._end(MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, reason)
-
-    def _lose_master_if(self, str wrong):
-        """What no honest master would say ends the membership."""
-        if wrong:
-            self._lose_master(f"the master broke the protocol: {wrong}")
 
     def _on_master_lost(self, event):
         self._lose_master(f"the master is gone: {event.reason}")
@@ -329,12 +212,15 @@ cdef class PeerState:
         self._stop_if_left()
 
     def _stop_if_left(self):
-        """Answer close() once the lanes have let go of everything that ran."""
-        if self.leaving and not self.reductions.tags:
+        """Answer close() once the workers have let go of everything that ran."""
+        if self.leaving and not self.reductions.tags and self.syncing.sync is None:
             for call in self.leaving:
                 self._complete(call, SUCCESS, KIND_PLAIN, "")
             self.leaving = []
             self.actions.append(Stop())
+
+    def _on_stranger_came(self, event):
+        self.actions.append(AnswerLink(event.link, self.ending[2]))
 
     def _on_app_gone(self, event):
         self._leave(event.reason)
@@ -345,27 +231,6 @@ cdef class PeerState:
 
     def _on_beat(self, message):
         pass  # hearing of it was the point
-
-    # ------------------------------------------------------------------------------------------ wiring
-
-    def _on_wire(self, order):
-        self.reductions.abort_all()
-        self._lose_master_if(self.wiring.order(order))
-
-    def _on_link_came(self, event):
-        self.wiring.link_came(event.link, event.hello)
-
-    def _on_stranger_came(self, event):
-        self.actions.append(AnswerLink(event.link, self.ending[2]))
-
-    def _on_link_up(self, event):
-        self.wiring.link_up(event.link)
-
-    def _on_link_down(self, event):
-        self.wiring.link_down(event.link, event.reason)
-
-    def _on_worker_died(self, event):
-        self.wiring.worker_died(event.reason)
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -411,20 +276,7 @@ cdef class PeerState:
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
-        wiring = self.wiring
-        wiring.check()
-        assert self.phase in (JOINING, MEMBER) or not wiring.links, f"lanes while {self.phase}"
-        assert self.phase in (DIALLING, JOINING, MEMBER) or not wiring.early, f"early lanes while {self.phase}"
-        assert self.phase in (JOINING, MEMBER) or not wiring.id, f"peer {wiring.id} while {self.phase}"
-        assert self.phase is not MEMBER or wiring.id, "a member without a name"
-        self.reductions.check(self.phase is MEMBER)
-        assert self.phase in (MEMBER, GONE) or not self.reductions.tags, f"reduces while {self.phase}"
-        assert TOPOLOGY not in self.calls or not self.reductions.tags, "in update_topology with reduces under way"
-        assert not self.leaving or self.phase is GONE and self.reductions.tags, "close() was not answered"
-        assert self.phase is MEMBER or not self.calls, f"calls {self.calls} while {self.phase}"
-        assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
-        numbers = [call.number for call in self.calls.values()]
-        assert len(set(numbers)) == len(numbers), f"two calls with one number: {self.calls}"
+        check_peer(self)
 
 
 # What each phase understands. A mailbox call that is not here gets the reason why there is no membership; a message of
@@ -461,6 +313,8 @@ TRANSITIONS = {
     (MEMBER, CallTopology): PeerState._on_call_topology,
     (MEMBER, CallPending): PeerState._on_call_pending,
     (MEMBER, CallReduce): PeerState._on_call_reduce,
+    (MEMBER, CallSync): PeerState._on_call_sync,
+    (MEMBER, CallDescribe): PeerState._on_call_describe,
     (MEMBER, CallAwait): PeerState._on_call_await,
     (MEMBER, CallCancel): PeerState._on_cancel,
     (MEMBER, CallLeave): PeerState._on_leave,
@@ -471,6 +325,14 @@ TRANSITIONS = {
     (MEMBER, AbortReduce): PeerState._on_abort_reduce,
     (MEMBER, ReduceDone): PeerState._on_reduce_done,
     (MEMBER, ReduceFailed): PeerState._on_reduce_failed,
+    (MEMBER, AskLayout): PeerState._on_ask_layout,
+    (MEMBER, Serve): PeerState._on_transfer_order,
+    (MEMBER, Fetch): PeerState._on_transfer_order,
+    (MEMBER, SourceGone): PeerState._on_source_gone,
+    (MEMBER, SyncDone): PeerState._on_sync_done,
+    (MEMBER, StateFetched): PeerState._on_state_fetched,
+    (MEMBER, StateUnfetched): PeerState._on_state_unfetched,
+    (MEMBER, TransferEnded): PeerState._on_transfer_ended,
     (MEMBER, ReduceEnded): PeerState._on_reduce_ended,
     (MEMBER, ReduceBroken): PeerState._on_reduce_broken,
     (MEMBER, ReduceQuiet): PeerState._on_reduce_quiet,
@@ -489,6 +351,7 @@ TRANSITIONS = {
     (MEMBER, Tick): PeerState._on_tick,
     (GONE, LinkCame): PeerState._on_stranger_came,
     (GONE, ReduceQuiet): PeerState._on_reduce_quiet,
+    (GONE, TransferEnded): PeerState._on_transfer_ended,
     (GONE, CallLeave): PeerState._on_leave,
     (GONE, AppGone): PeerState._on_app_gone,
     (GONE, Tick): PeerState._on_tick,
@@ -497,4 +360,5 @@ TRANSITIONS = {
 # Echoes of connections and processes that the machine has already let go of.
 IGNORED = frozenset({
     LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceQuiet, ReduceProgress, Traffic,
+    StateFetched, StateUnfetched, TransferEnded,
 })

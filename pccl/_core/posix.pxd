@@ -123,6 +123,7 @@ cdef extern from "<sys/mman.h>" nogil:
     unsigned int MFD_ALLOW_SEALING
     void *mmap(void *address, size_t length, int protection, int flags, int fd, int64_t offset)
     int munmap(void *address, size_t length)
+    int madvise(void *address, size_t length, int advice)
     void *MAP_FAILED
     int PROT_READ
     int PROT_WRITE

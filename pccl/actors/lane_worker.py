@@ -3,36 +3,30 @@
 A sender serves the connection to the next peer, a receiver the one from the previous peer. The loops themselves are
 `_core.sender` and `_core.receiver`, which move blocks without a word of Python; here is what they return for. A worker
 is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and
-closes it when told to. It holds no other connection of the actor: whatever it inherited by the fork is closed first, so
-that none is kept open by a bystander. A segment is mapped when the first block needs it: lanes that never work never
-pay for it.
+closes it when told to. A segment is mapped when the first block needs it: lanes that never work never pay for it.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 
 from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED
-from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
-from pccl._core.park import die_with_parent, set_process_name
+from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.receiver import Receiver
 from pccl._core.sender import Sender
 from pccl._core.wire import pack, unpack
 
 from .faults import planned
+from .forking import MAILBOX_BYTES_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     from pccl._core.board import Board
 
-MAILBOX_BYTES_MAX = 4096  # larger than any message between an actor and its workers
-DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
 MAP_TIMEOUT = 5.0  # a segment is announced before any block in it; this long it cannot be under way
 ROUND_TRIP_WAN_US = 5_000  # above it a link is no local one, and the system's own congestion control suits it
 LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
@@ -40,29 +34,6 @@ UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what 
 HOST_BUFFER_BYTES = 1 << 18  # the kernel takes twice as much: two blocks in flight
 TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
 TCP_NOTSENT_LOWAT = 25
-
-
-def run(board: Board, mailbox_fd: int, kept: Iterable[int], *, bell: int, sends: bool, index: int, parent: int) -> None:
-    """The child's whole life. Leaves by `_exit`, so that nothing of the actor's is run twice."""
-    status = 1
-    try:
-        die_with_parent(signal.SIGKILL)
-        # The actor may have died between the fork and the line above; then nobody would ever tell us.
-        if os.getppid() == parent:
-            set_process_name(f"pccl-{'send' if sends else 'recv'}-{index}")
-            _close_all_but({mailbox_fd, *kept})
-            LaneWorker(board, socket.socket(fileno=mailbox_fd), bell, sends, index).serve()
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _close_all_but(kept: set[int]) -> None:
-    begin = 3
-    for fd in sorted(fd for fd in kept if fd >= begin):
-        os.closerange(begin, fd)
-        begin = fd + 1
-    os.closerange(begin, DESCRIPTORS_MAX)
 
 
 class LaneWorker:

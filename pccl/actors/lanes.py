@@ -7,21 +7,22 @@ all of them anew. They die with the actor (parent-death signal), and end by them
 A *crew* is a set of workers and the board they share. A crew that was killed is kept until its last process is reaped:
 only then has nobody any more a hand on the tensors of its operations.
 
-`LanePool` is the actor's side; `run` in `lane_worker` is what happens in the child.
+`LanePool` is the actor's side; `lane_worker` is what happens in the child.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 
 from pccl._core.board import BOARD_BYTES, Board
-from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
 from pccl.memory.segments import Segment
 
-from . import lane_worker
+from . import forking
+from .forking import MAILBOX_BYTES_MAX
+from .lane_worker import LaneWorker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from .loop import Loop
 
-MAILBOX_BYTES_MAX = 4096  # larger than any message between an actor and its workers
 REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
 
 
@@ -69,12 +69,7 @@ class Crew:
 
     def reap(self) -> None:
         """Collect workers that have ended."""
-        for pid in list(self.zombies):
-            try:
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    self.zombies.discard(pid)
-            except ChildProcessError:
-                self.zombies.discard(pid)
+        forking.reap(self.zombies)
 
     def close(self) -> None:
         """Give up what the crew shared."""
@@ -172,29 +167,17 @@ class LanePool:
     def wait(self) -> None:
         """Reap everyone who was killed; they cannot refuse."""
         for crew in self._former:
-            for pid in crew.zombies:
-                try:
-                    os.waitpid(pid, 0)
-                except ChildProcessError:
-                    pass
-            crew.zombies.clear()
+            forking.wait(crew.zombies)
 
     def _fork(self, crew: Crew, sends: bool, index: int) -> Worker:
-        actor = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = os.fork()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        if pid == 0:
-            kept = [self._life_fd, self._bell, *crew.bells[True], crew.bells[sends][index]]
-            lane_worker.run(crew.board, theirs.fileno(), kept, bell=kept[-1], sends=sends, index=index, parent=actor)
-        theirs.close()
-        ours.setblocking(False)
-        worker = Worker(pid, ours, sends, index)
-        self._loop.watch(ours.fileno(), lambda _: self._heard(worker))
+        kept = [self._life_fd, self._bell, *crew.bells[True], crew.bells[sends][index]]
+        pid, mailbox = forking.fork(
+            f"pccl-{'send' if sends else 'recv'}-{index}",
+            kept,
+            lambda theirs: LaneWorker(crew.board, theirs, kept[-1], sends, index).serve(),
+        )
+        worker = Worker(pid, mailbox, sends, index)
+        self._loop.watch(mailbox.fileno(), lambda _: self._heard(worker))
         for segment, (fd, nbytes) in self._segments.items():
             self._send(worker, MapSegment(segment, nbytes), [fd])
         return worker
@@ -202,10 +185,7 @@ class LanePool:
     def _end(self, crew: Crew, worker: Worker) -> None:
         self._loop.forget(worker.mailbox.fileno())
         worker.mailbox.close()
-        try:
-            os.kill(worker.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        forking.kill(worker.pid)
         crew.zombies.add(worker.pid)
 
     # ------------------------------------------------------------------------------------------ connections
@@ -250,6 +230,10 @@ class LanePool:
         if fd >= 0:
             self._tell_all(UnmapSegment(segment), [])
             os.close(fd)
+
+    def descriptor(self, segment: int) -> tuple[int, int] | None:
+        """Descriptor and size of memory that was shared; None if it was not."""
+        return self._segments.get(segment)
 
     def _tell_all(self, message: object, fds: list[int]) -> None:
         if self.crew is None:

@@ -16,7 +16,8 @@ import select
 import socket
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.messages import CallCancel, CallLeave, CallShare, CallUnshare, Notice
+from pccl._core.mailbox import CallCancel, CallLeave, CallShare, CallUnshare
+from pccl._core.messages import Notice
 from pccl._core.park import monotonic_ns
 from pccl._core.wire import pack, unpack
 from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome

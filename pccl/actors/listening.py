@@ -1,7 +1,8 @@
 """A listening port with a door: accepts connections, lets strangers prove themselves, and passes on who did.
 
-The owner hears of `on_admitted(connection, hello, host, welcome)` only for callers that hold the run's token; it
-answers by `connection.send(welcome)` or by refusing. Everybody else is turned away here, counted, and logged once.
+A port answers one or several kinds of hello; each belongs to somebody, who hears `(connection, hello, host, welcome)`
+only of callers that hold the run's token, and answers by `connection.send(welcome)` or by refusing. Everybody else is
+turned away here, counted, and logged once.
 """
 
 from __future__ import annotations
@@ -43,10 +44,9 @@ class Listening:
         listener: socket.socket,
         *,
         token: bytes,
-        hello: type[Any],
+        hellos: dict[type[Any], Callable[[Connection, Any, str, Welcome], None]],
         limits: dict[int, int],
         new_number: Callable[[], int],
-        on_admitted: Callable[[Connection, Any, str, Welcome], None],
         log: Callable[[int, str], None],
         timeout_ns: int,
     ) -> None:
@@ -54,12 +54,12 @@ class Listening:
         self._listener = listener
         self._limits = limits
         self._new_number = new_number
-        self._on_admitted = on_admitted
+        self._hellos = hellos  # kind -> who decides about it
         self._log = log
         self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
-        self.door = Door(token, hello, lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
+        self.door = Door(token, tuple(hellos), lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
         listener.setblocking(False)
         loop.watch(listener.fileno(), lambda _: self._accept())
 
@@ -139,7 +139,8 @@ class Listening:
                 self._connections[action.conn].send(action.message)
             elif kind is Admit:
                 connection = self._connections.pop(action.conn)
-                self._on_admitted(connection, action.hello, self._hosts.pop(action.conn), action.welcome)
+                admitted = self._hellos[type(action.hello)]
+                admitted(connection, action.hello, self._hosts.pop(action.conn), action.welcome)
             elif kind is TurnAway:
                 self._hosts.pop(action.conn, None)
                 connection = self._connections.pop(action.conn)

@@ -1,7 +1,8 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
 Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. Runs until `stop`, in whatever process called `run`.
+mean is decided there. Runs until `stop`, in whatever process called `run`. With a state file, what groups agreed on is
+on the disk before anybody hears of it; if it cannot be written any more the run goes on, and says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 
-from pccl._core.events import Dismiss, Log, PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.events import ERROR, INFO, Dismiss, Log, PeerCame, PeerSaid, PeerWent, Save, SendTo, Tick
 from pccl._core.master_state import MasterState
 from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Kick, Register
 from pccl._core.park import monotonic_ns
@@ -28,30 +29,41 @@ if TYPE_CHECKING:
     from pccl.options import Options
 
     from .connection import Connection
+    from .state_file import StateFile
 
 RUN_ID_BYTES = 16
 
+# What is said in the mailbox of a master in a process of its own, beside the reason why it could not start.
+STATE_FILE = b"state file: "  # and its path, if there is one
+READY = b"ready"
+
 
 class MasterActor:
-    """Owns the listener it is given."""
+    """Owns the listener and the state file it is given. A state file that cannot be used is a ValueError."""
 
     def __init__(
-        self, listener: socket.socket, token: bytes, options: Options, log: Callable[[int, str], None]
+        self,
+        listener: socket.socket,
+        token: bytes,
+        options: Options,
+        log: Callable[[int, str], None],
+        state_file: StateFile | None = None,
     ) -> None:
+        self._log = log
+        self._file = state_file
+        self._unwritten = False  # the file is older than what was agreed
+        self.state = self._begin(options)
         self.loop = Loop()
         self.loop.look_ns = nanoseconds(options.look_time)
-        self.state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
-        self._log = log
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
         self._listening = Listening(
             self.loop,
             listener,
             token=token,
-            hello=Register,
+            hellos={Register: self._admit},
             limits=AT_MASTER_DOOR,
             new_number=self._new_number,
-            on_admitted=self._admit,
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
@@ -70,10 +82,48 @@ class MasterActor:
             for connection in self._connections.values():
                 connection.close()
             self.loop.close()
+            if self._file is not None:
+                self._file.close()
 
     def stop(self) -> None:
         """End `run`; safe in a signal handler."""
         self.loop.stop()
+
+    def _begin(self, options: Options) -> MasterState:
+        """A new run, or the one in the file, which must be writable before anybody relies on it."""
+        if self._file is None:
+            return MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        saved = self._file.load()
+        if saved is None:
+            state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        else:
+            state = MasterState.restore(saved, options, monotonic_ns())
+            revisions = {int(number): group["revision"] for number, group in saved["groups"].items()}
+            self._log(INFO, f"goes on with the run in {self._file.path}: agreed revisions by group {revisions}")
+        try:
+            self._file.save(state.snapshot())
+        except OSError as error:
+            self._file.close()
+            reason = f"state file {self._file.path} cannot be written: {error.strerror}. Choose another place for it"
+            raise ValueError(reason) from None
+        return state
+
+    def _save(self) -> None:
+        """Before anybody hears of it. A full disk does not end the run; it only ends what a restart could know."""
+        if self._file is None:
+            return
+        try:
+            self._file.save(self.state.snapshot())
+        except (OSError, ValueError) as error:
+            self._unwritten = True
+            line = (
+                f"state file {self._file.path} cannot be written: {error}. The run goes on, but a master that starts "
+            )
+            self._log(ERROR, line + "again would know only what was agreed before")
+        else:
+            if self._unwritten:
+                self._log(INFO, f"state file {self._file.path} is written again")
+            self._unwritten = False
 
     def _new_number(self) -> int:
         self._numbers += 1
@@ -128,6 +178,8 @@ class MasterActor:
                 connection = connections.pop(action.conn, None)
                 if connection is not None:
                     connection.finish()
+            elif kind is Save:
+                self._save()
             else:
                 raise TypeError(f"the master cannot perform {action!r}")
 
@@ -138,6 +190,15 @@ def _is_numeric(host: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def open_state_file(path: str) -> StateFile | None:
+    """The file of that name; none without one, and then nothing of it is imported."""
+    if not path:
+        return None
+    from .state_file import StateFile
+
+    return StateFile(path)
 
 
 def main(arguments: list[str]) -> int:
@@ -162,14 +223,19 @@ def main(arguments: list[str]) -> int:
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)
     options = Options.decode(mailbox.recv(1 << 16).decode())
-    actor = MasterActor(
-        socket.socket(fileno=listener_fd), options.token.encode(), options, logging.getLogger("pccl.master").log
-    )
+    path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
+    listener = socket.socket(fileno=listener_fd)
+    log = logging.getLogger("pccl.master").log
+    try:
+        actor = MasterActor(listener, options.token.encode(), options, log, open_state_file(path))
+    except ValueError as error:
+        mailbox.send(str(error).encode())
+        return 1
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: actor.stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     actor.loop.watch(parent_fd, lambda _: actor.stop())
     actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # its end says that the master is wanted no longer
-    mailbox.send(b"ready")
+    mailbox.send(READY)
     actor.run()
     return 0

@@ -30,7 +30,10 @@ from pccl._core.events import (
     Dial,
     DialMaster,
     DropLink,
+    DropSource,
     EndOperation,
+    EndTransfer,
+    FetchState,
     HangUp,
     KillLanes,
     LinkCame,
@@ -40,25 +43,17 @@ from pccl._core.events import (
     MasterDown,
     MasterSaid,
     MasterUp,
+    SendLayout,
     SendMaster,
+    ServeState,
     SpawnLanes,
     Stop,
     Tell,
     Tick,
     WorkerDied,
 )
-from pccl._core.messages import (
-    AT_PEER_DOOR,
-    TO_PEER,
-    CallCancel,
-    CallConnect,
-    CallShare,
-    CallUnshare,
-    JoinLane,
-    Notice,
-    Refused,
-    Register,
-)
+from pccl._core.mailbox import CallCancel, CallConnect, CallDescribe, CallShare, CallUnshare
+from pccl._core.messages import AT_PEER_DOOR, TO_PEER, JoinLane, JoinState, Notice, Refused, Register
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
 from pccl._core.wire import pack, unpack
@@ -73,6 +68,7 @@ from .lanes import LanePool
 from .listening import Listening, bind_peer_port
 from .loop import IDLE_NS, Loop
 from .reducing import Reducing
+from .transfers import Identity, Transfers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,6 +112,14 @@ class PeerActor:
             on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
         )
         self._reducing = Reducing(self.loop, self._lanes, self._feed)
+        self._transfers = Transfers(
+            self.loop,
+            life_fd,
+            feed=self._feed,
+            tell=self._tell,
+            descriptor=self._lanes.descriptor,
+            identity=self._identity,
+        )
         mailbox.setblocking(False)
         self.loop.watch(mailbox.fileno(), self._read_mailbox)
 
@@ -128,6 +132,7 @@ class PeerActor:
             self.loop.run(self._deadline, self._tick)
         finally:
             self._lanes.kill()
+            self._transfers.kill()
             self._lanes.wait()
 
     # ------------------------------------------------------------------------------------------ mailbox
@@ -151,6 +156,8 @@ class PeerActor:
             if self._state is None and isinstance(call, CallConnect):
                 self._begin(call)
             if self._state is not None:
+                if isinstance(call, CallDescribe):
+                    self._transfers.described(call)
                 self._feed(Called(call))
                 if isinstance(call, CallCancel):
                     self._end_unknown(call)
@@ -159,10 +166,7 @@ class PeerActor:
         """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
         state = self._state
         assert state is not None
-        known = [call for call in (*state.calls.values(), *state.leaving, state.connecting) if call is not None]
-        if not state.reductions.owes(cancel.slot, cancel.sequence) and all(
-            (call.slot, call.sequence) != (cancel.slot, cancel.sequence) for call in known
-        ):
+        if not state.owes(cancel.slot, cancel.sequence):
             self._slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
@@ -190,12 +194,25 @@ class PeerActor:
             self.loop,
             listener,
             token=self._token,
-            hello=JoinLane,
+            hellos={JoinLane: self._link_came, JoinState: self._transfers.link_came},
             limits=AT_PEER_DOOR,
             new_number=self._state.new_link,
-            on_admitted=self._link_came,
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
+        )
+
+    def _identity(self) -> Identity:
+        assert self._state is not None
+        options, wiring = self._state.options, self._state.wiring
+        return Identity(
+            wiring.run,
+            wiring.id,
+            lanes=self._lanes.size,
+            token=self._token,
+            stall_ns=nanoseconds(options.stall_timeout),
+            dial_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
+            new_link=self._state.new_link,
+            check=options.check,
         )
 
     def _app_gone(self, reason: str) -> None:
@@ -248,15 +265,20 @@ class PeerActor:
                 if isinstance(action, SendMaster):
                     self._fault.visit(f"peer.send.{type(action.message).__name__}")
             _PERFORM[type(action)](self, action)
-        if self._state.calls or self._state.reductions.tags:
+        if self._state.is_busy():
             self.loop.expect()
 
     def _complete(self, action: Complete) -> None:
         self._slots.complete(action.slot, action.sequence, join(action.result, action.kind), action.payload)
+        self._transfers.completed(action.slot, action.sequence)
 
     def _send_master(self, action: SendMaster) -> None:
         if self._master is not None:
             self._master.send(action.message)
+
+    def _send_layout(self, action: SendLayout) -> None:
+        for page in self._transfers.layout_pages(action):
+            self._send_master(SendMaster(page))
 
     def _dial_master(self, _: DialMaster) -> None:
         call, listening = self._join, self._listening
@@ -397,6 +419,11 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     BeginOperation: lambda actor, action: actor._reducing.begin(action),
     AbortOperation: lambda actor, action: actor._reducing.abort(action.sequence),
     EndOperation: lambda actor, action: actor._reducing.end(action.sequence),
+    ServeState: lambda actor, action: actor._transfers.serve(action),
+    FetchState: lambda actor, action: actor._transfers.fetch(action),
+    DropSource: lambda actor, action: actor._transfers.drop_source(action),
+    EndTransfer: lambda actor, action: actor._transfers.end(action),
+    SendLayout: PeerActor._send_layout,
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
     Stop: PeerActor._stop,

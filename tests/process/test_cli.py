@@ -200,6 +200,17 @@ def test_every_command_explains_itself(name: str) -> None:
     assert flag in ended.stdout
 
 
+def test_a_state_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    """Goal: neither a traceback nor a silent fresh start; nothing listens."""
+    ended = run(
+        SCRIPTS / "pccl", "run-master", "--listen", "127.0.0.1:0", "--state", tmp_path / "no" / "such" / "folder"
+    )
+
+    assert ended.returncode == 1
+    assert "cannot be written: No such file or directory" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["run-master", "--no-such-flag"]])
 def test_a_wrong_command_line_is_code_two(arguments: list[str]) -> None:
     """Goal: a mistake in typing is told apart from a failure in serving."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,24 @@ def test_a_taken_port_is_refused_with_a_remedy() -> None:
 
         assert caught.value.result is Result.INVALID_USAGE
         assert can_connect(first.address)
+
+
+def test_a_master_with_a_state_file_goes_on_after_it_was_killed(tmp_path: Path) -> None:
+    """Goal: the run's name survives a SIGKILL; a file in use, or a damaged one, is refused with its name."""
+    path = tmp_path / "master.json"
+    with MasterNode("127.0.0.1:0", options=QUICK, state_file=path) as first:
+        run = json.loads(path.read_text())["state"]["run"]
+        with pytest.raises(UsageError, match=f"{path} is in use by another master") as caught:
+            MasterNode("127.0.0.1:0", options=QUICK, state_file=str(path)).run()
+        assert caught.value.result is Result.INVALID_USAGE
+        os.kill(master_pid(first), signal.SIGKILL)
+    with MasterNode("127.0.0.1:0", options=QUICK, state_file=path) as second:
+        assert can_connect(second.address)
+        assert json.loads(path.read_text())["state"]["run"] == run
+
+    path.write_text("{")
+    with pytest.raises(UsageError, match=f"{path} is damaged or cut off"):
+        MasterNode("127.0.0.1:0", options=QUICK, state_file=path).run()
 
 
 def test_a_running_master_does_not_run_twice() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events, messages
+from pccl._core import events, mailbox, messages
 from pccl._core.master_state import PENDING, TOPOLOGY
 from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
@@ -330,16 +330,16 @@ class Paths:
 
     def _at_call(self, phase: str, call: Any, actions: list[Any]) -> None:
         kind = type(call)
-        if kind is messages.CallCancel and phase == "gone":
+        if kind is mailbox.CallCancel and phase == "gone":
             self._mark("a cancel comes after the end")
-        elif kind is messages.CallCancel and phase in ("dialling", "joining") and actions:
+        elif kind is mailbox.CallCancel and phase in ("dialling", "joining") and actions:
             self._mark("connect is given up")
-        elif kind is messages.CallTopology and phase == "gone":
+        elif kind is mailbox.CallTopology and phase == "gone":
             self._mark("a call comes after the end")
-        elif kind is messages.CallTopology and _has(actions, events.Complete):
+        elif kind is mailbox.CallTopology and _has(actions, events.Complete):
             busy = actions[0].result == PENDING_ASYNC_OPS
             self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
-        elif kind is messages.CallReduce and phase == "member" and _has(actions, events.Complete):
+        elif kind is mailbox.CallReduce and phase == "member" and _has(actions, events.Complete):
             used = actions[0].result == INVALID_ARGUMENT
             self._mark("a tag is in use" if used else "no reduce during a topology vote")
 

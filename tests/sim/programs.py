@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
-from pccl._core.messages import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
+from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
 from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pccl._core.events import NUMBERS, REDUCED, Complete
-from pccl._core.messages import CallAwait, CallCancel, CallReduce
+from pccl._core.mailbox import CallAwait, CallCancel, CallReduce
 from pccl._core.operations import Operation, pack_operations
 from pccl.outcomes import (
     INVALID_ARGUMENT,

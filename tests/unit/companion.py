@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     NUMBERS,
@@ -19,13 +20,14 @@ from pccl._core.events import (
 )
 from pccl._core.operations import Operation, pack_operations, pack_pairs
 from pccl._core.peer_state import PeerState
+from pccl._core.sources import Source, pack_sources
 from pccl.options import Options
 
 SECOND = 1_000_000_000
 RUN = bytes(range(16))
 ALONE = m.Wire(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")
 SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, MASTER_FAILED, LOST, PENDING_ASYNC_OPS = 0, 3, 4, 6, 8, 10
-PLAIN, KICKED, MASTER_LOST, CANCELLED, REDUCE = 0, 1, 2, 3, 4
+PLAIN, KICKED, MASTER_LOST, CANCELLED, REDUCE, DESCRIBE = 0, 1, 2, 3, 4, 5
 
 
 def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int = 1, back_lanes: int = 1) -> m.Wire:
@@ -33,8 +35,8 @@ def wire(epoch: int, to: int, since: int, back: int, back_since: int, lanes: int
     return m.Wire(epoch, 1, 3, to, since, lanes, back, back_since, back_lanes, 1000 + to, f"host{to}")
 
 
-def connect(attempts: int = 3, lanes: int = 2) -> m.CallConnect:
-    return m.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
+def connect(attempts: int = 3, lanes: int = 2) -> mailbox.CallConnect:
+    return mailbox.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
 
 
 def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
@@ -46,8 +48,8 @@ def operation(slot: int, tag: int, count: int = 1024) -> Operation:
     return Operation(slot, 10 * slot, tag, count, 10, 0, 0, 0, 0, 1, 0, 1, 0, 2, 0)
 
 
-def reduce(*operations: Operation) -> m.CallReduce:
-    return m.CallReduce(pack_operations(operations))
+def reduce(*operations: Operation) -> mailbox.CallReduce:
+    return mailbox.CallReduce(pack_operations(operations))
 
 
 def commence(*pairs: tuple[int, int], epoch: int = 2) -> m.Commence:
@@ -58,6 +60,24 @@ def commence(*pairs: tuple[int, int], epoch: int = 2) -> m.Commence:
 def verdict(tag: int, sequence: int, result: int = 8, reason: str = "peer 3 was lost") -> m.ReduceFailed:
     """A failure, in a world of 5 in 2 groups, 2 of them in this one."""
     return m.ReduceFailed(tag, sequence, result, reason, 3, 5, 2, 2, 3, 9)
+
+
+def sync(slot: int = 5, revision: int = 4, strategy: int = 0, *, torn: bool = False) -> mailbox.CallSync:
+    """sync_shared_state; the slot's sequence is ten times its number."""
+    return mailbox.CallSync(slot, 10 * slot, revision, strategy, 3, b"layout digest...", b"content digest..", torn)
+
+
+def describe(slot: int = 6) -> mailbox.CallDescribe:
+    """The state is described in segment 8, with the window in segment 9."""
+    return mailbox.CallDescribe(slot, 10 * slot, 8, 500, 9)
+
+
+SOURCES = (Source(3, "host3", 1003), Source(1, "host1", 1001))
+
+
+def fetch(call: int = 1, *, whole: bool = False) -> m.Fetch:
+    """Fetch revision 4 from peers 3 and 1, in transfer 1."""
+    return m.Fetch(call, 1, whole, 4, b"elected digest..", pack_sources(SOURCES))
 
 
 FAILED = NUMBERS.pack(2, 9, 3, 5, 2, 2, 3) + b"peer 3 was lost"  # what peer 2's caller gets of that verdict

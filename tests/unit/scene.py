@@ -9,13 +9,19 @@ from typing import Any
 
 from pccl._core import messages as m
 from pccl._core.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.layout import LayoutRow, digest_layout, pack_layout
 from pccl._core.master_state import MasterState
 from pccl._core.operations import Shape, pack_shapes, unpack_pairs
 from pccl.options import Options
 
 SECOND = 1_000_000_000
 RUN = bytes(range(16))
-INVALID_ARGUMENT, INVALID_USAGE, TOO_FEW, UNREACHABLE, LOST = 3, 4, 5, 7, 8
+INVALID_ARGUMENT, INVALID_USAGE, TOO_FEW, UNREACHABLE, LOST, NO_STATE = 3, 4, 5, 7, 8, 9
+POPULAR, RECEIVE, SEND = 0, 1, 2
+
+LAYOUT = pack_layout(
+    [LayoutRow("bias", 10, False, 16), LayoutRow("seed", 7, True, 8), LayoutRow("weight", 10, False, 64)]
+)
 
 
 class Scene:
@@ -24,6 +30,7 @@ class Scene:
     def __init__(self, **options: Any) -> None:
         self.state = MasterState(RUN, Options(**{"check": True, **options}))
         self.now_ns = 0
+        self.calls = 100  # of sync_shared_state, counted over all peers
 
     def feed(self, event: Any) -> list[Any]:
         return self.state.handle(event, self.now_ns)
@@ -37,6 +44,14 @@ class Scene:
     def reduce(self, peer: int, *tags: int, count: int = 1024) -> list[Any]:
         """A peer initiates sums of so many floats."""
         return self.say(peer, m.Initiate(pack_shapes([Shape(tag, count, 10, 0, 0, 0) for tag in tags])))
+
+    def sync(self, peer: int, revision: int, content: str, strategy: int = POPULAR, **more: Any) -> list[Any]:
+        """A peer synchronises a state; contents that differ have different letters."""
+        self.calls += 1
+        fields = {"torn": False, "keys": 3, "layout": digest_layout(more.pop("packed", LAYOUT)), **more}
+        return self.say(
+            peer, m.VoteSync(call=self.calls, revision=revision, strategy=strategy, content=digest(content), **fields)
+        )
 
     def wire(self, actions: list[Any]) -> list[Any]:
         """Everybody who was given an order reports it; returns what follows from the last report."""
@@ -66,6 +81,10 @@ class Scene:
         return [action for action in actions if not is_sent(action, m.Beat)]
 
 
+def digest(content: str) -> bytes:
+    return content.encode().ljust(16, b".")
+
+
 def is_sent(action: Any, kind: type[Any]) -> bool:
     return isinstance(action, SendTo) and isinstance(action.message, kind)
 
@@ -75,10 +94,34 @@ def sent(actions: list[Any], kind: type[Any]) -> dict[int, Any]:
     return {action.conn: action.message for action in actions if is_sent(action, kind)}
 
 
+def done(actions: list[Any]) -> dict[int, int]:
+    """Whose synchronisation succeeded, and the revision it was told."""
+    return {peer: message.revision for peer, message in sent(actions, m.SyncDone).items()}
+
+
+def failed(actions: list[Any]) -> dict[int, m.CallFailed]:
+    """Whose call failed."""
+    return sent(actions, m.CallFailed)
+
+
 def of(*peers: int, **options: Any) -> Scene:
     scene = Scene(**options)
     scene.admit(*peers)
     return scene
+
+
+def agree(scene: Scene, revision: int, content: str) -> Scene:
+    """All members of group 0 agree on this."""
+    members = list(scene.state.groups[0].ring)
+    actions = [action for peer in members for action in scene.sync(peer, revision, content)]
+    assert done(actions) == dict.fromkeys(members, revision)
+    return scene
+
+
+def agreed(scene: Scene, group: int = 0) -> tuple[int, str] | None:
+    """What a group agreed on last."""
+    agreement = scene.state.groups[group].agreement
+    return (agreement.revision, agreement.content.decode().strip(".")) if agreement.content else None
 
 
 def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:

@@ -284,9 +284,10 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
     """Goal: what was agreed outlives the last member, what was under way does not."""
     scene = of(1, 2)
     scene.admit(3, group=1)
+    scene.sync(1, 7, "a")
+    scene.sync(2, 7, "a")
     scene.reduce(1, 5)
     scene.reduce(2, 5)
-    scene.state.groups[0].revision = 7
     scene.feed(PeerWent(2, "reset"))
     scene.feed(PeerWent(1, "reset"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pccl._core.door import Admit, Caller, Door, Say, TurnAway
-from pccl._core.messages import Beat, Challenge, JoinLane, Knock, Refused, Register, Welcome
+from pccl._core.messages import Beat, Challenge, JoinLane, JoinState, Knock, Refused, Register, Welcome
 from pccl.records import replace
 
 TOKEN = b"the secret"
@@ -109,6 +109,19 @@ def test_a_proof_for_one_kind_of_hello_is_none_for_another() -> None:
     (turned,) = door.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
 
     assert turned.kind == "order"
+
+
+def test_a_port_may_answer_several_kinds_of_hello() -> None:
+    """Goal: one port serves lanes and states alike, and still nothing that it was not told of."""
+    random = Random(1)
+    kinds = {JoinLane(bytes(32), bytes(16), 1, 1, 2, 0): Admit, JoinState(bytes(32), bytes(16), 1, 1, 2): Admit}
+    for wanted, outcome in {**kinds, HELLO: TurnAway}.items():
+        door = Door(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
+        caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))  # type: ignore[misc]
+
+        (action,) = door.received(1, hello_of(door, caller))
+
+        assert type(action) is outcome
 
 
 @pytest.mark.parametrize(

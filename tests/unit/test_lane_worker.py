@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pccl._core.messages import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
 from pccl.actors.lane_worker import LaneWorker
 from pccl.values import DataType

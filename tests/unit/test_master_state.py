@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from pccl._core import messages as m
-from pccl._core.events import INFO, Dismiss, Log, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.events import INFO, Dismiss, Log, PeerSaid, PeerWent, Save, SendTo, Tick
+from pccl._core.layout import digest_layout
 from pccl._core.master_state import MasterState
+from pccl._core.membership import IDS_AT_ONCE
 from pccl.options import EDGE_LOSSES_MAX, Options
 
-from .scene import LOST, RUN, SECOND, UNREACHABLE, Scene, of, sent
+from .scene import LAYOUT, LOST, RUN, SECOND, UNREACHABLE, Scene, digest, of, sent
 
 # --- Joining ----------------------------------------------------------------
 
@@ -359,24 +361,42 @@ def test_slow_wiring_ends_a_veteran_when_there_is_no_newcomer() -> None:
 def test_the_durable_part_survives_a_restart() -> None:
     """Goal: a master that starts again knows run, names and what was agreed; ids are never given twice."""
     scene = of(1, 2)
-    scene.state.groups[0].revision = 7
-    scene.state.groups[0].digest = b"\x01\x02"
+    scene.sync(1, 7, "a")
+    scene.sync(2, 7, "a")
     saved = scene.state.snapshot()
+    assert saved["groups"][0] == {
+        "epoch": 2,
+        "revision": 7,
+        "content": digest("a").hex(),
+        "layout": digest_layout(LAYOUT).hex(),
+    }
 
     state = MasterState.restore(saved, Options(check=True), 5)
 
-    assert state.snapshot() == saved
-    assert (state.run, state.next_id, state.peers) == (RUN, 3, {})
+    assert {**state.snapshot(), "next_id": 0} == {**saved, "next_id": 0}
+    assert (state.run, state.next_id, state.peers) == (RUN, IDS_AT_ONCE + 1, {})
+    assert state.snapshot()["next_id"] == 2 * IDS_AT_ONCE + 1
     scene.state, scene.now_ns = state, 5
     orders = sent(scene.come(3), m.Wire)
-    assert orders[3].epoch == saved["groups"][0]["epoch"] + 1, "epochs go on, so old lanes are told apart"
+    assert orders[3].epoch == saved["groups"][0]["epoch"] + 1, "epochs go on"
+
+
+def test_peer_ids_are_set_aside_before_they_are_given_out() -> None:
+    """Goal: a master that starts again never gives a name twice, though it does not write for every newcomer."""
+    scene = Scene()
+    saves = [
+        peer for peer in range(1, 2 * IDS_AT_ONCE + 2) if Save() in scene.come(peer) + scene.feed(PeerWent(peer, ""))
+    ]
+
+    assert saves == [IDS_AT_ONCE + 1, 2 * IDS_AT_ONCE + 1]
+    assert scene.state.snapshot()["next_id"] == 3 * IDS_AT_ONCE + 1
 
 
 def test_what_was_agreed_outlives_the_last_member() -> None:
     """Goal: a group with an agreed revision is remembered, one that never agreed leaves no trace."""
     scene = of(1)
     scene.admit(2, group=1)
-    scene.state.groups[1].revision = 3
+    scene.sync(2, 3, "a")
     scene.feed(PeerWent(1, "gone"))
     scene.feed(PeerWent(2, "gone"))
 

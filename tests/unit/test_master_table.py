@@ -28,6 +28,9 @@ MESSAGES = {
     m.Awaiting: m.Awaiting(5),
     m.WithdrawReduce: m.WithdrawReduce(5),
     m.Finished: m.Finished(1, True, ""),
+    m.VoteSync: m.VoteSync(1, 0, 0, False, 1, bytes(16), bytes(16)),
+    m.Layout: m.Layout(1, 0, 1, b""),
+    m.Fetched: m.Fetched(1, 0, True, ""),
 }
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pccl import DataType, QuantizationAlgorithm, ReduceOp
 from pccl._core import operations
-from pccl._core.messages import CallReduce, Commence, Initiate
+from pccl._core.mailbox import CallReduce
+from pccl._core.messages import Commence, Initiate
 from pccl._core.operations import (
     OPERATIONS_MAX,
     Operation,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     NUMBERS,
@@ -30,10 +31,13 @@ from pccl._core.events import (
     ReduceQuiet,
     SendMaster,
     SpawnLanes,
+    StateFetched,
+    StateUnfetched,
     Stop,
     Tell,
     Tick,
     Traffic,
+    TransferEnded,
     WorkerDied,
 )
 from pccl._core.peer_state import IGNORED, TRANSITIONS
@@ -52,14 +56,17 @@ from .companion import (
     Companion,
     commence,
     connect,
+    describe,
     dialling,
     ends,
+    fetch,
     joining,
     lane,
     member,
     operation,
     reduce,
     reducing,
+    sync,
     told,
     verdict,
     wire,
@@ -139,7 +146,7 @@ def test_connect_can_be_given_up(peer: Companion) -> None:
     """Goal: Ctrl-C in connect() ends it at once, and politely if somebody already listens."""
     registered = peer.state.phase == "joining"
 
-    actions = peer.call(m.CallCancel(0, 1))
+    actions = peer.call(mailbox.CallCancel(0, 1))
 
     assert bool(told(actions, m.Leave)) == registered
     assert ends(actions) == [(0, INVALID_USAGE, CANCELLED)]
@@ -153,8 +160,8 @@ def test_calls_become_votes_and_answers_find_their_call() -> None:
     """Goal: two calls at once, each with a number of its own."""
     peer = member()
 
-    assert peer.call(m.CallTopology(3, 30, 5)) == [SendMaster(m.VoteTopology(1, 5))]
-    assert peer.call(m.CallPending(4, 40)) == [SendMaster(m.VotePending(2))]
+    assert peer.call(mailbox.CallTopology(3, 30, 5)) == [SendMaster(m.VoteTopology(1, 5))]
+    assert peer.call(mailbox.CallPending(4, 40)) == [SendMaster(m.VotePending(2))]
     assert peer.hear(m.PendingAnswer(2, True)) == [Complete(4, 40, SUCCESS, PLAIN, b"\1")]
     assert peer.hear(m.TopologyDone(1, 7, 1, 9, 1, 2, 8)) == [
         Complete(3, 30, SUCCESS, PLAIN, NUMBERS.pack(2, 7, 1, 9, 1, 2, 8))
@@ -164,13 +171,13 @@ def test_calls_become_votes_and_answers_find_their_call() -> None:
 def test_the_answer_to_a_call_that_was_given_up_is_dropped() -> None:
     """Goal: it is never mistaken for the answer to the call that came after."""
     peer = member()
-    peer.call(m.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallTopology(0, 2, 0))
 
-    assert peer.call(m.CallCancel(0, 2)) == [
+    assert peer.call(mailbox.CallCancel(0, 2)) == [
         SendMaster(m.Withdraw(1)),
         Complete(0, 2, INVALID_USAGE, CANCELLED, b"given up by its caller"),
     ]
-    peer.call(m.CallTopology(0, 3, 0))
+    peer.call(mailbox.CallTopology(0, 3, 0))
 
     assert peer.hear(m.TopologyDone(1, 7, 1, 1, 1, 1, 1)) == []
     assert ends(peer.hear(m.TopologyDone(2, 7, 1, 1, 1, 1, 1))) == [(0, SUCCESS, PLAIN)]
@@ -180,13 +187,13 @@ def test_a_cancel_that_comes_too_late_answers_nobody() -> None:
     """Goal: the call has ended already; its slot may belong to another one."""
     peer = member()
 
-    assert peer.call(m.CallCancel(0, 1)) == []
+    assert peer.call(mailbox.CallCancel(0, 1)) == []
 
 
 def test_a_failed_call_tells_why() -> None:
     """Goal: the master's sentence reaches the caller, and the membership goes on."""
     peer = member()
-    peer.call(m.CallPending(1, 2))
+    peer.call(mailbox.CallPending(1, 2))
 
     assert peer.hear(m.CallFailed(1, INVALID_USAGE, "never meet")) == [
         Complete(1, 2, INVALID_USAGE, PLAIN, b"never meet")
@@ -197,9 +204,9 @@ def test_a_failed_call_tells_why() -> None:
 def test_a_second_thread_in_the_same_call_is_refused() -> None:
     """Goal: one vote per peer and call; the first caller is untouched."""
     peer = member()
-    peer.call(m.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallTopology(0, 2, 0))
 
-    actions = peer.call(m.CallTopology(1, 3, 0))
+    actions = peer.call(mailbox.CallTopology(1, 3, 0))
 
     assert ends(actions) == [(1, INVALID_USAGE, PLAIN)]
     assert b"another thread" in actions[0].payload
@@ -217,7 +224,7 @@ def test_a_second_thread_in_the_same_call_is_refused() -> None:
 )
 def test_calls_before_the_membership_are_refused(peer: Companion, reason: bytes) -> None:
     """Goal: the error says what to do first."""
-    (end,) = peer.call(m.CallTopology(5, 6, 0))
+    (end,) = peer.call(mailbox.CallTopology(5, 6, 0))
 
     assert (end.slot, end.result) == (5, INVALID_USAGE)
     assert reason in end.payload
@@ -228,7 +235,7 @@ def test_connect_is_called_once(peer: Companion) -> None:
     """Goal: a second connect() says so, and harms nothing."""
     phase = peer.state.phase
 
-    (end,) = peer.call(m.CallConnect(5, 6, 1, 0, 1, b"", "", 0, b""))
+    (end,) = peer.call(mailbox.CallConnect(5, 6, 1, 0, 1, b"", "", 0, b""))
 
     assert b"already called" in end.payload
     assert peer.state.phase == phase
@@ -256,8 +263,8 @@ def test_the_end_reaches_everybody_who_waits_and_everybody_who_comes_later(
 ) -> None:
     """Goal: lanes go, workers go, every call ends with the reason, and so does every later one."""
     peer = wired()
-    peer.call(m.CallTopology(0, 2, 0))
-    peer.call(m.CallPending(1, 3))
+    peer.call(mailbox.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallPending(1, 3))
 
     assert peer.feed(event) == [
         DropLink(1),
@@ -267,8 +274,8 @@ def test_the_end_reaches_everybody_who_waits_and_everybody_who_comes_later(
         Complete(0, 2, result, kind, text),
         Complete(1, 3, result, kind, text),
     ]
-    assert peer.call(m.CallPending(1, 4)) == [Complete(1, 4, result, kind, text)]
-    assert peer.call(m.CallLeave(2, 5)) == [Complete(2, 5, SUCCESS, PLAIN, b""), Stop()]
+    assert peer.call(mailbox.CallPending(1, 4)) == [Complete(1, 4, result, kind, text)]
+    assert peer.call(mailbox.CallLeave(2, 5)) == [Complete(2, 5, SUCCESS, PLAIN, b""), Stop()]
 
 
 def test_the_first_reason_wins() -> None:
@@ -285,15 +292,15 @@ def test_the_first_reason_wins() -> None:
 def test_a_cancel_after_the_end_completes_nothing_twice() -> None:
     """Goal: the call ended with the membership; Ctrl-C a moment later finds nothing to end."""
     peer = member()
-    peer.call(m.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallTopology(0, 2, 0))
     peer.feed(MasterDown("reset"))
 
-    assert peer.call(m.CallCancel(0, 2)) == []
+    assert peer.call(mailbox.CallCancel(0, 2)) == []
 
 
 def test_a_goodbye_is_said_before_hanging_up() -> None:
     """Goal: nobody has to wait for a timeout to learn that this peer left."""
-    actions = wired().call(m.CallLeave(7, 8))
+    actions = wired().call(mailbox.CallLeave(7, 8))
 
     assert actions == [
         SendMaster(m.Leave("close")),
@@ -320,7 +327,7 @@ def test_the_actor_ends_with_its_training_process(make: Any) -> None:
 def test_a_silent_master_ends_the_membership_in_time() -> None:
     """Goal: the agreed silence, which the master chose, and not a second less."""
     peer = member()
-    peer.call(m.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallTopology(0, 2, 0))
 
     assert peer.pass_time(9.9, master_beats=False) == []
     actions = peer.pass_time(0.2, master_beats=False)
@@ -350,11 +357,11 @@ def test_notices_reach_the_user() -> None:
 # --- The table --------------------------------------------------------------
 
 EVENTS: dict[type[Any], Any] = {
-    m.CallConnect: Called(connect()),
-    m.CallTopology: Called(m.CallTopology(5, 5, 0)),
-    m.CallPending: Called(m.CallPending(5, 5)),
-    m.CallCancel: Called(m.CallCancel(9, 9)),
-    m.CallLeave: Called(m.CallLeave(9, 9)),
+    mailbox.CallConnect: Called(connect()),
+    mailbox.CallTopology: Called(mailbox.CallTopology(5, 5, 0)),
+    mailbox.CallPending: Called(mailbox.CallPending(5, 5)),
+    mailbox.CallCancel: Called(mailbox.CallCancel(9, 9)),
+    mailbox.CallLeave: Called(mailbox.CallLeave(9, 9)),
     m.Registered: MasterSaid(m.Registered(2, RUN, 1000, 10000)),
     m.Wire: MasterSaid(wire(9, 3, 9, 1, 9)),
     m.Accepted: MasterSaid(m.Accepted(1, 1, 1, 1, 1, 1)),
@@ -364,8 +371,8 @@ EVENTS: dict[type[Any], Any] = {
     m.Kick: MasterSaid(m.Kick(4, "x")),
     m.Notice: MasterSaid(m.Notice(30, "x")),
     m.Beat: MasterSaid(m.Beat(1)),
-    m.CallReduce: Called(reduce(operation(5, 6))),
-    m.CallAwait: Called(m.CallAwait(9, 9)),
+    mailbox.CallReduce: Called(reduce(operation(5, 6))),
+    mailbox.CallAwait: Called(mailbox.CallAwait(9, 9)),
     m.Commence: MasterSaid(commence((7, 9))),
     m.AbortReduce: MasterSaid(m.AbortReduce(1, "x")),
     m.ReduceDone: MasterSaid(m.ReduceDone(2)),
@@ -375,6 +382,16 @@ EVENTS: dict[type[Any], Any] = {
     ReduceQuiet: ReduceQuiet(1),
     ReduceProgress: ReduceProgress(1, 5),
     Traffic: Traffic(1, 2),
+    mailbox.CallSync: Called(sync()),
+    mailbox.CallDescribe: Called(describe()),
+    m.AskLayout: MasterSaid(m.AskLayout(77)),
+    m.Serve: MasterSaid(m.Serve(77, 1)),
+    m.Fetch: MasterSaid(fetch(call=77)),
+    m.SourceGone: MasterSaid(m.SourceGone(77, 1, 3)),
+    m.SyncDone: MasterSaid(m.SyncDone(77, 1)),
+    StateFetched: StateFetched(1),
+    StateUnfetched: StateUnfetched(1, "x"),
+    TransferEnded: TransferEnded(1, 0, 0),
     AppGone: AppGone("x"),
     MasterUp: MasterUp(),
     MasterDown: MasterDown("x"),
@@ -422,7 +439,7 @@ def test_what_is_not_in_the_table_is_refused_ended_or_ignored(phase: str, kind: 
     actions = peer.feed(event)
 
     if isinstance(event, Called):
-        unanswered = kind in (m.CallCancel, m.CallAwait)
+        unanswered = kind in (mailbox.CallCancel, mailbox.CallAwait)
         assert [type(action) for action in actions] == ([] if unanswered else [Complete])
     elif isinstance(event, MasterSaid):
         assert peer.state.phase == ("gone" if phase in ("joining", "member") else phase)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     AbortOperation,
@@ -177,7 +178,7 @@ def test_close_is_answered_after_every_reduce() -> None:
     """Goal: a thread that waits for a reduce gets its completion, and only then does the actor end."""
     peer = reducing()
 
-    actions = peer.call(m.CallLeave(8, 80))
+    actions = peer.call(mailbox.CallLeave(8, 80))
 
     assert actions[0] == SendMaster(m.Leave("close"))
     assert ends(actions) == [(7, INVALID_USAGE, CANCELLED)]
@@ -191,7 +192,7 @@ def test_close_after_the_end_waits_for_quiet_too() -> None:
     peer = running(5)
     peer.hear(m.Kick(8, "straggler"))
 
-    assert peer.call(m.CallLeave(8, 80)) == []
+    assert peer.call(mailbox.CallLeave(8, 80)) == []
     assert ends(peer.feed(ReduceQuiet(1))) == [(5, 8, KICKED), (8, SUCCESS, PLAIN)]
 
 
@@ -200,11 +201,11 @@ def test_without_a_training_process_nobody_waits(closing: bool) -> None:
     """Goal: its memory went with it; the actor ends at once, also in the middle of a close()."""
     peer = running(5)
     if closing:
-        peer.call(m.CallLeave(8, 80))
+        peer.call(mailbox.CallLeave(8, 80))
 
     assert peer.feed(AppGone("killed"))[-1] == Stop()
 
 
 def test_a_membership_that_ends_with_nothing_under_way_ends_as_before() -> None:
     """Goal: no reduce, no wait."""
-    assert member().call(m.CallLeave(8, 80))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]
+    assert member().call(mailbox.CallLeave(8, 80))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     REDUCED,
@@ -116,14 +117,14 @@ def test_no_topology_vote_with_reduces_under_way() -> None:
     """Goal: what the contract calls PENDING_ASYNC_OPS, and are_peers_pending overlaps anything."""
     peer = initiated(5)
 
-    assert ends(peer.call(m.CallTopology(1, 1, 0))) == [(1, PENDING_ASYNC_OPS, PLAIN)]
-    assert told(peer.call(m.CallPending(2, 2)), m.VotePending)
+    assert ends(peer.call(mailbox.CallTopology(1, 1, 0))) == [(1, PENDING_ASYNC_OPS, PLAIN)]
+    assert told(peer.call(mailbox.CallPending(2, 2)), m.VotePending)
 
 
 def test_no_reduce_during_a_topology_vote() -> None:
     """Goal: another thread votes; each operation is told so."""
     peer = wired()
-    peer.call(m.CallTopology(1, 1, 0))
+    peer.call(mailbox.CallTopology(1, 1, 0))
 
     actions = peer.call(reduce(operation(5, 5), operation(6, 6)))
 
@@ -171,8 +172,8 @@ def test_giving_up_in_time() -> None:
     """Goal: the slot completes when the master confirms, not before; a second Ctrl-C changes nothing."""
     peer = initiated(5)
 
-    assert peer.call(m.CallCancel(5, 50)) == [SendMaster(m.WithdrawReduce(5))]
-    assert peer.call(m.CallCancel(5, 50)) == []
+    assert peer.call(mailbox.CallCancel(5, 50)) == [SendMaster(m.WithdrawReduce(5))]
+    assert peer.call(mailbox.CallCancel(5, 50)) == []
     assert peer.hear(verdict(5, 0, INVALID_USAGE, "given up")) == [
         Complete(5, 50, INVALID_USAGE, CANCELLED, b"given up")
     ]
@@ -181,7 +182,7 @@ def test_giving_up_in_time() -> None:
 def test_giving_up_too_late() -> None:
     """Goal: the order to commence crossed the withdrawal: others count on this peer, so it runs to its verdict."""
     peer = initiated(5)
-    peer.call(m.CallCancel(5, 50))
+    peer.call(mailbox.CallCancel(5, 50))
 
     assert peer.hear(commence((5, 1))) == [BeginOperation(1, operation(5, 5), 1, 3)]
     peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
@@ -191,23 +192,23 @@ def test_giving_up_too_late() -> None:
 @pytest.mark.parametrize("slot", [3, 4, 99])
 def test_giving_up_what_runs_or_is_unknown_does_nothing(slot: int) -> None:
     """Goal: tag 3 runs, tag 4 is voted, slot 99 is nobody's."""
-    assert reducing().call(m.CallCancel(slot, 10 * slot)) == []
+    assert reducing().call(mailbox.CallCancel(slot, 10 * slot)) == []
 
 
 def test_the_slots_sequence_tells_an_old_call_from_a_new_one() -> None:
     """Goal: a cancel that comes after its call has ended does not hit the next user of the slot."""
-    assert initiated(5).call(m.CallCancel(5, 49)) == []
+    assert initiated(5).call(mailbox.CallCancel(5, 49)) == []
 
 
 def test_awaiting_is_told_once_and_only_while_it_matters() -> None:
     """Goal: the master learns that a caller blocks while others are missing."""
     peer = initiated(5)
 
-    assert peer.call(m.CallAwait(5, 50)) == [SendMaster(m.Awaiting(5))]
-    assert peer.call(m.CallAwait(5, 50)) == []
+    assert peer.call(mailbox.CallAwait(5, 50)) == [SendMaster(m.Awaiting(5))]
+    assert peer.call(mailbox.CallAwait(5, 50)) == []
     peer.hear(commence((5, 1)))
-    assert peer.call(m.CallAwait(5, 50)) == []
-    assert peer.call(m.CallAwait(9, 90)) == []
+    assert peer.call(mailbox.CallAwait(5, 50)) == []
+    assert peer.call(mailbox.CallAwait(9, 90)) == []
 
 
 # --- Aborts -----------------------------------------------------------------

@@ -109,6 +109,20 @@ def test_populated_memory_is_touched_without_faults():
         del view
 
 
+def test_some_pages_can_be_populated_ahead_of_writing():
+    with Segment.create("pccl-test", 16 << 20) as segment:
+        view, pages = segment.view, range(4096, 8 << 20, 4096)
+        segment.mapping.populate(4097, (8 << 20) - 4097)
+        before = minor_faults()
+        for offset in pages:
+            view[offset] = 1
+
+        assert minor_faults() - before < len(pages) // 10
+        with pytest.raises(ValueError, match="do not lie in a mapping"):
+            segment.mapping.populate(16 << 20, 1)
+        del view
+
+
 def test_memory_is_unmapped_with_its_last_view():
     mapped = Path("/proc/self/maps")
     segment = Segment.create("pccl-lifetime", 4096)

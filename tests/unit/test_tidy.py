@@ -32,8 +32,10 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
-    *("wire", "messages", "records", "events", "actions", "operations", "door", "ring", "edge", "group", "roster"),
-    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state"),
+    *("wire", "messages", "mailbox", "records", "events", "actions", "operations", "door", "ring", "edge", "group"),
+    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_", "roster"),
+    *("layout", "sources", "election", "agreement", "syncing", "calls", "participation"),
+    *("description", "fetching", "state_link"),
     *("bandwidths", "exact_ring", "tournament", "weaver"),
 )
 IMPURE = {

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.framing import FrameError, FrameReader, frame
 from pccl._core.wire import (
@@ -43,6 +44,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x10, m.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
     (0x11, m.JoinLane(NONCE, RUN, 3, 4, 5, 6),
      f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
+    (0x12, m.JoinState(NONCE, RUN, 3, 4, 5),
+     f"{NONCE.hex()}{RUN.hex()}030000000000000004000000000000000500000000000000"),
     (0x20, m.VoteTopology(1, 2), "0100000002000000"),
     (0x21, m.VotePending(1), "01000000"),
     (0x22, m.Withdraw(1), "01000000"),
@@ -55,6 +58,10 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x29, m.Finished(1, False, "é2"), "0100000000000000000300c3a932"),
     (0x2A, m.Awaiting(1), "0100000000000000"),
     (0x2B, m.WithdrawReduce(1), "0100000000000000"),
+    (0x2C, m.VoteSync(1, 2, 1, True, 3, RUN, RUN),
+     f"010000000200000000000000010103000000{RUN.hex()}{RUN.hex()}"),
+    (0x2D, m.Layout(1, 2, 3, b"\x00\xff"), "010000000200000003000000020000ff"),
+    (0x2E, m.Fetched(1, 2, False, "é3"), "010000000200000000000000000300c3a933"),
     (0x30, m.Registered(1, RUN, 3, 4), f"0100000000000000{RUN.hex()}0300000004000000"),
     (0x31, m.Accepted(1, 2, 3, 4, 5, 6), "01000000000000000200000003000000040000000500000006000000"),
     (0x32, m.TopologyDone(1, 2, 3, 4, 5, 6, 7), "0100000002000000000000000300000004000000050000000600000007000000"),
@@ -69,21 +76,35 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x3A, m.ReduceDone(1), "0100000000000000"),
     (0x3B, m.ReduceFailed(1, 2, 8, "é3", 4, 5, 6, 7, 8, 9),
      "01000000000000000200000000000000080300c3a93304000000050000000600000007000000080000000900000000000000"),
-    (0x50, m.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
+    (0x3C, m.AskLayout(1), "01000000"),
+    (0x3D, m.Serve(1, 2), "010000000200000000000000"),
+    (0x3E, m.Fetch(1, 2, True, 3, RUN, b"\x00\xff"),
+     f"010000000200000000000000010300000000000000{RUN.hex()}020000ff"),
+    (0x3F, m.SourceGone(1, 2, 3), "0100000002000000000000000300000000000000"),
+    (0x40, m.SyncDone(1, 2), "010000000200000000000000"),
+    (0x50, mailbox.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
      "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
-    (0x51, m.CallTopology(1, 2, 3), "010000000200000003000000"),
-    (0x52, m.CallPending(1, 2), "0100000002000000"),
-    (0x53, m.CallCancel(1, 2), "0100000002000000"),
-    (0x54, m.CallLeave(1, 2), "0100000002000000"),
-    (0x55, m.CallReduce(b"\x00\xff"), "020000ff"),
-    (0x56, m.CallAwait(1, 2), "0100000002000000"),
-    (0x57, m.CallShare(1, 2), "010000000200000000000000"),
-    (0x58, m.CallUnshare(1), "01000000"),
-    (0x60, m.Attach(1), "0100000000000000"),
-    (0x61, m.Detach(1), "0100000000000000"),
-    (0x62, m.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
-    (0x63, m.MapSegment(1, 2), "010000000200000000000000"),
-    (0x64, m.UnmapSegment(1), "01000000"),
+    (0x51, mailbox.CallTopology(1, 2, 3), "010000000200000003000000"),
+    (0x52, mailbox.CallPending(1, 2), "0100000002000000"),
+    (0x53, mailbox.CallCancel(1, 2), "0100000002000000"),
+    (0x54, mailbox.CallLeave(1, 2), "0100000002000000"),
+    (0x55, mailbox.CallReduce(b"\x00\xff"), "020000ff"),
+    (0x56, mailbox.CallAwait(1, 2), "0100000002000000"),
+    (0x57, mailbox.CallShare(1, 2), "010000000200000000000000"),
+    (0x58, mailbox.CallUnshare(1), "01000000"),
+    (0x59, mailbox.CallSync(1, 2, 3, 2, 4, RUN, RUN, True),
+     f"010000000200000003000000000000000204000000{RUN.hex()}{RUN.hex()}01"),
+    (0x5A, mailbox.CallDescribe(1, 2, 3, 4, 5), "010000000200000003000000040000000000000005000000"),
+    (0x60, mailbox.Attach(1), "0100000000000000"),
+    (0x61, mailbox.Detach(1), "0100000000000000"),
+    (0x62, mailbox.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
+    (0x63, mailbox.MapSegment(1, 2), "010000000200000000000000"),
+    (0x64, mailbox.UnmapSegment(1), "01000000"),
+    (0x65, mailbox.FetchTable(), ""),
+    (0x66, mailbox.FetchUnits(b"\x00\xff"), "020000ff"),
+    (0x67, mailbox.TableFetched(1), "0100000000000000"),
+    (0x68, mailbox.UnitsMoved(1, 2), "010000000200000000000000"),
+    (0x69, mailbox.StateLinkEnded(True, "é1"), "010300c3a931"),
 ]
 # fmt: on
 
@@ -184,7 +205,7 @@ def test_long_reasons_are_cut_between_characters() -> None:
 def test_an_oversized_blob_is_our_own_mistake() -> None:
     """Goal: data is never cut silently."""
     with pytest.raises(ValueError, match="the wire takes 8192"):
-        encode(m.CallConnect(1, 1, 1, 0, 1, bytes(BLOB_BYTES_MAX + 1), "", 0, b""))
+        encode(mailbox.CallConnect(1, 1, 1, 0, 1, bytes(BLOB_BYTES_MAX + 1), "", 0, b""))
 
 
 def test_an_opcode_belongs_to_one_message() -> None:
@@ -205,9 +226,9 @@ def test_every_wire_type_is_known() -> None:
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: what a stranger may say is no more than what the door understands."""
     assert set(m.AT_MASTER_DOOR) == {0x01, 0x10}
-    assert set(m.AT_PEER_DOOR) == {0x01, 0x11}
+    assert set(m.AT_PEER_DOOR) == {0x01, 0x11, 0x12}
     assert all(0x20 <= opcode < 0x30 for opcode in m.TO_MASTER)
-    assert all(0x27 <= opcode < 0x40 for opcode in m.TO_PEER)
+    assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 
 
 # --- Mutated frames ---------------------------------------------------------

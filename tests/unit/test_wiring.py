@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     DEBUG,
@@ -283,7 +284,7 @@ def test_late_news_of_a_dropped_lane_is_no_news() -> None:
 def test_an_order_that_no_honest_master_gives_ends_the_membership(order: m.Wire) -> None:
     """Goal: bad input is refused before anything is built from it."""
     peer = member()
-    peer.call(m.CallTopology(0, 2, 0))
+    peer.call(mailbox.CallTopology(0, 2, 0))
 
     actions = peer.hear(order)
 

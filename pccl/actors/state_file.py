@@ -1,0 +1,185 @@
+"""The file in which a master keeps what must outlive it: the run's name, the next peer's, and what groups agreed on.
+
+One JSON object with a checksum over its body. A new version is written beside the old one, brought to the disk, and
+only then put in its place: whatever happens, the file is one whole version or the other. The master that uses a file
+holds a lock on it, so that no second one writes over what the first has promised.
+
+A file that is not as we wrote it is never taken for none. Starting afresh would let a run fall back to any state at
+all; that is for a person to decide, by moving the file away. No decision about the run is made in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = "pccl master state"
+VERSION = 1
+FILE_BYTES_MAX = 64 << 20  # several times what 65,536 groups take
+LOCK_ATTEMPTS_MAX = 8  # the file may be replaced while it is being locked, but hardly so often
+_GROUP_FIELDS = {"epoch", "revision", "content", "layout"}
+
+
+class StateFileError(ValueError):
+    """The file cannot be used: which one, why, and what to do about it."""
+
+
+class StateFile:
+    """One master's file, locked from `load` to `close`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)  # a link stays a link, its target is replaced
+        self._lock: int | None = None  # the descriptor of the version that is in place
+
+    def load(self) -> dict[str, Any] | None:
+        """What was saved last; None if there is no file yet. StateFileError if there is one that cannot be trusted."""
+        data = b""
+        try:
+            self._lock = self._open_locked()
+            while len(data) <= FILE_BYTES_MAX and (part := os.read(self._lock, 1 << 20)):
+                data += part
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.close()
+            raise StateFileError(f"state file {self.path}: {error.strerror}") from None
+        try:
+            return _parse(data)
+        except ValueError as error:
+            self.close()
+            raise StateFileError(
+                f"state file {self.path} {error}. Nothing was changed. Put back a copy that is whole, or, to start a "
+                "run that knows nothing of the old one, move the file away"
+            ) from None
+
+    def save(self, snapshot: dict[str, Any]) -> None:
+        """Put a new version in place of the old one. OSError if that is impossible; then the old one stays."""
+        fresh = f"{self.path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)  # of a master that was killed while it wrote
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock_or_fail(fd)
+            data = memoryview(_render(snapshot))
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+            if self._lock is None:
+                os.link(fresh, self.path)  # fails if another master was faster
+                os.unlink(fresh)
+            else:
+                os.rename(fresh, self.path)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(fresh)
+            raise
+        self.close()
+        self._lock = fd
+        folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """Let go of the file; harmless when done before."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _open_locked(self) -> int:
+        """The version that is in place, locked. A writer may replace it in between, so it is looked at again."""
+        for _ in range(LOCK_ATTEMPTS_MAX):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._lock_or_fail(fd)
+                if os.path.samestat(os.fstat(fd), os.stat(self.path)):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+        raise StateFileError(f"state file {self.path} changes all the time: another master writes it")
+
+    def _lock_or_fail(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise StateFileError(
+                f"state file {self.path} is in use by another master: stop that one, or give each run a file of its own"
+            ) from None
+
+
+def _render(snapshot: dict[str, Any]) -> bytes:
+    state = json.loads(json.dumps(snapshot))  # as it will be read: every key is text
+    whole = {"format": FORMAT, "version": VERSION, "checksum": _checksum(state), "state": state}
+    return (json.dumps(whole, sort_keys=True) + "\n").encode()
+
+
+def _checksum(state: Any) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """The snapshot in these bytes. ValueError says what is wrong with them, as the end of a sentence."""
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"has more than {FILE_BYTES_MAX} bytes: that is none of ours")
+    try:
+        whole = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("is empty" if not data else "is damaged or cut off: it does not parse as JSON") from None
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        raise ValueError("was not written by a pccl master")
+    if whole.get("version") != VERSION:
+        raise ValueError(f"has version {whole.get('version')!r}, this pccl reads version {VERSION}")
+    snapshot: Any = whole.get("state")
+    if whole.get("checksum") != _checksum(snapshot):
+        raise ValueError("is damaged: its checksum does not match")
+    if not _is_snapshot(snapshot):
+        raise ValueError("is damaged: a part is missing or out of range")
+    return snapshot  # type: ignore[no-any-return]
+
+
+def _is_snapshot(value: Any) -> bool:
+    """Whether everything is there that `MasterState.restore` relies on."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"run", "next_id", "round", "groups"}
+        and _is_hex(value["run"])
+        and _is_number(value["next_id"], 1, 1 << 63)
+        and _is_number(value["round"], 0, 1 << 63)
+        and isinstance(value["groups"], dict)
+        and all(number.isdecimal() and _is_number(int(number), 0, 1 << 32) for number in value["groups"])
+        and all(_is_group(group) for group in value["groups"].values())
+    )
+
+
+def _is_group(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == _GROUP_FIELDS
+        and _is_number(value["epoch"], 0, 1 << 32)
+        and _is_number(value["revision"], 0, 1 << 64)
+        and _is_hex(value["content"])
+        and _is_hex(value["layout"])
+    )
+
+
+def _is_number(value: Any, low: int, end: int) -> bool:
+    return type(value) is int and low <= value < end
+
+
+def _is_hex(value: Any) -> bool:
+    """A name or a digest: sixteen bytes."""
+    return isinstance(value, str) and len(value) == 32 and all(letter in "0123456789abcdef" for letter in value)

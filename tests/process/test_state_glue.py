@@ -1,0 +1,113 @@
+"""The whole way of a state, from mailbox to mailbox: real actors, a real master, and training processes by hand."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pccl import Communicator
+from pccl._core.description import Description, Row, pack_description
+from pccl._core.digest import block_digests, digest_of_blocks
+from pccl._core.events import SYNCED
+from pccl._core.mailbox import CallDescribe, CallSync
+from pccl.memory.segments import Segment
+from pccl.memory.window import Window
+from pccl.outcomes import KIND_DESCRIBE, SUCCESS, split
+
+from .helpers import BOUND, crew_of, running_master, together
+
+MIB = 1 << 20
+DESCRIPTION, WINDOW, TENSOR = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # numbers that no arena gives out here
+
+
+class Trainee:
+    """A training process that synchronises two tensors: one in a segment, one that only it can touch."""
+
+    def __init__(self, communicator: Communicator, fill: int) -> None:
+        self._communicator = communicator
+        self._segment = Segment.create("pccl-tensor", 5 * MIB)
+        self.shared = np.frombuffer(self._segment.view, np.uint8)
+        self.private = np.zeros(3 * MIB + 7, np.uint8)
+        self.shared[:] = fill
+        self.private[:] = fill
+        self.window = Window.create()
+
+    def _describe(self) -> bytes:
+        rows = []
+        for name, tensor, segment in (("private", self.private, 0), ("shared", self.shared, TENSOR)):
+            blocks = block_digests(tensor.ctypes.data, tensor.nbytes, 1)
+            rows.append(Row(name, 0, False, tensor.nbytes, digest_of_blocks(blocks, tensor.nbytes), segment, 0, blocks))
+        return pack_description(rows)
+
+    def sync(self, revision: int) -> tuple[int, int, int]:
+        """Revision, bytes sent and received."""
+        actor: Any = self._communicator._actor
+        data = self._describe()
+        own = Description(data)
+        slot = actor.acquire("sync")
+        layout, content = own.layout_digest(), own.content_digest()
+        actor.post("sync", CallSync(slot.index, slot.sequence, revision, 0, 2, layout, content))
+        outcome, payload = self._wait(actor, slot)
+        if split(outcome)[1] == KIND_DESCRIBE:
+            with Segment.create("pccl-description", len(data)) as description:
+                description.view[:] = data
+                assert self.window.segment is not None
+                numbered = {DESCRIPTION: description, WINDOW: self.window.segment, TENSOR: self._segment}
+                actor.share("sync", numbered, lambda number: (numbered[number].fd, numbered[number].size))
+                slot = actor.acquire("sync")
+                call = CallDescribe(slot.index, slot.sequence, DESCRIPTION, len(data), WINDOW)
+                actor.post("sync", call)
+                outcome, payload = self._wait(actor, slot)
+                actor.unshare(DESCRIPTION)
+        assert split(outcome)[0] == SUCCESS, payload
+        return SYNCED.unpack(payload)
+
+    def _wait(self, actor: Any, slot: Any) -> tuple[int, bytes]:
+        deadline = threading.Event()
+        timer = threading.Timer(BOUND, deadline.set)
+        timer.start()
+        try:
+            while not slot.done:
+                assert not deadline.is_set(), "the call does not end"
+                self.window.serve(self._copy_in, self._copy_out, 10_000_000)
+            return actor.take(slot)  # type: ignore[no-any-return]
+        finally:
+            timer.cancel()
+
+    def _copy_in(self, key: int, begin: int, view: memoryview) -> None:
+        assert key == 0
+        self.private[begin : begin + len(view)] = view
+
+    def _copy_out(self, key: int, begin: int, view: memoryview) -> None:
+        assert key == 0
+        view[:] = memoryview(self.private)[begin : begin + len(view)]
+
+    def close(self) -> None:
+        del self.shared
+        self._segment.close()
+        self.window.close()
+
+
+def test_states_meet_over_a_real_run() -> None:
+    """Goal: a veteran and two of its kind win over a newcomer, whose both tensors arrive; then nothing moves."""
+    nbytes = 8 * MIB + 7
+    with running_master() as master, crew_of(master.address) as crew:
+        for _ in range(3):
+            crew.newcomer(lanes=2)
+        crew.admit(*crew)
+        trainees = [Trainee(member, fill) for member, fill in zip(crew, (5, 5, 9), strict=True)]
+        try:
+            results = together(*(partial(trainee.sync, 4 - (trainee is trainees[2])) for trainee in trainees))
+            assert [result[0] for result in results] == [4, 4, 4]
+            assert results[2][2] == nbytes
+            assert results[0][1] + results[1][1] == nbytes
+            for trainee in trainees:
+                assert (trainee.shared == 5).all()
+                assert (trainee.private == 5).all()
+            assert together(*(partial(trainee.sync, 5) for trainee in trainees)) == [(5, 0, 0)] * 3
+        finally:
+            for trainee in trainees:
+                trainee.close()

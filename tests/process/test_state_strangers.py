@@ -1,0 +1,240 @@
+"""Whoever lies on a state link, asking or answering, loses that link, hears or causes a reason, and harms nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from pccl._core.description import Description, pack_description
+from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
+from pccl._core.door import Admit, Caller, Door, Say
+from pccl._core.events import StateFetched, StateUnfetched
+from pccl._core.framing import FrameReader
+from pccl._core.messages import AT_PEER_DOOR, JoinState
+from pccl._core.sources import Source
+from pccl._core.state_link import ANSWER, ASK_TABLE, MAGIC, REQUEST, UNIT, Request, pack_answer, pack_request
+from pccl._core.wire import WIRE_VERSION, decode
+from pccl.actors.transfers import HOLD_NS
+from pccl.records import replace
+
+from .guest import Guest, framed
+from .helpers import BOUND, eventually
+from .state_peers import RUN, TOKEN, StatePeer, peers_with
+
+MIB = 1 << 20
+STATE, STALE = {"a": Random(1).randbytes(8 * MIB)}, {"a": bytes(8 * MIB)}
+
+
+# ---------------------------------------------------------------------------------------------- who asks
+
+
+@pytest.fixture
+def source() -> Iterator[StatePeer]:
+    """A source that serves round 1, and must still do so at the end."""
+    with peers_with(STATE, STALE) as (peer, sink):
+        content = peer.serve().content_digest()
+        yield peer
+        sink.fetch(content, peer)
+        assert sink.hear() == StateFetched(1)
+        eventually(lambda: len(peer.workers()) == 1, "nobody else is served any more")
+
+
+def guest_at(source: StatePeer, token: bytes = TOKEN) -> Guest:
+    return Guest(f"127.0.0.1:{source.port}", token)
+
+
+def joined(source: StatePeer) -> Guest:
+    guest = guest_at(source)
+    guest.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+    return guest
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"run": bytes(16)}, "another peer, or another run"),
+        ({"source": 7}, "another peer, or another run"),
+        ({"round": 2}, "round 2 is not served here"),
+    ],
+)
+def test_a_hello_for_something_else_is_refused(source: StatePeer, change: dict[str, object], reason: str) -> None:
+    with guest_at(source) as guest, pytest.raises(PermissionError, match=reason):
+        guest.knock(lambda proof: replace(JoinState(proof, RUN, 1, source.peer, 9), **change))
+
+
+def test_without_the_token_there_is_nothing_to_fetch(source: StatePeer) -> None:
+    with guest_at(source, b"guessed") as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        guest.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+
+
+def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
+    caller = Caller(TOKEN, os.urandom(32), lambda proof: JoinState(proof, RUN, 2, source.peer, 9))
+    with guest_at(source) as guest:
+        guest.say(caller.opening())
+        hello = caller.received(guest.hear(object))
+        began = time.monotonic()
+        guest.send(framed(hello) + bytes(100))
+        assert guest.is_turned_away()
+        assert time.monotonic() - began < HOLD_NS / 2e9
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(Random(3).randbytes(REQUEST.size), id="noise"),
+        pytest.param(struct.pack("<IIIII", MAGIC, 9, 0, 0, 1), id="a kind that is none"),
+        pytest.param(pack_request(Request(UNIT, 1, 0, 1)), id="a key that is none"),
+        pytest.param(pack_request(Request(UNIT, 0, 31, 2)), id="beyond the end"),
+        pytest.param(pack_request(Request(UNIT, 0, 0, 17)), id="more than a unit"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data: bytes) -> None:
+    with joined(source) as guest:
+        guest.send(data)
+        assert guest.is_turned_away()
+
+
+def test_half_a_request_keeps_nobody(source: StatePeer) -> None:
+    with joined(source) as guest:
+        guest.send(pack_request(ASK_TABLE)[:7])
+        eventually(source.workers, "it is served")
+
+
+def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
+    """Goal: a link that takes no byte for the stall limit is closed, whatever was asked for on it."""
+    with joined(source) as guest:
+        guest.send(pack_request(Request(UNIT, 0, 0, 16)) * 100)
+        worker = source.worker()
+        eventually(
+            lambda: not worker.is_running() or worker.pid not in {one.pid for one in source.workers()}, "it ends"
+        )
+
+
+# ---------------------------------------------------------------------------------------------- who answers
+
+
+class Liar:
+    """A source by hand: opens its door as it should, and then does what the test says."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(BOUND)
+        self.source = Source(7, "127.0.0.1", self._listener.getsockname()[1])
+        self.calls = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self.calls += 1
+                with sock, contextlib.suppress(OSError):
+                    sock.settimeout(BOUND)
+                    self._open_door(sock)
+                    self._answer(sock)
+                    while sock.recv(65536):
+                        pass
+
+    def _open_door(self, sock: socket.socket) -> None:
+        door = Door(TOKEN, JoinState, lambda: os.urandom(32), 10**12, 8)
+        door.arrived(1, "here", 0)
+        reader = FrameReader(AT_PEER_DOOR, WIRE_VERSION)
+        while 1 in door:
+            for opcode, body in reader.feed(sock.recv(65536)):
+                for action in door.received(1, decode(opcode, body)):
+                    assert isinstance(action, Say | Admit)
+                    sock.sendall(framed(action.message if isinstance(action, Say) else action.welcome))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(BOUND)
+        assert not self._thread.is_alive()
+
+
+def description_of(state: dict[str, bytes], peer: StatePeer) -> Description:
+    """What an honest peer of that state says."""
+    return Description(Description(pack_description([peer._row(name) for name in sorted(state)])).table())
+
+
+TABLE_HEADER = ANSWER.pack(MAGIC, 1, 0, 0, 0, 1 << 40)
+
+
+def table_answer(table: bytes) -> bytes:
+    return pack_answer(ASK_TABLE, len(table)) + table
+
+
+@pytest.mark.parametrize(
+    ("distort_table", "distort_unit", "reason"),
+    [
+        pytest.param(lambda _: b"", None, "closed by the other side", id="hangs up"),
+        pytest.param(lambda _: Random(3).randbytes(100), None, "something else than it was asked for", id="noise"),
+        pytest.param(lambda _: TABLE_HEADER, None, "announced 1099511627776 bytes, where", id="a huge table"),
+        pytest.param(lambda table: table_answer(table[:-1]), None, "bytes, where", id="a short table"),
+        pytest.param(lambda table: table_answer(bytes(len(table))), None, "cannot be read", id="zeros"),
+        pytest.param(lambda table: table_answer(table)[:-1], None, "closed by the other side", id="half a table"),
+        pytest.param(lambda table: table_answer(table[:-8] + bytes(8)), None, "do not add up", id="wrong digests"),
+        pytest.param(None, lambda unit: unit[:-1] + b"!", "is not what its table says", id="a flipped byte"),
+        pytest.param(None, lambda unit: b"?" + unit, "something else than it was asked for", id="a byte too many"),
+        pytest.param(None, lambda unit: unit[: MIB // 2], "closed by the other side", id="half a unit"),
+        pytest.param(None, lambda _: TABLE_HEADER, "something else than it was asked for", id="a table again"),
+    ],
+)
+def test_a_source_that_lies_is_left(
+    distort_table: Callable[[bytes], bytes] | None, distort_unit: Callable[[bytes], bytes] | None, reason: str
+) -> None:
+    """Goal: the link ends with the reason, the source is not called for ever, and an honest one gives everything."""
+    with peers_with(STATE, STALE) as (honest, sink):
+        content = honest.serve().content_digest()
+        table = pack_description(description_of(STATE, honest).rows)
+        blocks = STATE["a"][: 16 * BLOCK]
+        unit = pack_answer(Request(UNIT, 0, 0, 16), len(blocks)) + blocks
+
+        def lie(sock: socket.socket) -> None:
+            while request := sock.recv(REQUEST.size, socket.MSG_WAITALL):
+                asked_for_table = request == pack_request(ASK_TABLE)
+                distort = distort_table if asked_for_table else distort_unit
+                if distort is not None:
+                    sock.sendall(distort(table if asked_for_table else unit))
+                    sock.shutdown(socket.SHUT_WR)
+                    return
+                sock.sendall(table_answer(table) if asked_for_table else unit)
+
+        liar = Liar(lie)
+        try:
+            sink.fetch(content, sources=(liar.source,))
+            failed = sink.hear()
+            assert isinstance(failed, StateUnfetched)
+            assert "peer 7: " in failed.reason
+            assert reason in failed.reason
+            assert liar.calls <= 4
+            sink.end()
+            sink.fetch(content, sources=(liar.source, honest.source))
+            assert sink.hear() == StateFetched(1)
+            assert sink.tensors["a"].tobytes() == STATE["a"]
+        finally:
+            liar.close()
+
+
+def test_what_nobody_asked_for_ends_the_link() -> None:
+    with peers_with(STATE, STALE) as (honest, sink):
+        content = honest.serve().content_digest()
+        table = table_answer(pack_description(description_of(STATE, honest).rows))
+        liar = Liar(lambda sock: sock.sendall(table + table))
+        try:
+            sink.fetch(content, sources=(liar.source,))
+            failed = sink.hear()
+            assert isinstance(failed, StateUnfetched)
+            assert "nobody asked for" in failed.reason or "something else" in failed.reason
+        finally:
+            liar.close()
