@@ -97,6 +97,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
+	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

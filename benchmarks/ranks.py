@@ -33,6 +33,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    Start = Callable[..., subprocess.Popen[str]]
+
 LEAD_NS = 1_000_000  # from the last arrival to the start: time for every sleeping rank to notice
 LOOK_SECONDS = 50e-6  # how often a rank that waits looks: far below the lead, far above a look's cost
 MEET_SECONDS_MAX = 120  # a rank that does not come in this time has died or hangs
@@ -97,7 +99,14 @@ class Meeting:
             time.sleep(LOOK_SECONDS)
 
 
-def run_ranks(module: str, plan: dict[str, Any], world: int, **environment: str) -> Generator[list[Any], None, None]:
+def start_here(_rank: int, command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a rank's process, with options of Popen."""
+    return subprocess.Popen(command, **options)
+
+
+def run_ranks(
+    module: str, plan: dict[str, Any], world: int, *, start: Start = start_here, **environment: str
+) -> Generator[list[Any], None, None]:
     """Start the ranks; yields what all of them say, a line of each at a time. They have ended when this has."""
     page = os.memfd_create("pccl-bench-meeting")
     ranks: list[subprocess.Popen[str]] = []
@@ -107,7 +116,7 @@ def run_ranks(module: str, plan: dict[str, Any], world: int, **environment: str)
             seat = json.dumps({**plan, "rank": rank, "world": world, "page": page})
             command = [sys.executable, "-m", module, "--rank", seat]
             variables = {**os.environ, **environment}
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=[page], env=variables))
+            ranks.append(start(rank, command, stdout=subprocess.PIPE, text=True, pass_fds=[page], env=variables))
         pipes = [rank.stdout for rank in ranks if rank.stdout is not None]
         while all(lines := [pipe.readline() for pipe in pipes]):
             yield [json.loads(line) for line in lines]

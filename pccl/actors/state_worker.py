@@ -131,10 +131,11 @@ class ServeWorker(StateWorker):
         stall_ns: int,
         *,
         table: bytes,
+        lanes: int,
     ) -> None:
         super().__init__(mailbox, connection, own, memory, stall_ns)
         self._table = table
-        suit(connection)
+        suit(connection, lanes)
 
     def _work(self) -> None:
         unread = b""

@@ -324,7 +324,7 @@ class Transfers:
             transfer.memory.owner = owner
             common = (mailbox, sock, transfer.own, transfer.memory, identity.stall_ns)
             if kind == "serve":
-                ServeWorker(*common, table=transfer.table).serve()
+                ServeWorker(*common, table=transfer.table, lanes=identity.lanes).serve()
             else:
                 FetchWorker(*common, table_bytes=len(transfer.table)).serve()
 

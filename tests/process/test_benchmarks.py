@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import box, wan
 from benchmarks.throttling import reason_against
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
@@ -93,3 +95,28 @@ def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:
         assert all(row["share"] > 0 for row in by_simd.values())
     assert "1000 of 400 B" in numbers["states"]
     assert "float32 tensor of 4 MiB" in table
+
+
+@pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
+def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
+    """Goal: every contender reduces rightly over a link with a delay, and none is faster than the link."""
+    extent = ("--round-trips", "10", "--pools", "8", "--size", "2M", "--rounds", "1", "--idle", "0.1")
+    only = ("--only", "connections", "at once", *(["gloo"] if importlib.util.find_spec("torch") else []))
+    table, numbers = run("wan", tmp_path, *extent, *only, "--folder", str(tmp_path))
+
+    assert [row["name"] for row in numbers["experiments"]["connections"]] == ["pool of 8"]
+    assert [row["name"] for row in numbers["experiments"]["at once"]] == ["one striped", "8 at once"]
+    for rows in numbers["experiments"].values():
+        assert all(0 < row["idle_share"] < 1 and 0 < row["warm_share"] < 1 for row in rows)
+    assert "the emulator itself carries" in table
+    assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_who_is_not_root_is_told_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["wan", "--quick"])
+
+    assert wan.main() == 2
+    assert capsys.readouterr().err == "wan: a box needs root, for namespaces and devices in them\n"

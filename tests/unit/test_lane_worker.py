@@ -12,7 +12,8 @@ import pytest
 
 from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
-from pccl.actors.lane_worker import LaneWorker
+from pccl.actors import lane_worker
+from pccl.actors.lane_worker import LaneWorker, suit
 from pccl.values import DataType
 
 from .loopback import PATIENCE, SEND, Member, connect, eventually, operation, read_frame
@@ -103,3 +104,29 @@ def test_the_end_of_a_connection_is_reported_with_its_number(hired: Hired) -> No
             eventually(lambda number=link: hired.worker._link == number)
             far.close()
             assert unpack(hired.mailbox.recv(4096)) == LinkEnded(link, "closed by the other side")
+
+
+def test_a_local_connection_has_little_in_flight_and_no_pacing() -> None:
+    near, far = connect()
+    with near, far:
+        assert not suit(near, lanes=1)
+        assert near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * lane_worker.HOST_BUFFER_BYTES
+        assert near.getsockopt(socket.IPPROTO_TCP, lane_worker.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_MAX
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_a_far_connection_has_a_small_backlog(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    """Goal: the same at any size of pool, but a small pool is never given less room than the kernel would."""
+    monkeypatch.setattr(lane_worker, "ROUND_TRIP_WAN_US", 0)  # so that loopback is far
+    near, far = connect()
+    with near, far:
+        assert suit(near, lanes)
+        assert near.getsockopt(socket.IPPROTO_TCP, lane_worker.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_FAR
+        room = near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert room == 2 * lane_worker.HOST_BUFFER_BYTES or (lanes == 1 and room > grown_bytes_max())
+
+
+def grown_bytes_max() -> int:
+    """What the kernel grows a buffer to by itself."""
+    with open("/proc/sys/net/ipv4/tcp_wmem") as file:
+        return int(file.read().split()[2])
