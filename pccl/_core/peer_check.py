@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .events import TOPOLOGY
+from .events import OPTIMIZE, TOPOLOGY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ def check_peer(peer: Any) -> None:
     syncing.check(phase == "member")
     busy = reductions.tags or syncing.sync is not None
     assert phase in ("member", "gone") or not busy, f"reduces or a sync while {phase}"
-    assert TOPOLOGY not in peer.calls.open or not busy, f"in {TOPOLOGY} with reduces or a sync under way"
+    votes = peer.calls.open.keys() & {TOPOLOGY, OPTIMIZE}
+    assert not votes or not busy, f"in {votes} with reduces or a sync under way"
+    assert len(votes) < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
+    assert phase == "member" or peer.probe is None, f"measures an edge while {phase}"
     assert not reductions.tags or syncing.sync is None, "a sync beside reduces"
     assert not peer.leaving or (phase == "gone" and busy), "close() was not answered"
     peer.calls.check()

@@ -29,7 +29,7 @@ FAULTS = (
 )
 
 # What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
-STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "anything")
+STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "optimize", "anything")
 
 
 @record
@@ -85,6 +85,9 @@ def draw(seed: int) -> Plan:
         vote_timeout=deadlock + 3 * interval + 0.5 if random.random() < (0.7 if nap else 0.2) else 0.0,
         deadlock_timeout=deadlock,
         stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
+        probe_time=random.choice((0.05, 0.3)),
+        probe_rounds=random.choice((1, 3, 30)),
+        rates_expiry=random.choice((0.5, 5.0, 600.0)),
         check=True,
     )
     present = [fault for fault in FAULTS if random.random() < 0.5]
@@ -96,7 +99,7 @@ def draw(seed: int) -> Plan:
         delay_ms=(random.choice((0, slowest_ms // 2)), slowest_ms),
         think_ms=(0, random.choice((1, 50, 500))),
         nap=nap,
-        styles=("train",) if random.random() < 0.4 else tuple(random.sample(STYLES, random.randint(1, len(STYLES)))),
+        styles=draw_styles(random),
         mistake=random.choice((0.0, 0.0, 0.1)),
         tags=random.randint(1, 3),
         work_ms=random.choice((10, 200, 1500)),
@@ -114,6 +117,14 @@ def draw(seed: int) -> Plan:
         bytes=random.random() < 0.3,
         options=options,
     )
+
+
+def draw_styles(random: Random) -> tuple[str, ...]:
+    """Often all programs do the same, because calls that never meet are soon explained, and then nothing happens."""
+    chance = random.random()
+    if chance < 0.5:
+        return ("train",) if chance < 0.35 else ("optimize",)
+    return tuple(random.sample(STYLES, random.randint(1, len(STYLES))))
 
 
 def describe(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
-from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
+from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
 from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .world import World
 
 CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
-REDUCE = "all_reduce"
+REDUCE, OPTIMIZE = "all_reduce", "optimize_topology"
 SUCCESS, INVALID_USAGE = 0, 4
 
 
@@ -41,6 +41,7 @@ class Program:
         self.killed = False
         self.closed = False  # close() returned
         self.reducing = Reducing(self)
+        self._optimizes_next = False
         self._reduces_next = True  # a training step reduces, asks whether somebody waits, and so on
         self._sequence = 0
         self._wanted = 0  # wait_for_world_size goes on until its group has so many
@@ -69,6 +70,8 @@ class Program:
         if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
             self._count(NUMBERS.unpack(action.payload))
             self._reduces_next = True
+        elif action.result == SUCCESS and name == OPTIMIZE:
+            self._count_again(NUMBERS.unpack(action.payload))
         if action.result == PENDING_ASYNC_OPS and action.slot == 0 and self.reducing.in_flight:
             self.reducing.block()
         elif action.slot == 0:  # the main thread; what a second thread learns is its own affair
@@ -117,6 +120,13 @@ class Program:
         self.counted_ns = self.world.clock.now_ns
         self.world.counted = True
 
+    def _count_again(self, numbers: tuple[int, ...]) -> None:
+        """An optimisation admits nobody: the same round, at most with fewer members."""
+        assert self.numbers is not None
+        assert numbers[:2] == self.numbers[:2], f"{numbers} after {self.numbers}"
+        assert numbers[2] >= self.numbers[2], f"epoch {numbers[2]} after {self.numbers}"
+        assert numbers[3] <= self.numbers[3], f"{numbers} after {self.numbers}"
+
     def finish(self) -> None:
         """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
         if self.over or self.ending:
@@ -163,6 +173,8 @@ class Program:
             self._train()
         elif style == "ask_then_update":
             self._post(PENDING, CallPending)
+        elif style == "optimize":
+            self._optimize()
         elif style == "wait_for_world":
             self._wait_for_world(given_up)
         else:
@@ -170,7 +182,8 @@ class Program:
         if world.chance(plan.patience):
             self._give_up_later()
         if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
-            self._post(*world.random.choice(((PENDING, CallPending), (TOPOLOGY, CallTopology, 0))), slot=1)
+            calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
+            self._post(*world.random.choice(calls), slot=1)
 
     def _train(self) -> None:
         if self._reduces_next:
@@ -178,6 +191,14 @@ class Program:
         else:
             self._post(PENDING, CallPending)
         self._reduces_next = not self._reduces_next
+
+    def _optimize(self) -> None:
+        """Take everybody in, look for a better ring, reduce over it, and so on: all programs of this style in step."""
+        self._optimizes_next = not self._optimizes_next
+        if self._optimizes_next:
+            self._post(OPTIMIZE, CallOptimize)
+        else:
+            self._post(TOPOLOGY, CallTopology, 0)
 
     def _wait_for_world(self, given_up: bool) -> None:
         """Until the group is large enough or the caller's patience is at its end."""
@@ -190,7 +211,7 @@ class Program:
             self._give_up_later()
 
     def _do_anything(self) -> None:
-        choice = self.world.random.randrange(6)
+        choice = self.world.random.randrange(7)
         if choice == 0:
             self._post(PENDING, CallPending)
         elif choice == 1:
@@ -200,6 +221,8 @@ class Program:
         elif choice == 3 and len(self.reducing.in_flight) < 4:  # launched, and awaited some other time
             self.reducing.launch([self.world.random.randrange(4)], blocking=False)
             self._plan_step()
+        elif choice == 4:
+            self._post(OPTIMIZE, CallOptimize)
         else:
             self._post(TOPOLOGY, CallTopology, 0)
 

@@ -36,7 +36,7 @@ MACHINES = (
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_", "roster"),
     *("layout", "sources", "election", "agreement", "syncing", "calls", "participation"),
     *("description", "fetching", "state_link"),
-    *("bandwidths", "exact_ring", "tournament", "weaver"),
+    *("bandwidths", "choosing", "exact_ring", "measuring", "metering", "optimizing", "tournament", "weaver"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
@@ -50,8 +50,8 @@ ENTRY_POINTS |= {
     f"pccl.cli.{module}" for module in re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
 }
 
-# Built ahead of whoever calls them, which is the vote on optimize_topology. Not to grow, and gone when that is there.
-AHEAD = {"pccl._core.bandwidths", "pccl._core.tournament", "pccl.actors.moonshot"}
+# Built ahead of whoever calls them.
+AHEAD: set[str] = set()
 
 LEFTOVERS = re.compile(
     r"\b(TODO|FIXME|XXX|HACK|WIP)\b|\bbreakpoint\(|\bpdb\b|\b(?:issue|ticket|PR) ?#?\d+|(?<!\w)#\d+\b"
