@@ -1,8 +1,8 @@
 """Which ring a group should have, by what its edges carry: the decision, with its reason.
 
-The present ring stays unless the slowest step of another is clearly faster: to rewire costs every lane a connection, and
-rates are measurements, which never come out the same twice. Two candidates stand against it: what a short search finds
-now, and what a long one has found in the background since the last time. Pure.
+The present ring stays unless the slowest step of another is clearly faster: to rewire costs every lane a connection,
+and rates are measurements, which never come out the same twice. Two candidates stand against it: what a short search
+finds now, and what a long one has found in the background since the last time. Pure.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ PENDING = "are_peers_pending"
 SYNC = "sync_shared_state"
 OPTIMIZE = "optimize_topology"
 
-# The payload of a completed connect, update_topology or optimize_topology: peer id, round, epoch, then the world in numbers (global, own
-# group, groups, largest group).
+# The payload of a completed connect, update_topology or optimize_topology: peer id, round, epoch, then the world in
+# numbers (global, own group, groups, largest group).
 NUMBERS = struct.Struct("<QQIIIII")
 # The payload of a completed reduce: members of the ring, bytes sent and received, then where the time went (waiting for
 # the network, waiting for the neighbours to have something, reducing). That of a failed one is NUMBERS and the reason,

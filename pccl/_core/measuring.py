@@ -1,10 +1,10 @@
 """The rounds in which one group measures its missing edges, from the plan to the last report.
 
 A round is a set of probes that do not disturb each other (see `tournament`). It ends when all its probes are reported,
-or at its deadline: then the silent ones count as failed. The steps of the present ring come first, as one round, because
-without them no other ring can be compared with it. A call measures a bounded number of rounds; what is left is missing
-the next time as well. A peer that is lost takes its edges along, and the rest is planned anew.
-Part of the master's machine; pure.
+or at its deadline: then the silent ones count as failed. The steps of the present ring come first, as one round,
+because without them no other ring can be compared with it. A call measures a bounded number of rounds; what is left is
+missing the next time as well. A peer that is lost takes its edges along, and the rest is planned anew. Part of the
+master's machine; pure.
 """
 
 from __future__ import annotations

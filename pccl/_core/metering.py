@@ -1,9 +1,9 @@
 """What the edge from the previous peer carried while reduces ran, as its target saw it.
 
-The rate is what was received, by the time in which at least one reduce ran. The edge was the limit if the receivers spent
-nearly all of that time in the middle of frames: then the source always had something to send. A receiver that waits for
-the next frame to begin waits for others, further back in the ring. What was aborted tells nothing, and neither does what
-is too little to tell a rate from the delay. Part of the peer's machine; pure.
+The rate is what was received, by the time in which at least one reduce ran. The edge was the limit if the receivers
+spent nearly all of that time in the middle of frames: then the source always had something to send. A receiver that
+waits for the next frame to begin waits for others, further back in the ring. What was aborted tells nothing, and
+neither does what is too little to tell a rate from the delay. Part of the peer's machine; pure.
 """
 
 from __future__ import annotations

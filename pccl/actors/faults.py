@@ -1,11 +1,12 @@
 """Fault points: places with a name at which a test may make a process die, stop or dawdle.
 
-`PCCL_FAULT=point:count:action` is read once, when an actor starts. The point is where: `peer.AttachLink` is just before
-the peer actor performs that action, `peer.send.Wired` just before it sends that message, `lane.Attach` just before a
-worker follows that command, `state.serve.answer` just before a state's worker answers, and `state.fetch.unit` when one
-has come. So every action and message is a point, and none can be forgotten. The count says at which
-visit (1: the first), the action what happens: `kill` and `stop` send the process that signal, `delay` holds it up for
-`DELAY` seconds. Without the variable a point costs one comparison.
+`PCCL_FAULT=point:count:action` is read once, when an actor starts. The point is where: `peer.AttachLink` is just
+before the peer actor performs that action, `peer.send.Wired` just before it sends that message, `lane.Attach` just
+before a worker follows that command, `state.serve.answer` just before a state's worker answers, `state.fetch.unit`
+when one has come, `probe.send` and `probe.count` when a probe's worker writes or reads. So every action and message is
+a point, and none can be forgotten. The count says at which visit (1: the first), the action what happens: `kill` and
+`stop` send the process that signal, `delay` holds it up for `DELAY` seconds. Without the variable a point costs one
+comparison.
 """
 
 from __future__ import annotations

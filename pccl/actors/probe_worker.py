@@ -1,13 +1,14 @@
 """The workers of a measurement: one process at each end of an edge, with all connections of the pool between them.
 
-The source (`pccl-probe-3`) writes whatever the connections take. The target (`pccl-count-3`) throws it away, and counts:
-what has been written may be in a buffer far from having arrived, so the target's number is the honest one. Its clock
-starts with the first byte. The first part of the time does not count, in which windows open and the burst passes that a
-shaped link lets through. At the end the target says on the first connection how much came in how long. The source takes
-that as the answer and closes everything at once, so that what is still in its buffers does not disturb the next round.
+The source (`pccl-probe-3`) writes whatever the connections take. The target (`pccl-count-3`) throws it away, and
+counts: what has been written may be in a buffer far from having arrived, so the target's number is the honest one. Its
+clock starts with the first byte. The first part of the time does not count, in which windows open and the burst passes
+that a shaped link lets through. At the end the target says on the first connection how much came in how long. The
+source takes that as the answer and closes everything at once, so that what is still in its buffers does not disturb
+the next round.
 
-Each side has a bound on the whole, and whatever ends early ends it with a reason. Megabytes move in a call, so Python is
-no burden here.
+Each side has a bound on the whole, and whatever ends early ends it with a reason. Megabytes move in a call, so Python
+is no burden here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The actor's side of measurements: the one that this peer makes, and those that others make to it.
 
 As a source it dials all connections of an edge, and forks a worker when the last is up. As a target it welcomes
-connections from whoever proved to be of the run, and forks a worker when all of one measurement are there; it is told of
-it by nobody else, so what it holds has a bound in number and in time. The two never wait for each other's actors: a
+connections from whoever proved to be of the run, and forks a worker when all of one measurement are there; it is told
+of it by nobody else, so what it holds has a bound in number and in time. The two never wait for each other's actors: a
 round that the master has given up ends by itself.
 
 Workers are disposable, and found by their mailboxes: a worker that ended has said why, or was killed.

@@ -113,7 +113,11 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
             f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(wiring.links)} and {sorted(wiring.early)}"
         )
         assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
-    if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone, OptimizeDone) and state.phase == "member":
+    if (
+        type(event) is MasterSaid
+        and type(event.message) in (Accepted, TopologyDone, OptimizeDone)
+        and state.phase == "member"
+    ):
         assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
         assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"

@@ -1,7 +1,8 @@
 """Measurements in the simulated cluster: every ordered pair of hosts has a rate, drawn from the seed.
 
-A probe takes its time, and the shell answers as the real one does: with the rate, or with a reason if the target is dead,
-stopped, cut off from the source, or says no. A target is told of a probe by nobody; only the network between them counts.
+A probe takes its time, and the shell answers as the real one does: with the rate, or with a reason if the target is
+dead, stopped, cut off from the source, or says no. A target is told of a probe by nobody; only the network between
+them counts.
 """
 
 from __future__ import annotations

@@ -172,9 +172,13 @@ class Paths:
             self._mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
         if optimizing and optimizers - lost - state.optimizers.keys() and not _sends(actions, messages.OptimizeDone):
             left = state.optimizing
-            self._mark("an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more")
-        if optimizing and _sends(actions, messages.OptimizeDone) and not all(
-            not group.bandwidths.missing(group.ring, 0) for group in state.groups.values()
+            self._mark(
+                "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
+            )
+        if (
+            optimizing
+            and _sends(actions, messages.OptimizeDone)
+            and not all(not group.bandwidths.missing(group.ring, 0) for group in state.groups.values())
         ):
             self._mark("an optimisation measures only a part")
         for line in [action.line for action in actions if type(action) is events.Log]:

@@ -176,7 +176,17 @@ class Program:
         style = "anything" if world.chance(plan.mistake) else self.style
         if self._wanted:
             style = "wait_for_world"
-        if style == "always_update" or asked_and_pending:
+        if asked_and_pending:
+            style = "always_update"
+        self._act(style, given_up)
+        if world.chance(plan.patience):
+            self._give_up_later()
+        if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
+            calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
+            self._post(*world.random.choice(calls), slot=1)
+
+    def _act(self, style: str, given_up: bool) -> None:
+        if style == "always_update":
             self._post(TOPOLOGY, CallTopology, 0)
         elif style == "train":
             self._train()
@@ -188,11 +198,6 @@ class Program:
             self._wait_for_world(given_up)
         else:
             self._do_anything()
-        if world.chance(plan.patience):
-            self._give_up_later()
-        if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
-            calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
-            self._post(*world.random.choice(calls), slot=1)
 
     def _train(self) -> None:
         if self._reduces_next:
@@ -202,7 +207,7 @@ class Program:
         self._reduces_next = not self._reduces_next
 
     def _optimize(self) -> None:
-        """Take everybody in, look for a better ring, reduce over it, and so on: all programs of this style in step."""
+        """Take everybody in, look for a better ring, and so on: programs of this style are often in step."""
         self._optimizes_next = not self._optimizes_next
         if self._optimizes_next:
             self._post(OPTIMIZE, CallOptimize)

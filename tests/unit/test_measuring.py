@@ -1,8 +1,9 @@
-"""A peer's part in an optimisation, the rounds of a measurement, the choice of a ring, and what reduces show of an edge."""
+"""A peer's part in an optimisation, the rounds of a measurement, the choice of a ring, what reduces show of an edge."""
 
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_clearly_faster_ring_is_chosen() -> None:
 
     assert chosen is not None
     assert chosen[0] == 7
-    assert (7, 5) not in zip(chosen, chosen[1:], strict=False)
+    assert (7, 5) not in pairwise(chosen)
     assert "instead of" in reason
 
 

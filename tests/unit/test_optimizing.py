@@ -51,7 +51,7 @@ SLOW: Rates = {(1, 2): 10, (3, 4): 10}
 
 
 def test_an_optimisation_measures_solves_wires_and_answers() -> None:
-    """Goal: nothing before the last vote, every edge once, the better ring, one answer with the numbers of the world."""
+    """Goal: nothing before the last vote, every edge once, the better ring, one answer with the world's numbers."""
     scene = of(1, 2, 3, 4)
     assert vote(scene, 1, 2, 3) == []
     first = vote(scene, 4)
