@@ -20,7 +20,7 @@ help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers come and go"
 	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
-	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, growth of the master's work, rings"
+	@echo "make bench   twenty minutes: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work, rings"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -96,6 +96,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.latency
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.solver
+	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
 

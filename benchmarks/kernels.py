@@ -1,8 +1,8 @@
-"""How fast blocks are reduced and summed, per instruction set, next to a memcpy of the same size.
+"""How fast blocks are reduced, quantized and summed, per instruction set, next to a memcpy of the same size.
 
 A block and its companions lie in the second cache, as they do in a lane worker. Every figure is the median of rounds in
 which all works take turns, so that a noisy neighbour disturbs them alike. GB/s count the bytes of one block: a sum
-without backup touches three times as many, a memcpy twice.
+without backup touches three times as many, a memcpy twice. Of quantization, too, they count the bytes of elements.
 
     python -m benchmarks.kernels --block-bytes 262144
 """
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl._core import kernels
-from pccl.values import DataType, ReduceOp
+from pccl._core import codec, kernels
+from pccl.values import DataType, QuantizationAlgorithm, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,14 @@ REDUCES = {
     "sum float16": (DataType.FLOAT16, ReduceOp.SUM),
     "sum int8": (DataType.INT8, ReduceOp.SUM),
     "max float32": (DataType.FLOAT, ReduceOp.MAX),
+}
+
+# What is quantized by MIN_MAX, and to what.
+CODINGS = {
+    "float32, 8 bits": (DataType.FLOAT, QuantizationAlgorithm.MIN_MAX, DataType.UINT8),
+    "float32, 16 bits": (DataType.FLOAT, QuantizationAlgorithm.MIN_MAX, DataType.UINT16),
+    "float32, 4 bits": (DataType.FLOAT, QuantizationAlgorithm.MIN_MAX_4BIT, DataType.UINT8),
+    "bfloat16, 8 bits": (DataType.BFLOAT16, QuantizationAlgorithm.MIN_MAX, DataType.UINT8),
 }
 
 
@@ -54,12 +62,28 @@ class Bench:
         """A reduce as a call without arguments."""
         return lambda: kernels.reduce_into(datatype.value, op.value, self.out, self.local, self.incoming, backup)
 
+    def coding(self, name: str, itemsize: int, numbers: tuple[int, int, int]) -> dict[str, Callable[[], object]]:
+        """Encoding a block, and decoding and adding one, which is what a hop does with it."""
+        values = bytearray.fromhex("803f803f003f003f") * (
+            self.local.nbytes // 8
+        )  # all alike would be a group without steps
+        coded = bytearray(codec.coded_size(len(values) // itemsize, *numbers))
+        codec.encode_into(*numbers, coded, values)
+        return {
+            f"encode {name}": lambda: codec.encode_into(*numbers, coded, values),
+            f"decode and sum {name}": lambda: codec.reduce_coded_into(
+                *numbers, ReduceOp.SUM.value, self.out, self.local, coded
+            ),
+        }
+
     def works(self) -> dict[str, Callable[[], object]]:
         """All that is measured, by name."""
         works: dict[str, Callable[[], object]] = {"memcpy": self.copy}
         for name, (datatype, op) in REDUCES.items():
             works[name] = self.reduce(datatype, op, None)
             works[f"{name}, backup"] = self.reduce(datatype, op, self.backup)
+        for name, (datatype, algorithm, quantized) in CODINGS.items():
+            works |= self.coding(name, datatype.itemsize, (datatype.value, algorithm.value, quantized.value))
         works["crc32c"] = lambda: kernels.crc32c_of(self.local)
         return works
 

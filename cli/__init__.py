@@ -13,6 +13,8 @@ import click
 # Command to the module and the function that is it. Loaded when asked for, so that `pccl --help` is quick.
 COMMANDS = {
     "run-master": ("run_master", "run_master"),
+    "status": ("status", "status"),
+    "bench": ("bench", "bench"),
     "demo": ("demo", "demo"),
     "stress": ("stress", "stress"),
 }
@@ -34,10 +36,19 @@ class LazyGroup(click.Group):
         return command if isinstance(command, click.Command) else None
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings=HELP,
+    epilog="`pccl COMMAND --help` explains a command, with an example and its exit codes. What error messages mean and "
+    "what to do about them: docs/troubleshooting.md.",
+)
 @click.version_option(package_name="pccl")
 def main() -> None:
     """Collective communication for training over machines that come and go.
 
-    Run one master; every training process connects to it and finds its peers.
+    Run one master; every training process connects to it and finds its peers. See docs/ and README.md for the library;
+    these commands run, watch, measure and test it.
     """

@@ -21,13 +21,22 @@ import click
 
 from pccl import Attribute, Communicator, Options
 
+from .joining import exit_codes
+
 STEP = 0.1  # seconds that a demo peer "computes" between two rounds
 PATIENCE = 20.0  # seconds after which a demo that does not come along has failed
 PAUSE = 1.5  # seconds between two acts, so that a viewer can follow
 
 
-@click.command()
-@click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), help="How many start the run.")
+@click.command(epilog="\b\nExample:\n  pccl demo --peers 6\n\n" + exit_codes("the peers did not agree"))
+@click.option(
+    "--peers",
+    default=4,
+    show_default=True,
+    type=click.IntRange(2, 16),
+    metavar="N",
+    help="How many peers start the run.",
+)
 def demo(peers: int) -> None:
     """Watch a run survive a killed peer.
 

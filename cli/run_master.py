@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pccl.errors import UsageError
 from pccl.logs import LEVELS, level_of, show
 from pccl.master import serve
-from pccl.options import MASTER_PORT, Options, token_from_file
-from pccl.records import replace
+from pccl.options import MASTER_PORT
+
+from .joining import exit_codes, one_line_errors, options_with, token_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@click.command("run-master")
+@click.command(
+    "run-master",
+    epilog="\b\nExamples:\n  pccl run-master\n  pccl run-master --listen 10.0.0.7:48148 --token-file secret\n\n"
+    + exit_codes("it cannot serve"),
+)
 @click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
-              help="Where peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
-@click.option("--token-file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="One line with the run's secret; peers need the same. Else PCCL_TOKEN is used.")  # fmt: skip
+              help="Address and port that peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
+@token_option
 @click.option("--state", "state_file", type=click.Path(dir_okay=False), default="", metavar="FILE",
               help="Keep what groups agreed on in this file. A master that starts again with it goes on with the run, "
                    "and lets groups resume only from that. If it cannot be written at the start, the master does not "
@@ -33,24 +36,19 @@ if TYPE_CHECKING:
                    "goes on.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
               envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
-              help="How much to say.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Say it on standard output, one JSON object per line.")
+              help="The least important lines that are shown.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Log to standard output, one JSON object per line.")
 def run_master(listen: str, token_file: str | None, state_file: str, log_level: str, as_json: bool) -> None:
     """Run the master that peers connect to.
 
     It orders who is in, in which ring, and what was agreed: one process per run. It moves no tensors, so the smallest
     machine will do; peers must reach its port. Ctrl-C or SIGTERM end it; peers then get MasterLostError and may
-    connect to the next one.
+    connect to the next one. Every timeout is an environment variable, like PCCL_HEARTBEAT_TIMEOUT=10 in seconds.
     """
-    try:
-        options = Options().overridden()
-        if token_file is not None:
-            options = replace(options, token=token_from_file(token_file))
+    with one_line_errors():
+        options = options_with(token_file)
         log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
         serve(listen, options, log, ready, state_file)
-    except (UsageError, ValueError) as error:
-        message = error.message if isinstance(error, UsageError) else str(error)
-        raise click.ClickException(message) from None
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

@@ -41,20 +41,33 @@ class Interval(click.ParamType[tuple[float, float]]):
         return float(match[1]), float(match[2])
 
 
-@click.command()
+@click.command(
+    epilog="\b\nExamples:\n  pccl stress --churn\n  pccl stress --churn --duration 8h --peers 16 --seed 7\n\n"
+    "Exit codes: 0 no promise was broken, 1 one was and the report says which, 2 wrong command line."
+)
 @click.option("--churn", is_flag=True, required=True, help="Let peers come, go and die. The one workload so far.")
 @click.option(
     "--duration", type=Duration(), default="60s", show_default=True, help="How long faults go on: 60s, 10m, 8h."
 )
-@click.option("--peers", type=click.IntRange(2, 256), default=10, show_default=True, help="Places for peers.")
 @click.option(
-    "--groups", type=click.IntRange(1, 64), default=2, show_default=True, help="Peer groups they divide into."
+    "--peers", type=click.IntRange(2, 256), default=10, show_default=True, metavar="N", help="Places for peers."
 )
-@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections per neighbour.")
 @click.option(
-    "--kill-interval", type=Interval(), default="0.5-1.0", show_default=True, help="Seconds between two faults."
+    "--groups", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N", help="Groups they divide into."
 )
-@click.option("--bound", type=click.FloatRange(0), default=1.0, show_default=True, help="Seconds a call may take.")
+@click.option(
+    "--lanes", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Connections per neighbour."
+)
+@click.option(
+    "--kill-interval",
+    type=Interval(),
+    default="0.5-1.0",
+    show_default=True,
+    help="Seconds between two faults, from-to.",
+)
+@click.option(
+    "--bound", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS", help="What a call may take."
+)
 @click.option("--seed", type=click.IntRange(0), help="Draw the faults from this seed; by default a new one.")
 @click.option(
     "--report",
@@ -79,8 +92,8 @@ def stress(
 ) -> None:
     """Kill real processes for hours, check every promise.
 
-    Training processes come, go, are killed, stopped and replaced, while their reports are judged. Exits with 0 if no
-    promise was broken, else with 1.
+    Training processes come, go, are killed, stopped and replaced, while their reports are judged. It needs no network
+    beyond this machine; everything to reproduce a failure is in the report's folder.
     """
     assert churn
     settings = Settings(

@@ -18,19 +18,22 @@ from ._core.mailbox import CallConnect, CallOptimize, CallPending, CallTopology
 from ._core.park import monotonic_ns
 from .actors.link import ActorLink
 from .addresses import format_address, parse_address, resolve
-from .errors import MasterConnectionError, UsageError
+from .errors import MasterConnectionError, TooFewPeersError, UsageError
 from .handle import AsyncReduceHandle
 from .launching import request, request_of
 from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
 from .reduces import Reduces
-from .values import Attribute, ReduceInfo, ReduceOp, Result
+from .shared_state import SharedState
+from .syncing import Syncs
+from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .values import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 
+DIGEST_THREADS_MAX = 8  # more do not read memory faster
 DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting
 
 
@@ -73,6 +76,7 @@ class Communicator:
         self._options = (options or Options()).overridden()
         self._numbers: Numbers | None = None  # what the last round said
         self._reduces: Reduces | None = None  # of this membership
+        self._syncs: Syncs | None = None  # of this membership
         self._closed = False
         configure_from_environment()
 
@@ -94,6 +98,7 @@ class Communicator:
         advertise_host, advertise_port = self._advertised()
         self._closed = False
         self._actor = ActorLink(self._options)
+        self._syncs = Syncs(self._actor, self._options.digest_threads or _cores())
         self._reduces = Reduces(self._actor, self._learn, lambda: self._last_round("all_reduce").group_world)
         try:
             text = "\n".join(f"{host} {port}" for host, port in addresses)
@@ -114,7 +119,7 @@ class Communicator:
         except MasterConnectionError as error:
             self._drop_actor()
             where = format_address(self._host, self._port)
-            message = f"no connection to the master at {where} in {n_attempts} attempts: {error.message}"
+            message = f"no connection to the master at {where} within {n_attempts} attempts: {error.message}"
             raise MasterConnectionError(error.result, "connect", message) from None
         except BaseException:
             self._drop_actor()
@@ -148,7 +153,13 @@ class Communicator:
             raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
-            self._update_topology("wait_for_world_size", n, deadline_ns)
+            try:
+                self._update_topology("wait_for_world_size", n, deadline_ns)
+            except TooFewPeersError as error:
+                message = (
+                    f"{size} of {n} peers are in group {self._group} after {timeout} s: start more, or wait longer"
+                )
+                raise TooFewPeersError(error.result, error.func_name, message) from None
         return size
 
     def are_peers_pending(self) -> bool:
@@ -230,6 +241,23 @@ class Communicator:
         name = "all_reduce_multiple_with_retry"
         return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
+    # ------------------------------------------------------------------------------------------ shared state
+
+    def sync_shared_state(
+        self, shared_state: SharedState, strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR
+    ) -> SharedStateSyncInfo:
+        """Make the state of all members of the group the same, bit for bit; only what differs travels.
+
+        The members agree on the content that most of those hold who are up to date. Who differs is overwritten, and who
+        is outdated takes over the revision as well. Between two syncs the application adds one to the revision.
+        """
+        self._reducing("sync_shared_state").require_none("sync_shared_state")
+        syncs = self._syncs
+        assert syncs is not None
+        if not isinstance(shared_state, SharedState):
+            raise ValueError(f"expected a SharedState, got {type(shared_state).__qualname__}")
+        return syncs.run(shared_state, SharedStateSyncStrategy(strategy))
+
     # ------------------------------------------------------------------------------------------ names and numbers
 
     @property
@@ -289,7 +317,8 @@ class Communicator:
         """The actor of a membership, or the error that says why there is none."""
         if self._actor is None or self._process != os.getpid():
             self._check_process(name)
-            what = "this communicator is closed" if self._closed else "not connected: call connect() first"
+            closed = "this communicator is closed: connect() joins the run anew"
+            what = closed if self._closed else "not connected: call connect() first"
             raise UsageError(Result.INVALID_USAGE, name, what)
         return self._actor
 
@@ -325,7 +354,7 @@ class Communicator:
                 return resolve(self._host, self._port), attempts - attempt
             except OSError as error:
                 reason = error.strerror or str(error)
-        message = f"cannot resolve the master's name {self._host!r} in {attempts} attempts: {reason}"
+        message = f"cannot resolve the master's name {self._host!r} within {attempts} attempts: {reason}"
         raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "connect", message)
 
     def _advertised(self) -> tuple[str, int]:
@@ -340,8 +369,15 @@ class Communicator:
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
         reduces, self._reduces = self._reduces, None
+        syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor is buried
         self._numbers = None
         if actor is not None:
             actor.close()
         if reduces is not None:
             reduces.close()
+        del syncs
+
+
+def _cores() -> int:
+    """How many threads may hash: memory is full with fewer than a large machine has."""
+    return min(len(os.sched_getaffinity(0)), DIGEST_THREADS_MAX)

@@ -3,7 +3,7 @@
 Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill
 it as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece
 of the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and
-pieces, is held until no worker can touch it any more.
+pieces, is held until no worker can touch it any more. A quantized reduce has an *area* besides, for coded blocks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._core.backup import backup_bytes, clear, restore
 from ._core.board import FLAG_BACKED_UP
+from ._core.codec import area_bytes
 from ._core.copying import copy
 from ._core.events import NUMBERS, REDUCED
 from ._core.operations import Operation
 from .memory.arena import default
 from .outcomes import KIND_REDUCE, split
-from .values import DeviceType, ReduceInfo, TensorMemory, check_operands
+from .values import DeviceType, QuantizationAlgorithm, ReduceInfo, TensorMemory, check_operands, check_quantization
 
 if TYPE_CHECKING:
     from .memory.arena import Piece
@@ -56,6 +57,7 @@ def request(
         if _kind(send) != _kind(recv):
             raise ValueError(f"send is a {_kind(send)} tensor but recv is a {_kind(recv)} one; pass two of a kind")
     check_operands(sent, received, sent.datatype if operand is None else operand.datatype, sent.numel)
+    check_quantization(sent.datatype, quantization)
     return Request(sent, received, sent.numel, op, tag, quantization)
 
 
@@ -72,7 +74,7 @@ def _kind(tensor: object) -> str:
 class Launched:
     """A reduce between its launch and its outcome."""
 
-    __slots__ = ("_backup", "_nbytes", "_places", "_request", "_staging", "over", "slot", "tag")
+    __slots__ = ("_area", "_backup", "_nbytes", "_numbers", "_places", "_request", "_staging", "over", "slot", "tag")
 
     def __init__(self, slot: Slot, request: Request, world: int) -> None:
         self.slot = slot
@@ -80,9 +82,18 @@ class Launched:
         self.over = False  # it succeeded or failed
         self._request = request
         self._nbytes = request.elements * request.send.datatype.itemsize
+        self._numbers = _numbers(request)
         self._staging: Piece | None = None
         self._backup: Piece | None = None
-        self._places = self._find_places(world)
+        self._area: Piece | None = None
+        try:
+            self._places = self._find_places(world)
+            if self._numbers[2]:
+                datatype, _, algorithm, quantized = self._numbers
+                self._area = default().allocate(area_bytes(request.elements, datatype, algorithm, quantized, world))
+        except BaseException:
+            self.release()
+            raise
 
     def _find_places(self, world: int) -> tuple[int, int, int, int, int, int]:
         """Segment and offset of what is sent, of where the result goes, and of the backup."""
@@ -105,26 +116,23 @@ class Launched:
         return *sent, *received, piece.segment, piece.offset
 
     @property
-    def segments(self) -> tuple[int, int, int]:
+    def segments(self) -> tuple[int, int, int, int]:
         """The segments that the workers must know; 0 is none."""
         places = self._places
-        return places[0], places[2], places[4]
+        return places[0], places[2], places[4], 0 if self._area is None else self._area.segment
 
     def operation(self) -> Operation:
         """What the actor is told."""
-        asked, places = self._request, self._places
-        quantization = asked.quantization
+        asked, places, area = self._request, self._places, self._area
         return Operation(
             self.slot.index,
             self.slot.sequence,
             asked.tag,
             asked.elements,
-            asked.send.datatype.value,
-            asked.op.value,
-            0 if quantization is None else quantization.algorithm.value,
-            0 if quantization is None else quantization.quantized_datatype.value,
+            *self._numbers,
             FLAG_BACKED_UP if places[4] else 0,
             *places,
+            *((0, 0) if area is None else (area.segment, area.offset)),
         )
 
     def succeed(self, payload: bytes) -> ReduceInfo:
@@ -147,10 +155,10 @@ class Launched:
 
     def release(self) -> None:
         """Give the pieces back."""
-        for piece in (self._staging, self._backup):
+        for piece in (self._staging, self._backup, self._area):
             if piece is not None:
                 piece.release()
-        self._staging = self._backup = None
+        self._staging = self._backup = self._area = None
 
     def _copy_in(self, piece: Piece) -> None:
         if self._request.send.device_type is DeviceType.CUDA:
@@ -167,6 +175,14 @@ class Launched:
             copy_to_device(self._request.recv.owner, piece, self._nbytes)
         else:
             copy(self._request.recv.data_ptr, piece.address, self._nbytes)
+
+
+def _numbers(request: Request) -> tuple[int, int, int, int]:
+    """Datatype, operation, algorithm and quantized datatype; no algorithm has no quantized datatype either."""
+    how = request.quantization
+    if how is None or how.algorithm is QuantizationAlgorithm.NONE:
+        return request.send.datatype.value, request.op.value, 0, 0
+    return request.send.datatype.value, request.op.value, how.algorithm.value, how.quantized_datatype.value
 
 
 def read_failure(outcome: int, payload: bytes) -> tuple[int, int, bytes, str]:

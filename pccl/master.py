@@ -67,6 +67,7 @@ class MasterNode:
         with listener, theirs:
             self._port = listener.getsockname()[1]
             self._mailbox.send(self._options.encode().encode())
+            self._mailbox.send(_version().encode())
             self._mailbox.send(STATE_FILE + os.fsencode(self._state_file))
             fds = (listener.fileno(), theirs.fileno())
             self._actor = ActorProcess("pccl.actors.master_actor", fds, fds)
@@ -129,6 +130,16 @@ def _bind_or_explain(host: str, port: int) -> socket.socket:
         raise UsageError(Result.INVALID_USAGE, "run", what) from None
 
 
+def _version() -> str:
+    """Of the package, as a master tells operators."""
+    from importlib.metadata import PackageNotFoundError, version  # here, because `import pccl` must stay cheap
+
+    try:
+        return version("pccl")
+    except PackageNotFoundError:
+        return "unknown"  # it runs from its sources and was never installed
+
+
 def serve(
     listen_address: str,
     options: Options,
@@ -142,13 +153,14 @@ def serve(
     """
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
-    set_process_name("pccl-master")
     try:
-        actor = MasterActor(listener, options.token.encode(), options, log, open_state_file(state_file))
+        file = open_state_file(state_file)
+        actor = MasterActor(listener, options.token.encode(), options, log, version=_version(), state_file=file)
     except ValueError:
         listener.close()
         raise
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    set_process_name("pccl-master")
     try:
         on_ready(format_address(host, actor.port))
         actor.run()

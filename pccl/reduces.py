@@ -60,7 +60,8 @@ class Reduces:
         """Post these reduces, in one message."""
         world = self._world()
         if world < 2:
-            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "this peer is alone in its group; wait for others")
+            message = "this peer is alone in its group: call wait_for_world_size(2) first, which waits for others"
+            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, message)
         for request in requests:
             if request.tag in self._pending:
                 message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pccl._core.layout import LayoutRow, digest_layout, pack_layout
 from pccl.values import DataType, DeviceType, TensorMemory
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ class TensorInfo:
         return self.memory.data_ptr
 
     @property
+    def address(self) -> int:
+        """Where the content lies now: torch may have moved it, as `pccl.torch.share_` does."""
+        owner: Any = self.memory.owner
+        if not hasattr(owner, "data_ptr"):
+            return self.memory.data_ptr
+        assert owner.numel() == self.memory.numel, f"{self.name!r} has another size than when it was named"
+        return int(owner.data_ptr())
+
+    @property
     def numel(self) -> int:
         """Number of elements; a 0-dim tensor has one."""
         return self.memory.numel
@@ -75,7 +85,7 @@ class SharedState:
     synchronisation that finds this peer outdated sets it.
     """
 
-    __slots__ = ("_infos", "_revision")
+    __slots__ = ("_infos", "_revision", "compared", "layout_digest", "ordered")
 
     def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
         infos = tuple(tensor_infos)
@@ -89,6 +99,12 @@ class SharedState:
             names.add(info.name)
         self._infos = infos
         self._revision = 0
+        #: The tensors in the order in which peers compare them.
+        self.ordered = tuple(sorted(infos, key=lambda info: info.name.encode()))
+        #: Of each of these, whether peers compare its content.
+        self.compared = tuple(not info.allow_content_inequality for info in self.ordered)
+        #: What stands for names, datatypes and sizes in a vote.
+        self.layout_digest = digest_layout(pack_layout([_layout_row(info) for info in self.ordered]))
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
@@ -113,6 +129,10 @@ class SharedState:
     def __repr__(self) -> str:
         names = ", ".join(info.name for info in self._infos)
         return f"SharedState(revision={self._revision}, tensors=[{names}])"
+
+
+def _layout_row(info: TensorInfo) -> LayoutRow:
+    return LayoutRow(info.name, info.dtype.value, info.allow_content_inequality, info.nbytes)
 
 
 def _checked(name: str) -> str:

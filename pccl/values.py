@@ -73,11 +73,16 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(Enum):
-    """How values are made smaller for the wire."""
+    """How values are made smaller for the wire; `docs/quantization.md` says which to choose."""
 
     NONE = 0
+    #: Codes span the values of a group, from the least to the largest.
     MIN_MAX = 1
+    #: Codes span the values and zero, and zero is exact.
     ZERO_POINT_SCALE = 2
+    #: The same with two codes to a byte; the quantized type is UINT8.
+    MIN_MAX_4BIT = 100
+    ZERO_POINT_SCALE_4BIT = 101
 
 
 class DeviceType(Enum):
@@ -339,6 +344,26 @@ def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, c
     assert count <= send.numel, f"the descriptor counts {count} elements but the tensors have {send.numel}"
 
 
+_FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
+_CODES = (DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16)
+_PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_SCALE_4BIT)
+
+
+def check_quantization(datatype: DataType, options: QuantizationOptions | None) -> None:
+    """ValueError if elements of that type cannot travel like this."""
+    if options is None or options.algorithm is QuantizationAlgorithm.NONE:
+        return
+    quantized = options.quantized_datatype
+    if datatype not in _FLOATS:
+        raise ValueError(f"only floats can be quantized, not {datatype.name}; pass quantization_options=None")
+    if quantized not in _CODES:
+        raise ValueError(f"{quantized.name} cannot hold codes; choose UINT8, INT8, UINT16 or INT16")
+    if quantized.itemsize >= datatype.itemsize:
+        raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be any smaller; choose UINT8")
+    if options.algorithm in _PACKED and quantized is not DataType.UINT8:
+        raise ValueError(f"{options.algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
+
+
 @dataclass(frozen=True, slots=True)
 class ReduceOpDescriptor:
     """One reduce with its memory; holds both tensors until it is dropped."""
@@ -350,6 +375,7 @@ class ReduceOpDescriptor:
     def __post_init__(self) -> None:
         reduce = self.reduce_descriptor
         check_operands(self.send, self.recv, reduce.operand_descriptor.datatype, reduce.count)
+        check_quantization(self.send.datatype, reduce.quantization_options)
 
     @classmethod
     def from_torch(

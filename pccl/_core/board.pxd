@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cpython.buffer cimport Py_buffer
 
+from .kernels cimport Codec
 from .plan cimport Plan
 
 
@@ -52,9 +53,12 @@ cdef struct Op:
     uint32_t send_segment
     uint32_t recv_segment
     uint32_t backup_segment
+    uint32_t area_segment           # of a quantized operation: where coded blocks lie between receiver and sender
     uint64_t send_offset
     uint64_t recv_offset
     uint64_t backup_offset
+    uint64_t area_offset
+    Codec codec
     Plan plan
 
 

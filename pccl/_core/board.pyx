@@ -32,6 +32,7 @@ from libc.stdlib cimport calloc, free
 
 from pccl._core cimport posix
 
+from .codec cimport make_codec
 from .kernels cimport itemsize_of
 from .park cimport now_ns
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
@@ -74,9 +75,12 @@ cdef class Board:
         """Put an operation up. False if it must wait for others to go first."""
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
+        cdef Codec codec
         cdef uint32_t itemsize = <uint32_t> itemsize_of(operation.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
             raise ValueError(f"no reduce of datatype {operation.datatype} at rank {rank} of {world}")
+        if make_codec(&codec, operation.datatype, operation.algorithm, operation.quantized) != 0:
+            raise ValueError(f"no quantization of {operation.shape}")
         if op.state != FREE:
             return False
         make_plan(&plan, operation.count, itemsize, world)
@@ -91,6 +95,7 @@ cdef class Board:
         op.send_segment, op.send_offset = operation.send_segment, operation.send_offset
         op.recv_segment, op.recv_offset = operation.recv_segment, operation.recv_offset
         op.backup_segment, op.backup_offset = operation.backup_segment, operation.backup_offset
+        op.area_segment, op.area_offset, op.codec = operation.area_segment, operation.area_offset, codec
         op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)

@@ -2,12 +2,14 @@
 
 cdef class Tally:
     cdef readonly object tag             # chosen by users
+    cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly dict shapes            # peer -> the shape it gave, packed
     cdef readonly dict awaiting          # peer -> since when its caller blocks
     cdef public bint warned              # its long wait was reported
 
 cdef class Running:
     cdef readonly object tag
+    cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly object sequence
     cdef readonly set members            # the ring when it commenced, without those who are gone
     cdef readonly set waiting            # members that have not finished

@@ -45,8 +45,9 @@ class Failure:
 cdef class Tally:
     """A tag that some members have initiated and that has not commenced."""
 
-    def __init__(self, tag):
+    def __init__(self, tag, long long now_ns=0):
         self.tag = tag
+        self.began_ns = now_ns
         self.shapes = {}
         self.awaiting = {}
         self.warned = False
@@ -55,8 +56,9 @@ cdef class Tally:
 cdef class Running:
     """What commenced and has no verdict."""
 
-    def __init__(self, tag, sequence, members):
+    def __init__(self, tag, sequence, members, long long began_ns=0):
         self.tag = tag
+        self.began_ns = began_ns
         self.sequence = sequence
         self.members = set(members)
         self.waiting = set(members)
@@ -80,7 +82,7 @@ cdef class Collectives:
 
     # ------------------------------------------------------------------------------------------ what members say
 
-    def initiate(self, peer, bytes shapes):
+    def initiate(self, peer, bytes shapes, long long now_ns=0):
         """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
         cdef Tally tally
         cdef set held = self.held.setdefault(peer, set())
@@ -96,7 +98,7 @@ cdef class Collectives:
             held.add(tag)
             tally = self.open.get(tag)
             if tally is None:
-                tally = self.open[tag] = Tally(tag)
+                tally = self.open[tag] = Tally(tag, now_ns)
             tally.shapes[peer] = shape
             self.ripe[tag] = None
         return ""
@@ -220,7 +222,7 @@ cdef class Collectives:
                 self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(tally)))
             else:
                 self.latest += 1
-                self.running[self.latest] = Running(tag, self.latest, ring)
+                self.running[self.latest] = Running(tag, self.latest, ring, tally.began_ns)
                 commenced.append((tag, self.latest))
         self.ripe.clear()
         return commenced
@@ -286,9 +288,11 @@ cdef class Collectives:
 
 cdef str _explain_difference(Tally tally):
     """Who said what, those who agree together."""
-    sides = {}
+    camps = {}
     for peer, shape in tally.shapes.items():
-        sides.setdefault(shape, []).append(peer)
-    parts = [f"{name_peers(sorted(peers))}: {unpack_shapes(shape)[0]}" for shape, peers in sides.items()]
+        camps.setdefault(shape, []).append(peer)
+    parts = [f"{name_peers(sorted(peers))}: {unpack_shapes(shape)[0]}" for shape, peers in camps.items()]
     more = f"; and {len(parts) - SIDES_MAX} more" if len(parts) > SIDES_MAX else ""
-    return f"the members do not agree on what all_reduce (tag {tally.tag}) is. {'; '.join(parts[:SIDES_MAX])}{more}"
+    sides = f"{'; '.join(parts[:SIDES_MAX])}{more}"
+    remedy = "Reduce the same count, dtype and op under a tag on every peer"
+    return f"the members do not agree on what all_reduce (tag {tally.tag}) is: {sides}. {remedy}"

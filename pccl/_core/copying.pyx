@@ -18,3 +18,17 @@ def copy(uintptr_t target, uintptr_t source, size_t nbytes):
             keep_block(<void *> target, <const void *> source, nbytes)
         else:
             memmove(<void *> target, <const void *> source, nbytes)
+
+
+def copy_into(target, uintptr_t source):
+    """Fill a writable buffer with the bytes at an address."""
+    cdef unsigned char[::1] view = target
+    if view.shape[0]:
+        copy(<uintptr_t> &view[0], source, view.shape[0])
+
+
+def copy_from(uintptr_t target, source):
+    """Copy all bytes of a buffer to an address."""
+    cdef const unsigned char[::1] view = source
+    if view.shape[0]:
+        copy(target, <uintptr_t> &view[0], view.shape[0])

@@ -1,7 +1,8 @@
 /* Arithmetic of the ring all-reduce: which instruction set computes, and what must come out whichever it is.
  *
  * Here lives the choice. One element is defined in kernels_numbers.h; the loops over blocks are in kernels_loops.h,
- * which is included here once per instruction set; vectors of 16-bit floats in kernels_wide.h, backups in
+ * those of quantization in kernels_codes.h, and both are included here once per instruction set. What is done once per
+ * group of quantized elements is in kernels_groups.h, vectors of 16-bit floats in kernels_wide.h, backups in
  * kernels_keep.h, the checksum in kernels_crc.h. Nothing here allocates, waits, or knows what a block is for.
  *
  * The result is the same on every instruction set, bit for bit:
@@ -49,6 +50,8 @@ enum {
 };
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MAX, OP_MIN, OPS };
 
+#include "kernels_groups.h"
+
 typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 
 /* Says that the iterations of the loop that follows do not depend on each other. */
@@ -62,6 +65,7 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #define TARGET
 #define LANES 0
 #include "kernels_loops.h"
+#include "kernels_codes.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -70,11 +74,13 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #define TARGET AVX2_TARGET
 #define LANES 16
 #include "kernels_loops.h"
+#include "kernels_codes.h"
 
 #define NAME(name) name##_avx512
 #define TARGET AVX512_TARGET
 #define LANES 32
 #include "kernels_loops.h"
+#include "kernels_codes.h"
 
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
@@ -85,6 +91,7 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #define TARGET
 #define LANES 8
 #include "kernels_loops.h"
+#include "kernels_codes.h"
 
 #endif
 
@@ -92,6 +99,7 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 typedef struct {
     const char *name;
     const reduce_loop (*loops)[OPS];
+    const group_loops *groups;
     stream_lines stream; /* NULL where ordinary stores must do */
     crc_loop crc;
 } kernel_set;
@@ -103,8 +111,9 @@ static kernel_set kernel_sets[SETS_MAX];
 static int kernel_sets_count;
 static const kernel_set *kernel_chosen;
 
-static void kernels_add(const char *name, const reduce_loop (*loops)[OPS], stream_lines stream, crc_loop crc) {
-    const kernel_set set = {name, loops, stream, crc};
+static void kernels_add(const char *name, const reduce_loop (*loops)[OPS], const group_loops *groups,
+                        stream_lines stream, crc_loop crc) {
+    const kernel_set set = {name, loops, groups, stream, crc};
     kernel_sets[kernel_sets_count++] = set;
 }
 
@@ -118,7 +127,7 @@ static int has_f16c(void) {
 static void kernels_load(void) {
     crc32c_fill();
     kernel_sets_count = 0;
-    kernels_add("portable", loops_portable, NULL, crc32c_portable);
+    kernels_add("portable", loops_portable, &groups_portable, NULL, crc32c_portable);
 #if defined(__x86_64__)
     __builtin_cpu_init();
     /* These questions include whether the operating system saves the registers. */
@@ -126,12 +135,12 @@ static void kernels_load(void) {
                      && __builtin_cpu_supports("pclmul") && has_f16c();
     const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
                        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx2) kernels_add("avx2", loops_avx2, stream_avx, crc32c_streams);
+    if (avx2) kernels_add("avx2", loops_avx2, &groups_avx2, stream_avx, crc32c_streams);
     const crc_loop crc = __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams;
-    if (avx512) kernels_add("avx512", loops_avx512, stream_avx, crc);
+    if (avx512) kernels_add("avx512", loops_avx512, &groups_avx512, stream_avx, crc);
 #elif defined(__aarch64__)
     const int crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-    kernels_add("neon", loops_neon, NULL, crc ? crc32c_instruction : crc32c_portable);
+    kernels_add("neon", loops_neon, &groups_neon, NULL, crc ? crc32c_instruction : crc32c_portable);
 #endif
     kernel_chosen = &kernel_sets[kernel_sets_count - 1];
 }
@@ -157,6 +166,38 @@ static inline int kernels_reduce(int datatype, int op, void *out, const void *lo
     else if (divisor > 1)
         return -1;
     kernel_chosen->loops[datatype][op](out, local, incoming, count, divisor);
+    return 0;
+}
+
+static inline void kernels_encode(const codec *how, void *coded, const void *values, size_t count) {
+    encode_values(kernel_chosen->groups, how, coded, values, count);
+}
+
+static inline void kernels_decode(const codec *how, void *values, const void *coded, size_t count) {
+    const size_t itemsize = kernels_itemsize((int)how->datatype);
+    const uint8_t *from = (const uint8_t *)coded;
+    uint8_t *to = (uint8_t *)values;
+    while (count > 0) {
+        const size_t some = SMALLER(count, codec_group(how));
+        from += decode_one(kernel_chosen->groups, how, to, from, some);
+        to += some * itemsize;
+        count -= some;
+    }
+}
+
+/* Decoded group by group into the nearest cache, and combined from there. */
+static inline int kernels_reduce_coded(const codec *how, int op, void *out, const void *local, const void *coded,
+                                         size_t count, uint32_t divisor) {
+    const size_t itemsize = kernels_itemsize((int)how->datatype);
+    const uint8_t *from = (const uint8_t *)coded;
+    uint8_t decoded[GROUP_BYTES_MAX] __attribute__((aligned(64)));
+    for (size_t done = 0; done < count;) {
+        const size_t some = SMALLER(count - done, codec_group(how)), at = done * itemsize;
+        from += decode_one(kernel_chosen->groups, how, decoded, from, some);
+        const uint8_t *mine = (const uint8_t *)local + at;
+        if (kernels_reduce((int)how->datatype, op, (uint8_t *)out + at, mine, decoded, some, divisor)) return -1;
+        done += some;
+    }
     return 0;
 }
 

@@ -31,6 +31,14 @@ cdef extern from "kernels.h" nogil:
         int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
     )
 
+    size_t codec_group(const Codec *codec)
+    size_t codec_bytes(const Codec *codec, size_t count)
+    void kernels_encode(const Codec *codec, void *coded, const void *values, size_t count)
+    void kernels_decode(const Codec *codec, void *values, const void *coded, size_t count)
+    int kernels_reduce_coded(
+        const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+    )
+
 
 cdef int reduce_block(
     int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
@@ -52,6 +60,28 @@ cdef size_t itemsize_of(int datatype) noexcept nogil:
 
 cdef const char *chosen_name() noexcept nogil:
     return kernel_chosen.name
+
+
+cdef size_t group_of(const Codec *codec) noexcept nogil:
+    return codec_group(codec)
+
+
+cdef size_t coded_bytes(const Codec *codec, size_t count) noexcept nogil:
+    return codec_bytes(codec, count)
+
+
+cdef void encode_block(const Codec *codec, void *coded, const void *values, size_t count) noexcept nogil:
+    kernels_encode(codec, coded, values, count)
+
+
+cdef void decode_block(const Codec *codec, void *values, const void *coded, size_t count) noexcept nogil:
+    kernels_decode(codec, values, coded, count)
+
+
+cdef int reduce_coded(
+    const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+) noexcept nogil:
+    return kernels_reduce_coded(codec, op, out, local, coded, count, divisor)
 
 
 # --- the instruction set --------------------------------------------------------------------------------------
@@ -91,9 +121,8 @@ load()
 
 # --- the same on buffers, for tests and measurements ----------------------------------------------------------
 
-cdef class _Bytes:
-    # A contiguous buffer of somebody, exported while we live.
-    cdef Py_buffer exported
+cdef class _Held:
+    """A contiguous buffer of somebody, exported while we live."""
 
     def __cinit__(self, buffer, int flags):
         PyObject_GetBuffer(buffer, &self.exported, flags)
@@ -102,20 +131,20 @@ cdef class _Bytes:
         PyBuffer_Release(&self.exported)
 
 
-cdef _Bytes of_length(object buffer, int flags, str name, Py_ssize_t nbytes):
-    cdef _Bytes held = _Bytes(buffer, flags)
+cdef _Held of_length(object buffer, int flags, str name, Py_ssize_t nbytes):
+    cdef _Held held = _Held(buffer, flags)
     if held.exported.len != nbytes:
-        raise ValueError(f"{name} has {held.exported.len} bytes but local has {nbytes}")
+        raise ValueError(f"{name} has {held.exported.len} bytes but needs {nbytes}")
     return held
 
 
 def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_t divisor=0):
     """Keep `local` in `backup`, if there is one, and combine it with `incoming` into `out`."""
-    cdef _Bytes source = _Bytes(local, PyBUF_SIMPLE)
+    cdef _Held source = _Held(local, PyBUF_SIMPLE)
     cdef Py_ssize_t nbytes = source.exported.len
-    cdef _Bytes arrived = of_length(incoming, PyBUF_SIMPLE, "incoming", nbytes)
-    cdef _Bytes target = of_length(out, PyBUF_WRITABLE, "out", nbytes)
-    cdef _Bytes kept = None
+    cdef _Held arrived = of_length(incoming, PyBUF_SIMPLE, "incoming", nbytes)
+    cdef _Held target = of_length(out, PyBUF_WRITABLE, "out", nbytes)
+    cdef _Held kept = None
     cdef void *keep = NULL
     if backup is not None:
         kept = of_length(backup, PyBUF_WRITABLE, "backup", nbytes)
@@ -138,7 +167,7 @@ def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_
 
 def crc32c_of(data, uint32_t crc=0):
     """The CRC32C of the bytes, continuing from `crc`."""
-    cdef _Bytes held = _Bytes(data, PyBUF_SIMPLE)
+    cdef _Held held = _Held(data, PyBUF_SIMPLE)
     with nogil:
         crc = crc32c(crc, held.exported.buf, held.exported.len)
     return crc

@@ -147,6 +147,3 @@ static const reduce_loop NAME(loops)[DATATYPES][OPS] = {
 #undef WIDE_STEP
 #undef WIDE_PART
 #undef HALF_LOOP
-#undef NAME
-#undef TARGET
-#undef LANES

@@ -51,6 +51,12 @@ ELEMENTAL float f32_of_bits(uint32_t bits) {
     return value;
 }
 
+ELEMENTAL uint64_t bits_of_f64(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 ELEMENTAL double f64_of_bits(uint64_t bits) {
     double value;
     memcpy(&value, &bits, sizeof value);

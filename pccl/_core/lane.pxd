@@ -9,6 +9,7 @@ from .segment_table cimport SegmentTable
 cdef enum:
     FRAME_MAGIC = 0x31424350        # "PCB1"
     HEADER_BYTES = 40
+    PIECE_BYTES = 1 << 14           # saved, added, coded and summed up at a time: each finds it in cache after the other
 
 # Why a loop returned.
 cdef enum:

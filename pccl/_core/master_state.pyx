@@ -164,7 +164,7 @@ cdef class MasterState(Optimizing):
         elif self.groups[peer.group].agreement.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
         else:
-            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes))
+            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes, self.now_ns))
 
     def _on_finished(self, Peer peer, message):
         self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))
@@ -375,14 +375,23 @@ cdef class MasterState(Optimizing):
                 self._kick(self.peers[peer_id], RANK_CONNECTION_LOST, reason)
 
     def _warn_newcomers(self):
-        limit_ns = nanoseconds(self.options.vote_warning)
-        for peer_id in self.registered:
-            peer = self.peers[peer_id]
-            if not peer.warned and self.now_ns - peer.phase_ns >= limit_ns:
-                peer.warned = True
-                missing = name_missing(self.accepted - self.votes[TOPOLOGY].keys(), self._open_calls())
-                why = "a ring is being wired" if self.wiring else f"update_topology waits for {missing}"
-                self._send(peer, Notice(WARNING, f"not admitted yet: {why}"))
+        """Tell those who have waited long, and the members that keep them waiting, what it takes; once for each."""
+        oldest_ns = self.now_ns - nanoseconds(self.options.vote_warning)
+        newcomers = [self.peers[peer_id] for peer_id in sorted(self.registered)]
+        late = [peer for peer in newcomers if not peer.warned and peer.phase_ns <= oldest_ns]
+        if not late:
+            return
+        missing = self.accepted - self.votes[TOPOLOGY].keys()
+        why = f"update_topology waits for {name_missing(missing, self._open_calls())}"
+        if self.wiring:
+            why = "a ring is being wired"
+        for peer in late:
+            peer.warned = True
+            self._send(peer, Notice(WARNING, f"not admitted yet: {why}. Members let newcomers in by update_topology()"))
+        line = f"{name_peers([peer.id for peer in late])} cannot join: {why}. Call update_topology() on every member"
+        self._log(WARNING, line)
+        for peer_id in sorted(missing):
+            self._send(self.peers[peer_id], Notice(WARNING, line))
 
     def _break_deadlocks(self):
         oldest_ns = self.now_ns - nanoseconds(self.options.deadlock_timeout)

@@ -5,6 +5,7 @@ from .roster cimport Peer
 cdef class Membership:
     cdef readonly bytes run             # names the run: lanes of another run are refused
     cdef readonly object options
+    cdef readonly long long began_ns    # when this master started
     cdef readonly dict peers            # id -> Peer
     cdef readonly dict conns            # connection -> Peer
     cdef readonly dict groups           # number -> Group

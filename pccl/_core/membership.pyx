@@ -38,10 +38,11 @@ cdef class Membership:
         self.round = 0
         self.next_id = 1
         self.reserved_id = 1 + IDS_AT_ONCE
-        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0, "agreed": 0, "optimized": 0}
+        counted = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
+        self.counters = dict.fromkeys(counted, 0)
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
-        self.now_ns = now_ns
+        self.now_ns = self.began_ns = now_ns
         self.actions = []
         self.wiring, self.changed, self.stirred = set(), set(), set()
 
@@ -102,7 +103,7 @@ cdef class Membership:
         self._remove(peer, "left", message.reason or "goodbye")
 
     def _on_beat(self, Peer peer, message):
-        peer.tx_bytes, peer.rx_bytes = message.tx_bytes, message.rx_bytes
+        peer.moved(message.tx_bytes, message.rx_bytes, self.now_ns)
         if message.previous:
             self._learn_passive_rate(peer, message)
 
@@ -157,7 +158,8 @@ cdef class Membership:
         losses = group.lose_edge(message.source, message.target, message.epoch)
         if losses:
             edge = f"{message.source}->{message.target}"
-            self._disturb(group, f"the edge {edge} broke: {message.reason}")
+            which = f"from peer {message.source} to peer {message.target}"
+            self._disturb(group, f"the connection {which} broke: {message.reason}")
             self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
         if losses >= EDGE_LOSSES_MAX:
             self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")

@@ -65,6 +65,22 @@ class Register:
     port: u16
 
 
+@message(0x14, "operator to master")
+class Inquire:
+    """An operator's hello to the master: how is the run? Answered by Reports; whoever asks is no peer of the run."""
+
+    proof: bytes32  # covers both nonces
+
+
+@message(0x48, "master to operator")
+class Report:
+    """One page of what the master knows of the run, as JSON (see `describing`); the pages come in order."""
+
+    page: u16  # from 0
+    pages: u16
+    text: blob
+
+
 @message(0x11, "peer to peer")
 class JoinLane:
     """A peer's hello to the next one in the ring: this connection is that lane of that edge."""
@@ -457,9 +473,10 @@ class OptimizeDone:
 
 
 # What may be said where. A connection moves from one set to the next as it proves itself.
-AT_MASTER_DOOR = limits(Knock, Register)
+AT_MASTER_DOOR = limits(Knock, Register, Inquire)
 AT_PEER_DOOR = limits(Knock, JoinLane, JoinState, JoinProbe)
 TO_CALLER = limits(Challenge, Welcome, Refused)
+TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Layout, Fetched),

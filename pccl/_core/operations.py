@@ -25,9 +25,9 @@ DATATYPES = (
     *("FLOAT16", "BFLOAT16", "FLOAT", "DOUBLE"),
 )
 OPS = ("SUM", "AVG", "PROD", "MAX", "MIN")
-ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE"}
+ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE", 100: "MIN_MAX_4BIT", 101: "ZERO_POINT_SCALE_4BIT"}
 
-_OPERATION = struct.Struct("<IIQQBBBBIIQIQIQ")
+_OPERATION = struct.Struct("<IIQQBBBBIIQIQIQIQ")
 _SHAPE = struct.Struct("<QQBBBB")
 _PAIR = struct.Struct("<QQ")
 SHAPE_BYTES = _SHAPE.size
@@ -71,6 +71,8 @@ class Operation:
     recv_offset: int
     backup_segment: int  # 0: none
     backup_offset: int
+    area_segment: int = 0  # of a quantized reduce, where coded blocks wait to be sent on
+    area_offset: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -85,6 +87,7 @@ def pack_operations(operations: Sequence[Operation]) -> bytes:
             _OPERATION.pack(
                 *(o.slot, o.sequence, o.tag, o.count, o.datatype, o.op, o.algorithm, o.quantized, o.flags),
                 *(o.send_segment, o.send_offset, o.recv_segment, o.recv_offset, o.backup_segment, o.backup_offset),
+                *(o.area_segment, o.area_offset),
             )
             for o in operations
         ]

@@ -27,9 +27,9 @@ from pccl.outcomes import (
 from .participation cimport Participation
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
-    ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched, Stop,
-    Tell, Tick, Traffic, TransferEnded, WorkerDied,
+    OPTIMIZE, TOPOLOGY, AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
+    MasterUp, ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched,
+    Stop, Tell, Tick, Traffic, TransferEnded, WorkerDied,
 )
 from .mailbox import (
     CallAwait, CallCancel, CallConnect, CallDescribe, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
@@ -39,7 +39,6 @@ from .messages import (
     AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, Notice, OptimizeDone,
     PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, Wire,
 )
-from .peer_check import check_peer
 from .story import attach
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
@@ -278,7 +277,25 @@ cdef class PeerState(Participation):
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
-        check_peer(self)
+        wiring, syncing = self.wiring, self.syncing.sync is not None
+        wiring.check()
+        assert self.phase in (JOINING, MEMBER) or not wiring.links, f"lanes while {self.phase}"
+        assert self.phase in (DIALLING, JOINING, MEMBER) or not wiring.early, f"early lanes while {self.phase}"
+        assert self.phase in (JOINING, MEMBER) or not wiring.id, f"peer {wiring.id} while {self.phase}"
+        assert self.phase is not MEMBER or wiring.id, "a member without a name"
+        self.reductions.check(self.phase is MEMBER)
+        self.syncing.check(self.phase is MEMBER)
+        busy = bool(self.reductions.tags) or syncing
+        assert self.phase in (MEMBER, GONE) or not busy, f"reduces or a sync while {self.phase}"
+        votes = (TOPOLOGY in self.calls.open) + (OPTIMIZE in self.calls.open)
+        assert not votes or not busy, "a vote on the topology with reduces or a sync under way"
+        assert votes < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
+        assert self.phase is MEMBER or self.probe is None, f"measures an edge while {self.phase}"
+        assert not self.reductions.tags or not syncing, "a sync beside reduces"
+        assert not self.leaving or self.phase is GONE and busy, "close() was not answered"
+        self.calls.check()
+        assert self.phase is MEMBER or not self.calls.open, f"calls {self.calls.open} while {self.phase}"
+        assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
 
 
 # What each phase understands. A mailbox call that is not here gets the reason why there is no membership; a message of

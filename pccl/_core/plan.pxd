@@ -9,6 +9,7 @@ cdef enum:
     BLOCKS_PER_CHUNK = 4            # of a small tensor: enough to overlap receiving, adding and sending
     BLOCKS_MAX = 1 << 14            # of one operation: what queues and flags are laid out for
     UNIT = 64                       # elements; chunks of a large tensor begin at multiples, which keeps vectors aligned
+    BLOCK_UNIT = 1024               # elements; blocks are multiples, so that none cuts a group of quantized elements
 
 
 # The cut of one operation: the same on all peers, from three numbers.

@@ -42,7 +42,7 @@ cdef void make_plan(Plan *plan, uint64_t count, uint32_t itemsize, uint32_t worl
     chunk = larger(smaller((plan.units_each + (plan.units_over > 0)) * plan.unit, count), 1)
     block = smaller(larger(chunk * itemsize // BLOCKS_PER_CHUNK, BLOCK_BYTES_MIN), BLOCK_BYTES_MAX) // itemsize
     block = larger(block, divided_up(chunk, larger(BLOCKS_MAX // world, 1)))
-    plan.block = divided_up(block, UNIT) * UNIT
+    plan.block = divided_up(block, BLOCK_UNIT) * BLOCK_UNIT
     plan.blocks_each = divided_up(chunk, plan.block)
 
 

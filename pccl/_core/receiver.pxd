@@ -10,7 +10,15 @@ cdef enum:
     WORTH_BYTES_MAX = 1 << 17       # wakes a reader often enough to keep up, and half as often as segments come
     WORTH_MS = 20                   # and not waited for any longer
     AHEAD_BYTES = 4096              # read together with a header: a small frame costs one system call
-    PIECE_BYTES = 1 << 14           # saved, added and summed up at a time: each finds it in cache after the other
+
+
+# Where a block is on this peer, or a piece of it.
+cdef struct Place:
+    uint64_t count                  # elements
+    char *local                     # what this peer contributes
+    char *out                       # where the result goes
+    char *backup                    # where the old bytes of `out` go; NULL: nowhere
+    uint32_t *mark                  # how many of them are there
 
 
 cdef class Receiver(Lane):
@@ -19,7 +27,7 @@ cdef class Receiver(Lane):
     cdef Header header              # of the frame being received, if `stage` is past it
     cdef int stage
     cdef Op *op                     # held; NULL: the frame is read and dropped
-    cdef char *target               # where the payload goes
+    cdef char *target               # where the payload goes; NULL: to scratch
     cdef uint64_t received          # bytes of the payload that are there
     cdef char *scratch              # payloads that are to be added, or dropped
     cdef uint64_t scratch_size
@@ -33,6 +41,11 @@ cdef class Receiver(Lane):
     cdef int read_payload(self) noexcept nogil
     cdef int close_frame(self) noexcept nogil
     cdef uint32_t apply(self) noexcept nogil
+    cdef uint32_t apply_coded(self) noexcept nogil
+    cdef uint32_t divisor(self) noexcept nogil
+    cdef bint is_sent_on(self) noexcept nogil
+    cdef Place find_place(self) noexcept nogil
+    cdef char *find_coded(self) noexcept nogil
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil
     cdef int aim_at_scratch(self) noexcept nogil
     cdef void set_worth(self, int nbytes) noexcept nogil

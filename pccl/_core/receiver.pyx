@@ -2,7 +2,9 @@
 """The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
 
 A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight into
-the tensor. A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number
+the tensor. Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
+the cache, and a final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums
+once, and takes for itself what all others will: the decoded ones. A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number
 of a header is compared with what this peer computes itself from the operation, before a byte of payload is read.
 
 An in-place tensor is saved piece by piece before it is changed; how much of each block is saved stands beside
@@ -19,8 +21,9 @@ from pccl._core cimport posix
 
 from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP, Op
-from .kernels cimport crc32c, reduce_block
-from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, UNMAPPED, Lane
+from .codec cimport coded_offset
+from .kernels cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
+from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, PIECE_BYTES, UNMAPPED, Lane
 from .park cimport now_ns
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
 
@@ -110,7 +113,7 @@ cdef class Receiver(Lane):
             if code:
                 self.drop()
                 return code
-        if self.op == NULL or <uint32_t> self.header.hop + 1 < self.op.plan.world:
+        if self.op == NULL or self.target == NULL:
             code = self.aim_at_scratch()
             if code:
                 return code
@@ -125,11 +128,11 @@ cdef class Receiver(Lane):
         return GO_ON
 
     cdef int aim(self) noexcept nogil:
-        """Compare the header with what the operation says, and find where a final block goes."""
+        """Compare the header with what the operation says, and find where a block goes that is not for scratch."""
         cdef Op *op = self.op
-        cdef uint64_t begin, end
-        cdef char *backup
-        cdef uint32_t *mark
+        cdef Place place
+        cdef uint64_t begin, end, nbytes
+        cdef bint spreads
         if (
             <uint32_t> self.header.hop + 2 >= 2 * op.plan.world
             or self.header.chunk != chunk_received(&op.plan, op.rank, self.header.hop)
@@ -137,18 +140,50 @@ cdef class Receiver(Lane):
         ):
             return self.end(0, b"a frame that does not belong to its operation")
         block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
-        if self.header.length != (end - begin) * op.itemsize:
+        nbytes = coded_bytes(&op.codec, end - begin) if op.codec.bits else (end - begin) * op.itemsize
+        if self.header.length != nbytes:
             return self.end(0, b"a frame whose length does not fit its block")
         self.wanted = self.missing_segment(op)
         if self.wanted:
             return UNMAPPED
-        self.target = self.segments.base_of(op.recv_segment) + op.recv_offset + begin * op.itemsize
-        if <uint32_t> self.header.hop + 1 >= op.plan.world and op.flags & BACKED_UP:
+        self.target = NULL
+        spreads = <uint32_t> self.header.hop + 1 >= op.plan.world
+        if spreads and op.codec.bits == 0:
+            place = self.find_place()
+            self.target = place.out
             # Only this peer's own chunk is overwritten without ever having been added to, and saved then.
-            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
-            mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
-            save(mark, self.target, backup + begin * op.itemsize, self.header.length)
+            if place.mark != NULL:
+                save(place.mark, place.out, place.backup, nbytes)
+        elif spreads and self.is_sent_on():
+            self.target = self.find_coded()
         return GO_ON
+
+    cdef bint is_sent_on(self) noexcept nogil:
+        """Whether this block has another hop to go."""
+        return <uint32_t> self.header.hop + 3 < 2 * self.op.plan.world
+
+    cdef Place find_place(self) noexcept nogil:
+        """Where the block of this frame is, now that all segments are mapped."""
+        cdef Op *op = self.op
+        cdef Place place
+        cdef uint64_t begin, end
+        block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
+        place.count = end - begin
+        begin *= op.itemsize
+        place.local = self.segments.base_of(op.send_segment) + op.send_offset + begin
+        place.out = self.segments.base_of(op.recv_segment) + op.recv_offset + begin
+        place.backup, place.mark = NULL, NULL
+        if op.flags & BACKED_UP:
+            place.backup = self.segments.base_of(op.backup_segment) + op.backup_offset
+            place.mark = mark_of(place.backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
+            place.backup += begin
+        return place
+
+    cdef char *find_coded(self) noexcept nogil:
+        """Where the block of this frame lies coded until it is sent on."""
+        cdef Op *op = self.op
+        cdef uint64_t offset = coded_offset(&op.codec, &op.plan, self.header.chunk, self.header.block)
+        return self.segments.base_of(op.area_segment) + op.area_offset + offset
 
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil:
         """The first segment of an operation that is not mapped here; 0 if all are."""
@@ -158,6 +193,8 @@ cdef class Receiver(Lane):
             return op.recv_segment
         if op.flags & BACKED_UP and self.segments.base_of(op.backup_segment) == NULL:
             return op.backup_segment
+        if op.codec.bits and self.segments.base_of(op.area_segment) == NULL:
+            return op.area_segment
         return 0
 
     cdef int read_payload(self) noexcept nogil:
@@ -249,19 +286,24 @@ cdef class Receiver(Lane):
             return GO_ON
         if crc32c(0, self.target, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
-        if <uint32_t> self.header.hop + 1 < op.plan.world:
+        if <uint32_t> self.header.hop + 1 < op.plan.world or op.codec.bits:
             began = now_ns()
-            crc = self.apply()
+            crc = self.apply_coded() if op.codec.bits else self.apply()
             began = now_ns() - began
             self.count.reduce_ns += began
             posix.atomic_count_u64(&op.reduce_ns, began)
         posix.atomic_count_u64(&op.received_bytes, self.received)
-        if self.header.hop < 2 * op.plan.world - 3:
+        if self.is_sent_on():
             if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc):
                 return self.end(0, b"the queue of ready blocks is full")
         self.board.account(op)
         self.drop()
         return self.visit()
+
+    cdef uint32_t divisor(self) noexcept nogil:
+        """The owner's last sum is the one that an average divides."""
+        cdef Op *op = self.op
+        return op.plan.world if <uint32_t> self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
 
     cdef uint32_t apply(self) noexcept nogil:
         """Add the block in scratch to the tensor, and return the checksum of the sum, which is what is sent on.
@@ -269,29 +311,50 @@ cdef class Receiver(Lane):
         A piece at a time: saved before it changes, and summed up while it is in the nearest cache.
         """
         cdef Op *op = self.op
-        cdef uint64_t begin, end, at = 0, piece
-        cdef uint32_t divisor, crc = 0
-        cdef char *local
-        cdef char *out
-        cdef char *backup = NULL
-        cdef uint32_t *mark = NULL
-        block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
-        begin *= op.itemsize
-        local = self.segments.base_of(op.send_segment) + op.send_offset + begin
-        out = self.segments.base_of(op.recv_segment) + op.recv_offset + begin
-        if op.flags & BACKED_UP:
-            backup = self.segments.base_of(op.backup_segment) + op.backup_offset
-            mark = mark_of(backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
-            backup += begin
-        # The owner's last sum is the one that an average divides.
-        divisor = op.plan.world if <uint32_t> self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
+        cdef Place place = self.find_place()
+        cdef uint64_t at = 0, piece
+        cdef uint32_t divisor = self.divisor(), crc = 0
         while at < self.received:
             piece = self.received - at if self.received - at < PIECE_BYTES else PIECE_BYTES
-            if mark != NULL:
-                save(mark, local, backup, at + piece)
-            reduce_block(op.datatype, op.op, out + at, local + at, self.scratch + at, piece // op.itemsize, divisor)
-            crc = crc32c(crc, out + at, piece)
+            if place.mark != NULL:
+                save(place.mark, place.out, place.backup, at + piece)
+            reduce_block(
+                op.datatype, op.op, place.out + at, place.local + at, self.scratch + at, piece // op.itemsize, divisor
+            )
+            crc = crc32c(crc, place.out + at, piece)
             at += piece
+        return crc
+
+    cdef uint32_t apply_coded(self) noexcept nogil:
+        """The same of a coded block: added, coded anew and summed up; or only decoded, if it is final.
+
+        Returns the checksum of what is sent on, if anything is.
+        """
+        cdef Op *op = self.op
+        cdef Place place = self.find_place()
+        cdef bint reduces = <uint32_t> self.header.hop + 1 < op.plan.world
+        cdef bint owned = <uint32_t> self.header.hop + 2 == op.plan.world
+        cdef uint32_t divisor = self.divisor(), crc = 0 if reduces else self.header.crc
+        cdef const char *coded = self.target
+        cdef char *forward = self.find_coded()
+        cdef uint64_t done = 0, some, at, nbytes
+        while done < place.count:
+            some = PIECE_BYTES // op.itemsize
+            some = place.count - done if place.count - done < some else some
+            at, nbytes = done * op.itemsize, coded_bytes(&op.codec, some)
+            if place.mark != NULL:
+                save(place.mark, place.out, place.backup, at + some * op.itemsize)
+            if reduces:
+                reduce_coded(&op.codec, op.op, place.out + at, place.local + at, coded, some, divisor)
+                encode_block(&op.codec, forward, place.out + at, some)
+                crc = crc32c(crc, forward, nbytes)
+            if owned:
+                decode_block(&op.codec, place.out + at, forward, some)
+            elif not reduces:
+                decode_block(&op.codec, place.out + at, coded, some)
+            coded += nbytes
+            forward += nbytes
+            done += some
         return crc
 
 

@@ -1,6 +1,6 @@
 # Contents of `sender`.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .board cimport Job
 from .lane cimport Header, Lane
@@ -24,8 +24,8 @@ cdef class Sender(Lane):
     cdef const char *payload
     cdef uint64_t payload_left
     cdef uint64_t length
-    cdef char *rescue               # the rest of a frame whose operation was aborted under way
-    cdef uint64_t rescue_size
+    cdef char *own                  # memory of this process: a block that was coded here, or what was left of an aborted one
+    cdef uint64_t own_size
     cdef bint blocked               # the socket has been full for a while, and the others know
     cdef int patience_ms            # until the others are asked again
     cdef int streak                 # frames since the socket was last full
@@ -35,6 +35,10 @@ cdef class Sender(Lane):
     cdef bint would_be_last(self) noexcept nogil
     cdef void leave_it_to_others(self) noexcept nogil
     cdef int prepare(self) noexcept nogil
+    cdef int find_payload(self, uint32_t chunk) noexcept nogil
+    cdef int encode(self, const char *values, uint64_t count) noexcept nogil
+    cdef int reserve(self, uint64_t nbytes) noexcept nogil
+    cdef void write_header(self, uint32_t chunk) noexcept nogil
     cdef int transmit(self) noexcept nogil
     cdef int await_room(self) noexcept nogil
     cdef void set_blocked(self, bint blocked) noexcept nogil

@@ -14,8 +14,9 @@ from libc.string cimport memcpy, memset
 from pccl._core cimport posix
 
 from .board cimport ABORTED, Op
-from .kernels cimport crc32c
-from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, UNMAPPED, Lane
+from .codec cimport coded_offset
+from .kernels cimport coded_bytes, crc32c, encode_block
+from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, PIECE_BYTES, UNMAPPED, Lane
 from .park cimport now_ns
 from .plan cimport block_range, chunk_sent
 
@@ -25,7 +26,7 @@ cdef class Sender(Lane):
     """Frames ready blocks to the next peer."""
 
     def __dealloc__(self):
-        free(self.rescue)
+        free(self.own)
 
     def attach(self, int fd):
         """Serve this connection."""
@@ -113,27 +114,80 @@ cdef class Sender(Lane):
         """Begin the frame of the block in `job`."""
         cdef Op *op = self.job.op
         cdef uint32_t chunk = chunk_sent(&op.plan, op.rank, self.job.hop)
-        cdef uint32_t segment = op.recv_segment if self.job.hop else op.send_segment
-        cdef char *base = self.segments.base_of(segment)
-        cdef uint64_t begin, end
+        cdef int code
         self.entered = True
-        self.pending = base == NULL
-        if base == NULL and posix.atomic_load_u32(&op.state) == ABORTED:
-            self.pending = self.entered = False
+        self.pending = False
+        code = self.find_payload(chunk)
+        if code == UNMAPPED and posix.atomic_load_u32(&op.state) == ABORTED:
+            self.entered = False
             self.board.leave(op)
             return GO_ON
+        if code:
+            self.pending = code == UNMAPPED
+            return code
+        self.write_header(chunk)
+        return GO_ON
+
+    cdef int find_payload(self, uint32_t chunk) noexcept nogil:
+        """What is sent: of a quantized operation what lies coded in its area, but for the own chunk, coded here and now."""
+        cdef Op *op = self.job.op
+        cdef bint coded = op.codec.bits and self.job.hop
+        cdef uint32_t segment = op.area_segment if coded else op.recv_segment if self.job.hop else op.send_segment
+        cdef char *base = self.segments.base_of(segment)
+        cdef uint64_t begin, end
         if base == NULL:
             self.wanted = segment
             return UNMAPPED
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
+        if coded:
+            self.payload = base + op.area_offset + coded_offset(&op.codec, &op.plan, chunk, self.job.block)
+            self.length = self.payload_left = coded_bytes(&op.codec, end - begin)
+            return GO_ON
         self.payload = base + (op.recv_offset if self.job.hop else op.send_offset) + begin * op.itemsize
+        if op.codec.bits:
+            return self.encode(self.payload, end - begin)
         self.length = self.payload_left = (end - begin) * op.itemsize
         if self.job.hop == 0:
             self.job.crc = crc32c(0, self.payload, self.length)
+        return GO_ON
+
+    cdef int encode(self, const char *values, uint64_t count) noexcept nogil:
+        """Code a block into memory of our own, a piece at a time, so that the checksum finds it in the nearest cache."""
+        cdef Op *op = self.job.op
+        cdef uint64_t done = 0, some, piece = PIECE_BYTES // op.itemsize, nbytes
+        cdef uint32_t crc = 0
+        cdef char *target
+        self.length = self.payload_left = coded_bytes(&op.codec, count)
+        if self.reserve(self.length) != 0:
+            return self.end(posix.ENOMEM, b"")
+        target = self.own
+        while done < count:
+            some = count - done if count - done < piece else piece
+            nbytes = coded_bytes(&op.codec, some)
+            encode_block(&op.codec, target, values + done * op.itemsize, some)
+            crc = crc32c(crc, target, nbytes)
+            target += nbytes
+            done += some
+        self.payload = self.own
+        self.job.crc = crc
+        return GO_ON
+
+    cdef int reserve(self, uint64_t nbytes) noexcept nogil:
+        """Have that much memory of our own; -1 if there is none."""
+        if nbytes > self.own_size:
+            free(self.own)
+            self.own_size = 0
+            self.own = <char *> malloc(nbytes)
+            if self.own == NULL:
+                return -1
+            self.own_size = nbytes
+        return 0
+
+    cdef void write_header(self, uint32_t chunk) noexcept nogil:
         self.header.magic = FRAME_MAGIC
         self.header.hop = self.job.hop
         self.header.reserved = 0
-        self.header.sequence = op.sequence
+        self.header.sequence = self.job.op.sequence
         self.header.chunk = chunk
         self.header.block = self.job.block
         self.header.length = self.length
@@ -141,7 +195,6 @@ cdef class Sender(Lane):
         self.header.spare = 0
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
         self.header_left = HEADER_BYTES
-        return GO_ON
 
     cdef int transmit(self) noexcept nogil:
         """Write what the socket takes of the frame."""
@@ -218,16 +271,12 @@ cdef class Sender(Lane):
             posix.atomic_clear_bits_u64(&self.board.shared.blocked[self.lane // 64], lane_bit(self.lane))
 
     cdef int let_go(self) noexcept nogil:
-        """The operation was aborted in the middle of its frame, which goes on from a copy."""
-        if self.payload_left > self.rescue_size:
-            free(self.rescue)
-            self.rescue_size = 0
-            self.rescue = <char *> malloc(self.payload_left)
-            if self.rescue == NULL:
+        """The operation was aborted in the middle of its frame, which goes on from memory of our own."""
+        if not self.own <= self.payload < self.own + self.own_size:
+            if self.reserve(self.payload_left) != 0:
                 return self.end(posix.ENOMEM, b"")
-            self.rescue_size = self.payload_left
-        memcpy(self.rescue, self.payload, self.payload_left)
-        self.payload = self.rescue
+            memcpy(self.own, self.payload, self.payload_left)
+            self.payload = self.own
         self.entered = False
         self.board.leave(self.job.op)
         return GO_ON

@@ -77,12 +77,12 @@ cdef class Connection(Watcher):
         """It ends with an error, but not before the loop has its turn: whoever is sending is not told in the middle."""
         self.loop.after(0, lambda: self.end("error", reason))
 
-    def finish(self):
+    def finish(self, long long linger_ns=LINGER_NS):
         """Send what is queued, say that nothing follows, and close once the other side did, or soon."""
         if self.socket is None or self.finishing:
             return
         self.finishing = True
-        self.loop.after(LINGER_NS, self.close)
+        self.loop.after(linger_ns, self.close)
         if not self.writer.pending:
             self.half_close()
 

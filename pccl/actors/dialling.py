@@ -7,6 +7,7 @@ except for the attempt as a whole, which has a bound of its own when `timeout_ns
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 NONCE_BYTES = 32
+
+# What a beginner reads instead of the system's words, which are kept beside it.
+PLAIN = {
+    os.strerror(errno.ECONNREFUSED): "nothing listens there",
+    os.strerror(errno.EHOSTUNREACH): "no machine answers there",
+    os.strerror(errno.ETIMEDOUT): "no machine answers there",
+}
 
 
 class Dialler:
@@ -80,9 +88,9 @@ class Dialler:
             return
         prepare(sock)
         failure = sock.connect_ex((host, port))
-        if failure not in (0, 115):  # EINPROGRESS: the loop tells when it is through
+        if failure not in (0, errno.EINPROGRESS):  # the loop tells when it is through
             sock.close()
-            self._next_after(f"{where}{os.strerror(failure)}")
+            self._next_after(f"{where}{_plainly(os.strerror(failure))}")
             return
         self._caller = Caller(self._token, os.urandom(NONCE_BYTES), self._hello)
         self._connection = Connection(
@@ -91,7 +99,7 @@ class Dialler:
             number=self._number,
             limits=TO_CALLER,
             on_message=self._heard,
-            on_down=lambda _, kind, reason: self._broke(kind, f"{where}{reason}"),
+            on_down=lambda _, kind, reason: self._broke(kind, f"{where}{_plainly(reason)}"),
             exact=True,
             connecting=True,
         )
@@ -116,9 +124,10 @@ class Dialler:
         if self._connection is not None:
             self._connection.close()
         if kind == "version":
-            self._fail(f"{reason}: install the same version of pccl on both sides", final=True)
+            self._fail(reason, final=True)
         elif kind in ("magic", "opcode", "length", "crc", "body"):
-            self._fail(f"{reason}: what listens there does not speak pccl's protocol", final=True)
+            what = "what listens there does not speak pccl's protocol: is the port right?"
+            self._fail(what if kind == "magic" else f"{what} ({reason})", final=True)
         else:
             self._next_after(reason)
 
@@ -136,3 +145,9 @@ class Dialler:
         if not self._over:
             self.cancel()
             self._on_down(reason, final)
+
+
+def _plainly(reason: str) -> str:
+    """The system's reason, with a plainer one ahead of it if there is one."""
+    plain = PLAIN.get(reason)
+    return reason if plain is None else f"{plain} ({reason})"

@@ -1,8 +1,9 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
 Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. Runs until `stop`, in whatever process called `run`. With a state file, what groups agreed on is
-on the disk before anybody hears of it; if it cannot be written any more the run goes on, and says so.
+mean is decided there. An operator who asks how the run is gets its description and is gone: the machine never hears of
+it. Runs until `stop`, in whatever process called `run`. With a state file, what groups agreed on is on the disk before
+anybody hears of it; if it cannot be written any more the run goes on, and says so.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from pccl._core.events import (
     Tick,
 )
 from pccl._core.master_state import MasterState
-from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Kick, Register
+from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Inquire, Kick, Register
 from pccl._core.park import monotonic_ns
+from pccl._core.wire import WIRE_VERSION
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_USAGE
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from .state_file import StateFile
 
 RUN_ID_BYTES = 16
+INQUIRY_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
 
 # What is said in the mailbox of a master in a process of its own, beside the reason why it could not start.
 STATE_FILE = b"state file: "  # and its path, if there is one
@@ -63,6 +66,8 @@ class MasterActor:
         token: bytes,
         options: Options,
         log: Callable[[int, str], None],
+        *,
+        version: str = "unknown",
         state_file: StateFile | None = None,
     ) -> None:
         self._log = log
@@ -71,6 +76,7 @@ class MasterActor:
         self.state = self._begin(options)
         self.loop = Loop()
         self.loop.look_ns = nanoseconds(options.look_time)
+        self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
         self._question: BeginMoonshot | None = None  # what the search in the background is about
@@ -79,7 +85,7 @@ class MasterActor:
             self.loop,
             listener,
             token=token,
-            hellos={Register: self._admit},
+            hellos={Register: self._admit, Inquire: self._answer},
             limits=AT_MASTER_DOOR,
             new_number=self._new_number,
             log=log,
@@ -186,6 +192,17 @@ class MasterActor:
         connection.send(welcome)
         self._feed(PeerCame(connection.number, hello, host))
 
+    def _answer(self, connection: Connection, _: Inquire, host: str, welcome: Welcome) -> None:
+        """Describe the run to an operator, who has nothing more to say to us."""
+        from pccl._core.describing import report  # here, because most masters are never asked
+
+        connection.become({}, lambda *_: None, lambda *_: None)
+        connection.send(welcome)
+        for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
+            connection.send(page)
+        connection.finish(INQUIRY_NS)
+        self._log(DEBUG, f"described the run to an operator at {host}")
+
     def _heard(self, number: int, message: Any) -> None:
         self._feed(PeerSaid(number, message))
         if type(message) is not Beat:
@@ -263,12 +280,13 @@ def main(arguments: list[str]) -> int:
     set_process_name("pccl-master")
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)
-    options = Options.decode(mailbox.recv(1 << 16).decode())
+    options, version = Options.decode(mailbox.recv(1 << 16).decode()), mailbox.recv(1 << 10).decode()
     path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
     listener = socket.socket(fileno=listener_fd)
     log = logging.getLogger("pccl.master").log
     try:
-        actor = MasterActor(listener, options.token.encode(), options, log, open_state_file(path))
+        file = open_state_file(path)
+        actor = MasterActor(listener, options.token.encode(), options, log, version=version, state_file=file)
     except ValueError as error:
         mailbox.send(str(error).encode())
         return 1

@@ -34,6 +34,16 @@ def copy_to_device(tensor: torch.Tensor, piece: Piece, nbytes: int) -> None:
         _bytes_of(tensor)[:nbytes].copy_(_host_bytes(piece, nbytes))
 
 
+def read_bytes(piece: memoryview, tensor: torch.Tensor, begin: int) -> None:
+    """Fill a piece of host memory with the bytes of a device tensor from `begin` on."""
+    torch.frombuffer(piece, dtype=torch.uint8).copy_(_bytes_of(tensor)[begin : begin + len(piece)])
+
+
+def write_bytes(tensor: torch.Tensor, begin: int, piece: memoryview) -> None:
+    """Put a piece of host memory into a device tensor from `begin` on."""
+    _bytes_of(tensor)[begin : begin + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
+
+
 def _host_bytes(piece: Piece, nbytes: int) -> torch.Tensor:
     return torch.frombuffer(piece.view, dtype=torch.uint8, count=nbytes)
 

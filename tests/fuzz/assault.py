@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl._core.framing import FrameError, FrameReader
-from pccl._core.messages import TO_CALLER, TO_PEER
+from pccl._core.messages import TO_CALLER, TO_OPERATOR, TO_PEER
 from pccl._core.wire import WIRE_VERSION, WireError, decode
 from pccl.addresses import parse_address
 
@@ -41,7 +41,7 @@ class Attacker:
         self.frames = 0
         self._session = session
         self._unsent = b""
-        self._reader = FrameReader({**TO_CALLER, **TO_PEER}, WIRE_VERSION)
+        self._reader = FrameReader({**TO_CALLER, **TO_PEER, **TO_OPERATOR}, WIRE_VERSION)
         self._go_on(None)
 
     def ready(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import box, wan
+from benchmarks.linked import reason_against as reason_against_link
 from benchmarks.throttling import reason_against
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
@@ -73,6 +74,18 @@ def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
     assert {"pool of 1", "pool of 8", "8 at once"} <= set(numbers["contenders"])
     assert ("one throttled" in numbers["contenders"]) == (not reason_against())
     assert "one throttled by all alike" in table or "left out" in table
+
+
+def test_quantization_is_measured_over_a_slow_link(tmp_path: Path) -> None:
+    """Goal: codes against elements where there can be a link, else the reason; and the errors of all ways."""
+    table, numbers = run("quantized", tmp_path, "--size", "1M", "--rounds", "1")
+
+    assert ("contenders" in numbers) == (not reason_against_link())
+    for name, row in numbers.get("contenders", {}).items():
+        assert row["sent_bytes"] < (1 << 20) * {"16": 0.52, "8 ": 0.26, "4 ": 0.13}.get(name.split(", ")[-1][:2], 1.01)
+    assert numbers["errors_percent"]["MIN_MAX, 8 bits"]["constant"] == 0
+    assert 0 < numbers["errors_percent"]["MIN_MAX, 8 bits"]["uniform"] < 1
+    assert "times as fast" in table or "left out" in table
 
 
 def test_latencies_are_measured(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Exit codes: 0 after SIGINT or SIGTERM, 1 when it cannot serve and one line says 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -209,6 +210,21 @@ def test_a_state_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "cannot be written: No such file or directory" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["run-master", "status", "bench", "demo", "stress"])
+def test_every_help_has_an_example_and_the_exit_codes(command: str) -> None:
+    """Goal: what it does in one sentence, how to call it, and what its end means to a script."""
+    overview, ended = run(SCRIPTS / "pccl", "--help"), run(SCRIPTS / "pccl", command, "--help")
+
+    assert ended.returncode == 0
+    (sentence,) = [
+        line.split(maxsplit=1)[1] for line in overview.stdout.splitlines() if line.startswith(f"  {command} ")
+    ]
+    assert sentence.endswith(".")
+    assert sentence in ended.stdout
+    assert re.search(rf"Examples?\b.*\n +pccl {command}", ended.stdout, re.DOTALL)
+    assert re.search(r"Exit codes: 0 .*1 .*2\s+wrong\s+command\s+line", ended.stdout, re.DOTALL)
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["run-master", "--no-such-flag"]])

@@ -288,7 +288,7 @@ def test_no_master_there(master: MasterNode) -> None:
     address = master.address
     master.interrupt()
     peer = Communicator(address, options=quick())
-    with pytest.raises(MasterConnectionError, match=rf"{address} in 2 attempts") as caught:
+    with pytest.raises(MasterConnectionError, match=rf"{address} within 2 attempts") as caught:
         peer.connect(n_attempts=2)
 
     assert caught.value.result is Result.MASTER_CONNECTION_FAILED

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core import events
 from pccl._core.events import MasterSaid, PeerSaid, SendTo
-from pccl._core.messages import Accepted, Commence, Kick, OptimizeDone, ReduceFailed, TopologyDone, WireFailed
+from pccl._core.messages import (
+    Accepted,
+    Commence,
+    Kick,
+    OptimizeDone,
+    ReduceFailed,
+    SyncDone,
+    TopologyDone,
+    WireFailed,
+)
 from pccl._core.operations import unpack_pairs
 from pccl._core.solver import evaluate, solve
 from pccl.options import nanoseconds
@@ -28,6 +37,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
     state = world.master.state
     if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
         _check_mark(world, world.master.links[event.conn].peer, event.message)
+    _check_agreements(world, actions)
     common: set[tuple[int, int, int]] = set()
     per_group: dict[int, tuple[int, int]] = {}
     for action in actions:
@@ -48,6 +58,25 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
         elif kind is ReduceFailed:
             _check_failure(world, state.groups[state.conns[action.conn].group], message)
     assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _check_agreements(world: World, actions: list[Any]) -> None:
+    """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
+    if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
+        return
+    for number, group in world.master.state.groups.items():
+        revision, content = group.agreement.revision, group.agreement.content
+        agreed = world.agreements.setdefault(number, {})
+        if revision < 0 or agreed.get(revision) == content:
+            continue
+        assert revision not in agreed, f"group {number} agreed twice on revision {revision}"
+        assert not agreed or revision == max(agreed) + 1, f"group {number}: {revision} after {max(agreed)}"
+        told = [type(action) is events.Save or type(getattr(action, "message", None)) for action in actions]
+        assert True in told, "an agreement was not kept"
+        assert told.index(True) < told.index(SyncDone), "an agreement was told before it was kept"
+        agreed[revision] = content
+        assert content in world.contents, f"group {number} agreed on what nobody voted for, or on a torn state"
+        world.checkpoints[number] = world.contents[content]
 
 
 def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
@@ -89,6 +118,8 @@ def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
 
 def _check_kick(world: World, conn: int, reason: str) -> None:
     shell = world.master.links[conn].peer
+    if shell.program.syncing.is_odd(reason):
+        return
     if world.calm:
         assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
     if reason.startswith("nothing heard"):
@@ -211,6 +242,9 @@ def check_empty(world: World) -> None:
     """Everybody left, and nothing of them is left."""
     master = world.master.state
     assert not world.master.links, "control connections remain"
+    remembered = [group for group in master.groups.values() if group.agreement.revision >= 0]
+    assert all(group.agreement.is_idle() for group in remembered), "a synchronisation of nobody is under way"
+    assert not any(group.ring for group in remembered), "a ring of nobody"
     left = (
         master.peers,
         master.conns,
@@ -218,9 +252,10 @@ def check_empty(world: World) -> None:
         master.registered,
         master.admitting,
         master.wiring,
-        master.groups,
+        len(master.groups) - len(remembered),
     )
     assert not any(left), f"the master still holds {left}"
     assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
+    assert not any(shell.states.transfer for shell in world.shells if shell.program.closed), "a transfer goes on"
     assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
     assert not master.admission, "a round without anybody is open"

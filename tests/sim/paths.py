@@ -15,10 +15,12 @@ from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 
+from .sync_paths import SYNC_PATHS, mark_master, mark_peer, remember
+
 if TYPE_CHECKING:
     from .nodes import MasterShell, PeerShell
 
-PATHS = frozenset({
+PATHS = SYNC_PATHS | {
     # membership
     "a member is lost while newcomers are wired",
     "a newcomer is lost while it is admitted",
@@ -117,13 +119,14 @@ PATHS = frozenset({
     "a call comes after the end",
     "connect is given up",
     "a second thread makes the same call",
-})  # fmt: skip
+}  # fmt: skip
 
 
 class Paths:
     """The paths that one run has taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, syncs: bool) -> None:
+        self._syncs = syncs
         self.taken: Counter[str] = Counter()
 
     def _mark(self, name: str) -> None:
@@ -139,13 +142,16 @@ class Paths:
             state.options.heartbeat_interval
         )
         vote = _vote_of(state, event)
+        held, sync = _is_held(state), remember(state, event) if self._syncs else None
         optimization = state.optimizing, bool(state.measurements), set(state.optimizers)
-        return state.admission, set(state.admitting), set(state.accepted), late, _is_held(state), vote, optimization
+        return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync, optimization
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
         state = shell.state
-        admission, admitting, accepted, late, held, vote, optimization = before
+        admission, admitting, accepted, late, held, vote, sync, optimization = before
+        if sync is not None:
+            mark_master(state, sync, event, actions, self._mark)
         if admission:
             if accepted - state.accepted:
                 self._mark("a member is lost while newcomers are wired")
@@ -237,9 +243,10 @@ class Paths:
         kind = type(message)
         if kind is messages.Kick:
             self._at_kick(message.reason, admitting)
-        elif kind is messages.CallFailed:
-            alone = message.reason.startswith("optimize_topology needs")
-            self._mark("a lone peer cannot optimise" if alone else "calls that never meet are explained")
+        elif kind is messages.CallFailed and "never meet" in message.reason:
+            self._mark("calls that never meet are explained")
+        elif kind is messages.CallFailed and message.reason.startswith("optimize_topology needs"):
+            self._mark("a lone peer cannot optimise")
         elif kind is messages.Notice:
             waits = message.line.startswith("not admitted")
             vote = (
@@ -268,6 +275,8 @@ class Paths:
             self._mark("a silent peer is kicked")
         elif reason.startswith("straggler"):
             self._mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
+        elif "shared state" in reason or "sync_shared_state" in reason:
+            pass  # see `sync_paths`
         else:
             self._mark("who breaks the protocol is kicked")
 
@@ -285,6 +294,8 @@ class Paths:
         state = shell.state
         phase, early, late, previous_edge = before
         kind = type(event)
+        if self._syncs:
+            mark_peer(phase, event, actions, self._mark)
         if kind is events.LinkCame:
             self._at_lane(state, phase, event.hello, actions, previous_edge)
         elif kind is events.LinkDown:

@@ -35,7 +35,7 @@ HEADER = struct.Struct("<IHHQIIIII")
 HEADER_BYTES = HEADER.size + 4
 MAGIC = 0x31424350
 
-SEND, RECV, BACKUP = 1, 2, 3  # segments
+SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # segments
 
 
 def frame(
@@ -258,10 +258,12 @@ def operation(
     send: tuple[int, int] = (SEND, 0),
     recv: tuple[int, int] = (RECV, 0),
     backup: tuple[int, int] = (0, 0),
+    quantization: tuple[int, int] = (0, 0),
+    area: tuple[int, int] = (0, 0),
 ) -> Operation:
     """What the actor would be told: tensors as segment and offset."""
     flags = FLAG_BACKED_UP if backup[0] else 0
-    return Operation(0, 0, 0, count, datatype.value, op.value, 0, 0, flags, *send, *recv, *backup)
+    return Operation(0, 0, 0, count, datatype.value, op.value, *quantization, flags, *send, *recv, *backup, *area)
 
 
 @contextmanager

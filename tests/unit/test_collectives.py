@@ -298,7 +298,7 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (lambda epoch: m.EdgeLost(epoch, 1, 2, "reset"), "the edge 1->2 broke: reset"),
+        (lambda epoch: m.EdgeLost(epoch, 1, 2, "reset"), "the connection from peer 1 to peer 2 broke: reset"),
         (lambda epoch: m.WireFailed(epoch, 2, "refused"), "peer 1 cannot reach peer 2: refused"),
         (lambda _: m.Leave("close"), "peer 1 left: close"),
         (lambda _: m.VoteTopology(1, 0), "peer 1 was kicked: voted on the topology while"),

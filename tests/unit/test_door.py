@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pccl._core.door import Admit, Caller, Door, Say, TurnAway
-from pccl._core.messages import Beat, Challenge, JoinLane, JoinState, Knock, Refused, Register, Welcome
+from pccl._core.messages import Beat, Challenge, Inquire, JoinLane, JoinState, Knock, Refused, Register, Welcome
 from pccl.records import replace
 
 TOKEN = b"the secret"
@@ -224,3 +224,17 @@ def test_a_caller_answers_one_challenge() -> None:
 
     with pytest.raises(PermissionError, match="out of turn"):
         caller.received(Challenge(bytes(32)))
+
+
+def test_a_proof_is_good_for_one_kind_of_hello() -> None:
+    """Goal: the proof of an inquiry does not register a peer."""
+    random = Random(1)
+    door = Door(TOKEN, (Register, Inquire), lambda: random.randbytes(32), 5 * SECOND, 8)
+    caller = Caller(TOKEN, bytes(32), Inquire)
+    door.arrived(1, "somewhere", 0)
+    (say,) = door.received(1, caller.opening())
+    inquiry = caller.received(say.message)
+
+    refused, turned = door.received(1, replace(HELLO, proof=inquiry.proof))
+    assert isinstance(refused.message, Refused)
+    assert turned.kind == "token"

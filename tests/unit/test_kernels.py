@@ -295,11 +295,11 @@ def test_what_cannot_be_reduced_is_refused() -> None:
             kernels.reduce_into(*arguments, four, four, four)
     with pytest.raises(ValueError, match="cannot be divided by 3"):
         kernels.reduce_into(0, ReduceOp.MAX.value, four, four, four, None, 3)
-    with pytest.raises(ValueError, match="incoming has 8 bytes but local has 4"):
+    with pytest.raises(ValueError, match="incoming has 8 bytes but needs 4"):
         kernels.reduce_into(0, 0, four, four, eight)
-    with pytest.raises(ValueError, match="out has 8 bytes but local has 4"):
+    with pytest.raises(ValueError, match="out has 8 bytes but needs 4"):
         kernels.reduce_into(0, 0, eight, four, four)
-    with pytest.raises(ValueError, match="backup has 8 bytes but local has 4"):
+    with pytest.raises(ValueError, match="backup has 8 bytes but needs 4"):
         kernels.reduce_into(0, 0, four, four, four, eight)
     with pytest.raises(ValueError, match="4 bytes are no whole number of elements of 8 bytes"):
         kernels.reduce_into(DataType.DOUBLE.value, 0, four, four, four)

@@ -13,16 +13,16 @@ from pccl._core.board import FLAG_BACKED_UP
 from pccl._core.events import REDUCED
 from pccl.launching import Launched, Request
 from pccl.memory.arena import default
-from pccl.values import ReduceInfo, ReduceOp, TensorMemory
+from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceInfo, ReduceOp, TensorMemory
 
 from .loopback import Member, connect, eventually, frame
 
 Array = np.ndarray[Any, Any]
 
 
-def launch(send: Array, recv: Array, world: int = 2) -> Launched:
+def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationOptions | None = None) -> Launched:
     memory = TensorMemory.of(send)
-    asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, None)
+    asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, quantization)
     slot: Any = SimpleNamespace(index=3, sequence=4)
     return Launched(slot, asked, world)
 
@@ -47,10 +47,49 @@ def test_shared_tensors_are_reduced_where_they_are() -> None:
     assert (what.send_segment, what.send_offset) == find(send)
     assert (what.recv_segment, what.recv_offset) == find(recv)
     assert (what.flags, what.backup_segment) == (0, 0)
-    assert launched.segments == (what.send_segment, what.recv_segment, 0)
+    assert launched.segments == (what.send_segment, what.recv_segment, 0, 0)
     assert (what.slot, what.sequence, what.tag, what.count) == (3, 4, 9, 100)
     launched.fail()
     assert (send == np.arange(100)).all()
+
+
+@pytest.mark.parametrize("kind", ["shared", "in place", "staged"])
+def test_a_quantized_reduce_has_an_area(kind: str) -> None:
+    """Goal: room for its coded blocks, wherever the tensors lie; given back whatever becomes of the reduce."""
+    before = default().statistics().bytes_in_use
+    send = np.ones(100, np.float32) if kind == "staged" else shared()
+    recv = send if kind == "in place" else np.zeros_like(send) if kind == "staged" else pccl.zeros(100)
+    held = default().statistics().bytes_in_use
+    launched = launch(send, recv, quantization=QuantizationOptions(DataType.INT8))
+    what = launched.operation()
+
+    assert (what.datatype, what.algorithm, what.quantized) == (10, 1, 1)
+    assert what.area_segment == launched.segments[3] > 0
+    assert default().statistics().bytes_in_use > held
+    launched.fail()
+    assert default().statistics().bytes_in_use == held >= before
+
+
+def test_no_algorithm_has_neither_area_nor_type() -> None:
+    """Goal: peers that ask for nothing agree, whatever type they did not ask for."""
+    tensor = shared()
+    what = launch(tensor, tensor, quantization=QuantizationOptions(DataType.INT8, QuantizationAlgorithm.NONE))
+    assert (what.operation().algorithm, what.operation().quantized, what.operation().area_segment) == (0, 0, 0)
+    what.fail()
+
+
+def test_memory_that_cannot_be_had_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the area is the last to be allocated; without it, what came before is given back."""
+    tensor = shared()
+    held = default().statistics().bytes_in_use
+
+    def refuse(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("pccl.launching.area_bytes", refuse)
+    with pytest.raises(MemoryError):
+        launch(tensor, tensor, quantization=QuantizationOptions())
+    assert default().statistics().bytes_in_use == held
 
 
 def test_a_shared_tensor_in_place_has_a_backup() -> None:
@@ -132,7 +171,7 @@ def test_a_real_worker_fills_the_backup_and_a_failure_empties_it() -> None:
     try:
         near, far = connect()
         with near:
-            for segment in launched.segments:
+            for segment in filter(None, launched.segments):
                 member.segments[segment] = default().descriptor(segment)
             worker = member.worker(False, 0, far)
             assert member.board.begin(1, launched.operation(), 0, 2)

@@ -155,13 +155,15 @@ def test_each_round_has_a_warning_of_its_own() -> None:
 
 
 def test_a_newcomer_is_told_whom_it_waits_for() -> None:
-    """Goal: connect() that takes long says why, once."""
+    """Goal: connect() that takes long says why, once; and the member that keeps it waiting is told what to do."""
     scene = of(1)
     scene.come(2)
 
     notices = sent(scene.pass_time(31), m.Notice)
 
-    assert notices[2].line == "not admitted yet: update_topology waits for peer 1 (in no call)"
+    waits = "update_topology waits for peer 1 (in no call)"
+    assert notices[2].line == f"not admitted yet: {waits}. Members let newcomers in by update_topology()"
+    assert notices[1].line == f"peer 2 cannot join: {waits}. Call update_topology() on every member"
     assert not sent(scene.pass_time(100), m.Notice)
 
 

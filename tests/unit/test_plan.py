@@ -56,11 +56,11 @@ def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize:
     cut = Cut(count, itemsize, world)
     nbytes = cut.block * itemsize
 
-    assert cut.block % 64 == 0
+    assert cut.block % 1024 == 0  # no group of quantized elements is cut
     assert nbytes >= BLOCK_BYTES_MIN
     if nbytes > BLOCK_BYTES_MAX:  # only so that there are not too many
         per_chunk = BLOCKS_MAX // world
-        assert cut.block <= -(-cut.chunk(0)[1] // per_chunk) + 64
+        assert cut.block <= -(-cut.chunk(0)[1] // per_chunk) + 1024
     assert nbytes < 1 << 32  # a frame carries its length in 32 bits, and so does a mark
 
 

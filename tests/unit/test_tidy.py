@@ -33,9 +33,9 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
     *("wire", "messages", "mailbox", "records", "events", "actions", "operations", "door", "ring", "edge", "group"),
-    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_", "roster"),
+    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state", "roster"),
     *("layout", "sources", "election", "agreement", "syncing", "calls", "participation"),
-    *("description", "fetching", "state_link"),
+    *("description", "describing", "fetching", "state_link"),
     *("bandwidths", "choosing", "exact_ring", "measuring", "metering", "optimizing", "tournament", "weaver"),
 )
 IMPURE = {

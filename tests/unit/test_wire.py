@@ -42,6 +42,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x03, m.Welcome(NONCE), f"{NONCE.hex()}"),
     (0x04, m.Refused(8, "é1"), "080300c3a931"),
     (0x10, m.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
+    (0x14, m.Inquire(NONCE), f"{NONCE.hex()}"),
+    (0x48, m.Report(1, 2, b"\x00\xff"), "01000200020000ff"),
     (0x11, m.JoinLane(NONCE, RUN, 3, 4, 5, 6),
      f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
     (0x12, m.JoinState(NONCE, RUN, 3, 4, 5),
@@ -234,7 +236,7 @@ def test_every_wire_type_is_known() -> None:
 
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: what a stranger may say is no more than what the door understands."""
-    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10}
+    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10, 0x14}
     assert set(m.AT_PEER_DOOR) == {0x01, 0x11, 0x12, 0x13}
     assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)

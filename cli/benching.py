@@ -1,0 +1,191 @@
+"""What `pccl bench` measures, and how peers that come and go stay in step with each other.
+
+Theory of operation. All members do the same thing over and over: one topology round, one small reduce in which they
+*agree*, and a *lap* of large reduces that are timed. A newcomer is admitted by a round, so what it does next is what
+everybody does next: it agrees. What is agreed is the largest of what anybody says, so a newcomer that says nothing
+changes nothing, and everybody computes from the same numbers how many reduces the next lap has, and whether it was the
+last one. A reduce that fails because a peer was lost fails on all survivors, who all make it again; so nobody loses
+count. Before there are enough peers, laps have no reduces.
+
+A reduce takes from the call to its return on this peer. Its effective rate is the size of the tensor by that time: what
+a training loop sees. Tensors lie in shared memory, are reduced in place, and hold ones; their mean must stay one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import pccl
+from pccl import Attribute, ReduceOp
+from pccl.errors import PeerLostError, TooFewPeersError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pccl import Communicator
+
+LAP_SECONDS = 1.0  # a line of progress about this often
+LAP_REDUCES_MAX = 100_000  # of the smallest tensors, in a lap
+POLL_SECONDS = 0.2  # between two topology rounds while peers are missing
+AGREE_TAG, REDUCE_TAG = 1, 0
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What is measured; of numbers that differ between peers the largest counts, size and dtype must be the same."""
+
+    peers: int
+    nbytes: int
+    seconds: float
+    dtype: str
+    patience: float  # seconds to wait for the peers
+
+
+@dataclass
+class Lap:
+    """Some reduces, and how they went on this peer."""
+
+    peers: int = 0
+    elapsed: float = 0.0  # since the first lap began
+    times: list[float] = field(default_factory=list)  # seconds of each reduce
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+    def add(self, other: Lap) -> None:
+        """Sum two up."""
+        self.peers, self.elapsed = other.peers, other.elapsed
+        self.times += other.times
+        self.tx_bytes += other.tx_bytes
+        self.rx_bytes += other.rx_bytes
+
+    def numbers(self, nbytes: int) -> dict[str, Any]:
+        """What there is to say about it, for programs and tables alike."""
+        busy, ordered = sum(self.times), sorted(self.times)
+        median = statistics.median(ordered) if ordered else 0.0
+        return {
+            "peers": self.peers,
+            "elapsed_seconds": round(self.elapsed, 3),
+            "reduces": len(ordered),
+            "median_ms": round(median * 1e3, 3),
+            "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 3) if ordered else 0.0,
+            "bytes_per_second": round(nbytes / median) if median else 0,
+            "tx_bytes_per_second": round(self.tx_bytes / busy) if busy else 0,
+            "rx_bytes_per_second": round(self.rx_bytes / busy) if busy else 0,
+        }
+
+
+class Bench:
+    """One peer of the measurement."""
+
+    def __init__(
+        self, peer: Communicator, plan: BenchPlan, on_lap: Callable[[Lap, int], None], say: Callable[[str], None]
+    ) -> None:
+        self._peer = peer
+        self._plan = plan
+        self._on_lap = on_lap
+        self._say = say
+        self._tensor = pccl.empty(max(plan.nbytes // np.dtype(plan.dtype).itemsize, 1), plan.dtype)
+        self._agreement = pccl.zeros(5, "float64")
+        self._began: float | None = None  # None until there were enough peers
+        self.nbytes = self._tensor.nbytes
+        self.total = Lap()
+        self.failed = 0  # reduces that failed because a peer was lost
+
+    def run(self) -> None:
+        """Take part until all agree that the time is over. TooFewPeersError if nobody else came, or is left."""
+        deadline = time.monotonic() + self._plan.patience
+        self._tensor.fill(1)
+        lap_reduces, lap_seconds = 0, 0.0
+        while True:
+            elapsed = 0.0 if self._began is None else time.monotonic() - self._began
+            agreed = self._agree(self._plan.peers, self._plan.seconds, elapsed, lap_reduces, lap_seconds)
+            if agreed is not None:
+                peers, seconds, elapsed, reduces, lasted = agreed
+                if elapsed >= seconds:
+                    return
+                if self._began is None and (elapsed > 0 or self._world() >= peers):
+                    self._began = time.monotonic()
+                if self._began is not None:
+                    lap_reduces = _next_lap(int(reduces), lasted, seconds - elapsed)
+                    lap_seconds = self._lap(lap_reduces)
+            if self._began is None:
+                self._wait_for_peers(deadline)
+            elif self._world() < 2:
+                raise TooFewPeersError(pccl.Result.TOO_FEW_PEERS, "bench", "all other peers are gone")
+            self._hold_round()
+
+    def _hold_round(self) -> None:
+        """Let in who waits, and say who came or went while nothing was reduced."""
+        before = self._world()
+        self._peer.update_topology()
+        change = self._world() - before
+        if change and self._began is not None:
+            who = f"{abs(change)} peer{'' if abs(change) == 1 else 's'}"
+            self._say(f"{who} {'joined' if change > 0 else 'was lost between two laps'}; {self._world()} go on")
+
+    def _world(self) -> int:
+        return self._peer.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+
+    def _wait_for_peers(self, deadline: float) -> None:
+        world, wanted = self._world(), self._plan.peers
+        if time.monotonic() > deadline:
+            message = (
+                f"{world} of {wanted} peers came within {self._plan.patience:g} s; start the others, or wait longer"
+            )
+            raise TooFewPeersError(pccl.Result.TOO_FEW_PEERS, "bench", message)
+        time.sleep(POLL_SECONDS)
+
+    def _agree(self, *said: float) -> list[float] | None:
+        """The largest of what the members say, number by number; None if there is nobody to agree with."""
+        self._agreement[:] = said
+        try:
+            self._reduce(self._agreement, ReduceOp.MAX, AGREE_TAG)
+        except TooFewPeersError:
+            return None
+        return [float(number) for number in self._agreement]
+
+    def _lap(self, reduces: int) -> float:
+        """Make and time so many reduces; seconds that they took, failed ones included."""
+        assert self._began is not None
+        lap, began = Lap(), time.monotonic()
+        for _ in range(reduces):
+            try:
+                seconds, info = self._reduce(self._tensor, ReduceOp.AVG, REDUCE_TAG)
+            except TooFewPeersError:
+                break
+            lap.times.append(seconds)
+            lap.tx_bytes += info.tx_bytes
+            lap.rx_bytes += info.rx_bytes
+        lasted = time.monotonic() - began
+        if not (self._tensor[0] == self._tensor[-1] == 1 and bool((self._tensor == 1).all())):
+            raise ValueError("a reduce gave a wrong result: the mean of ones is not one")
+        lap.peers, lap.elapsed = self._world(), time.monotonic() - self._began
+        self.total.add(lap)
+        self._on_lap(lap, self.nbytes)
+        return lasted
+
+    def _reduce(self, tensor: Any, op: ReduceOp, tag: int) -> tuple[float, pccl.ReduceInfo]:
+        """One reduce, again with the survivors when a peer is lost: seconds of the one that succeeded."""
+        while True:
+            began = time.perf_counter()
+            try:
+                info = self._peer.all_reduce(tensor, tensor, op=op, tag=tag)
+            except PeerLostError as error:
+                self.failed += 1
+                self._say(f"{error.message}; {self._world()} go on")
+            else:
+                return time.perf_counter() - began, info
+
+
+def _next_lap(reduces: int, seconds: float, left: float) -> int:
+    """How many reduces fill a lap, judged by the previous one; all peers compute the same."""
+    if not reduces or not seconds:
+        return 1
+    wanted = reduces * min(LAP_SECONDS, max(left, 0.0)) / seconds
+    # At most ten times as many: the first reduces are slow, because connections and memory are new.
+    return max(1, min(round(wanted), reduces * 10, LAP_REDUCES_MAX))

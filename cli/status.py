@@ -1,0 +1,71 @@
+"""`pccl status`: what a master knows of its run, once or again and again, for people or for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pccl.addresses import parse_address
+from pccl.errors import MasterConnectionError
+from pccl.inquiring import inquire
+from pccl.options import MASTER_PORT
+
+from .joining import MasterAddress, exit_codes, one_line_errors, options_with, token_option
+from .status_view import render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
+
+
+@click.command(
+    epilog="\b\nExamples:\n  pccl status 10.0.0.7\n  pccl status 10.0.0.7:48148 --watch 1\n"
+    "  pccl status --json | jq .world\n\n" + exit_codes("no answer from a master")
+)
+@click.argument("address", type=MasterAddress(), metavar="[HOST:PORT]", default=f"127.0.0.1:{MASTER_PORT}")
+@click.option("--watch", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
+              help="Ask again every so many seconds until Ctrl-C; a master that is away is waited for.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or one per line with --watch.")
+@token_option
+def status(address: str, watch: float | None, as_json: bool, token_file: str | None) -> None:
+    """Show the peers, rings and votes of a run.
+
+    Asks the master at HOST:PORT (this machine's by default) and takes no part in the run: nobody waits for the asker,
+    and it is counted nowhere. Rates are what peers said in their latest heartbeats.
+    """
+    with one_line_errors():
+        options = options_with(token_file)
+        host, port = parse_address(address)
+        if watch is None:
+            click.echo(_show(inquire(host, port, options), address, as_json))
+            return
+        try:
+            _watch(lambda: inquire(host, port, options), address, watch, as_json)
+        except KeyboardInterrupt:
+            click.echo()  # ended as it is meant to be: the prompt gets a line of its own
+
+
+def _show(run: dict[str, Any], address: str, as_json: bool) -> str:
+    return json.dumps(run) if as_json else render(run, address)
+
+
+def _watch(ask: Callable[[], dict[str, Any]], address: str, seconds: float, as_json: bool) -> None:
+    """Ask for ever. The first answer must come; later a master may be away for a while."""
+    live = sys.stdout.isatty() and not as_json
+    answered = False
+    while True:
+        began = time.monotonic()
+        try:
+            shown = _show(ask(), address, as_json)
+            answered = True
+        except MasterConnectionError as error:
+            if not answered:
+                raise
+            shown = json.dumps({"error": error.message}) if as_json else error.message
+        click.echo((CLEAR if live else "") + shown + ("" if live or as_json else "\n"))
+        time.sleep(max(seconds - (time.monotonic() - began), 0))

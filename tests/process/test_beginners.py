@@ -1,0 +1,422 @@
+"""Every mistake that a beginner makes, made here: the answer is a sentence, and `docs/troubleshooting.md` explains it.
+
+Each test names the entry of the page that it belongs to, and compares what a user would read with what the page quotes.
+The last test holds both together: no entry without a test, no test without an entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from pccl import Communicator, MasterNode, ReduceOp
+from pccl._core.events import PeerSaid, PeerWent
+from pccl._core.messages import EdgeLost, Knock, ReduceFailed
+from pccl._core.wire import WIRE_VERSION
+from pccl.addresses import parse_address
+from pccl.errors import (
+    MasterConnectionError,
+    MasterLostError,
+    PCCLError,
+    PeerLostError,
+    TooFewPeersError,
+    error_from_outcome,
+)
+from pccl.inquiring import inquire
+from pccl.outcomes import KIND_PLAIN
+from tests.unit.scene import running, sent
+
+from .guest import framed
+from .helpers import (
+    BOUND,
+    ROOT,
+    Crew,
+    Script,
+    actor_pid,
+    background,
+    crew_of,
+    eventually,
+    everybody,
+    quick,
+    running_master,
+)
+
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+# Title of each entry to the message that it quotes.
+QUOTES: dict[str, str] = dict(re.findall(r"^### (.+?)\n\n```text\n(.+?)\n```$", PAGE, re.MULTILINE))
+TITLES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
+TESTED: set[str] = set()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explains(title: str) -> Callable[[F], F]:
+    """The entry of the page that a test belongs to."""
+    TESTED.add(title)
+    return lambda function: function
+
+
+def check(title: str, message: object) -> None:
+    """What a user reads is what the page quotes; words in angle brackets stand for anything."""
+    pattern = re.sub(r"<[^<>]+>", ".+", re.escape(QUOTES[title]).replace(r"\ ", " "))
+    assert re.fullmatch(pattern, str(message)), f"the page says:\n{QUOTES[title]}\nusers read:\n{message}"
+
+
+@pytest.fixture
+def master() -> Iterator[MasterNode]:
+    with running_master() as running:
+        yield running
+
+
+@pytest.fixture
+def pair(master: MasterNode) -> Iterator[Crew]:
+    with crew_of(master.address, 0, 0) as crew:
+        yield crew
+
+
+def fail_to_connect(address: str, **options: Any) -> str:
+    """What connect() says to somebody who cannot."""
+    with Communicator(address, options=quick(**options)) as peer:
+        with pytest.raises(MasterConnectionError) as caught:
+            peer.connect(n_attempts=2)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- reaching the master
+
+
+@contextlib.contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of something that is no master; it answers each connection in this way, then hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = server.accept()[0]
+                    held.append(connection)
+                    answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            # A thread in accept wakes up when its socket is shut down, not when it is closed.
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(BOUND)
+            for connection in held:
+                connection.close()
+
+
+@explains("Nothing listens")
+def test_no_master_runs(master: MasterNode) -> None:
+    """Goal: the address, and that nothing is there."""
+    master.interrupt()
+
+    check("Nothing listens", fail_to_connect(master.address))
+
+
+@explains("Something else listens")
+def test_the_port_of_a_web_server() -> None:
+    """Goal: it is said that this is not pccl, rather than what its bytes mean to us."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with listening(answer) as address:
+        check("Something else listens", fail_to_connect(address))
+
+
+@explains("Something listens and says nothing")
+def test_the_port_of_something_silent() -> None:
+    """Goal: waiting for an answer has a bound, and the message says what was there."""
+    with listening(lambda _: None) as address:
+        message = fail_to_connect(address, connect_timeout=0.2, handshake_timeout=0.2)
+
+    check("Something listens and says nothing", message)
+
+
+@explains("The name is unknown")
+def test_a_name_that_nobody_knows() -> None:
+    """Goal: the name is quoted, and that it is the name that is wrong."""
+    check("The name is unknown", fail_to_connect("no-such-host.invalid:48148"))
+
+
+@explains("The address is not one")
+@pytest.mark.parametrize("text", ["10.0.0.7", "10.0.0.7:http", ":48148"])
+def test_an_address_without_a_port(text: str) -> None:
+    """Goal: an example of what is right, before anything is sent."""
+    with pytest.raises(ValueError) as caught:
+        Communicator(text)
+
+    check("The address is not one", caught.value)
+
+
+@explains("The token differs, or is missing on one side")
+@pytest.mark.parametrize(("theirs", "ours"), [("secret", "another"), ("secret", ""), ("", "secret")])
+def test_tokens_that_differ(theirs: str, ours: str) -> None:
+    """Goal: both a wrong token and a missing one, on whichever side, are called by their name."""
+    with running_master(quick(token=theirs)) as master:
+        check("The token differs, or is missing on one side", fail_to_connect(master.address, token=ours))
+
+
+@explains("Different releases")
+def test_a_master_of_another_release() -> None:
+    """Goal: both versions are named."""
+    with listening(lambda connection: connection.sendall(framed(Knock(bytes(32)), WIRE_VERSION + 1))) as address:
+        check("Different releases", fail_to_connect(address))
+
+
+@explains("The master's port is taken")
+def test_a_second_master(master: MasterNode) -> None:
+    """Goal: one line, no traceback."""
+    with Script.command(sys.executable, "-m", "pccl.cli", "run-master", "--listen", master.address) as script:
+        assert script.end() == 1
+        (line,) = script.errors().splitlines()
+
+    check("The master's port is taken", line)
+
+
+# ---------------------------------------------------------------------------------------------- being let in
+
+
+@explains("A newcomer waits")
+@explains("Members keep a newcomer waiting")
+def test_a_forgotten_update_topology(caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: after vote_warning both sides are told what to do; the member reads it in its next call."""
+    caplog.set_level(logging.WARNING, "pccl.peer")
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
+    with running_master(quick(vote_warning=0.3)) as master, crew_of(master.address, 0) as crew:
+        joining = background(crew.newcomer().connect)
+        (told,) = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")
+        check("A newcomer waits", told)
+
+        # Asking does not let anybody in, but shows the member what its actor was told meanwhile.
+        eventually(
+            lambda: crew[0].are_peers_pending() and any("cannot join" in line for line in warnings()), "told too"
+        )
+        (told,) = [line for line in warnings() if "cannot join" in line]
+        check("Members keep a newcomer waiting", told)
+        crew[0].update_topology()
+        joining.result()
+
+
+@explains("Too few came in time")
+def test_waiting_for_peers_that_do_not_come(pair: Crew) -> None:
+    """Goal: how many there are, of how many, where."""
+
+    def act(peer: Communicator, _: int) -> str:
+        with pytest.raises(TooFewPeersError) as caught:
+            peer.wait_for_world_size(3, timeout=0.3)
+        return str(caught.value)
+
+    for message in everybody(pair, act):
+        check("Too few came in time", message)
+        assert "2 of 3 peers are in group 0 after 0.3 s" in message
+
+
+# ---------------------------------------------------------------------------------------------- calls out of place
+
+ONES = np.ones(8, np.float32)
+
+CALLS: dict[str, Callable[[Communicator], object]] = {
+    "update_topology": lambda peer: peer.update_topology(),
+    "are_peers_pending": lambda peer: peer.are_peers_pending(),
+    "wait_for_world_size": lambda peer: peer.wait_for_world_size(2),
+    "all_reduce": lambda peer: peer.all_reduce(ONES, ONES.copy(), op=ReduceOp.SUM),
+    "all_reduce_async": lambda peer: peer.all_reduce_async(ONES, ONES.copy(), op=ReduceOp.SUM),
+}
+
+
+def refusal(call: Callable[[Communicator], object], peer: Communicator) -> str:
+    """What a call that is wrong here says."""
+    with pytest.raises(PCCLError) as caught:
+        call(peer)
+    return str(caught.value)
+
+
+@explains("Not connected")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_forgotten_connect(name: str) -> None:
+    """Goal: the remedy, whatever is called."""
+    check("Not connected", refusal(CALLS[name], Communicator("127.0.0.1:48148")))
+
+
+@explains("Closed")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_closed_communicator(master: MasterNode, name: str) -> None:
+    """Goal: closed is told apart from never connected; and what is said works."""
+    with Communicator(master.address, options=quick()) as peer:
+        peer.connect()
+    check("Closed", refusal(CALLS[name], peer))
+    with peer:
+        peer.connect()
+
+
+@explains("After a fork")
+def test_a_communicator_of_the_parent(master: MasterNode) -> None:
+    """Goal: a forked child is told whose it is; the parent goes on."""
+    code = """
+    peer = join()
+    child = os.fork()
+    if child == 0:
+        try:
+            peer.update_topology()
+        except UsageError as error:
+            say("told", error)
+        os._exit(0)
+    os.waitpid(child, 0)
+    peer.update_topology()
+    peer.close()
+    """
+    with Script(code, master.address) as script:
+        check("After a fork", script.expect("told"))
+        assert script.end() == 0
+
+
+@explains("Alone")
+def test_a_reduce_of_one(master: MasterNode) -> None:
+    """Goal: TOO_FEW_PEERS, and the call that waits for others."""
+    with crew_of(master.address, 0) as crew:
+        check("Alone", refusal(CALLS["all_reduce"], crew[0]))
+
+
+@explains("Reduces that were not awaited")
+@explains("A tag in use")
+def test_a_handle_that_was_forgotten(pair: Crew) -> None:
+    """Goal: both the round that it forbids and the tag that it holds are explained; after wait() both work."""
+
+    def act(peer: Communicator, _: int) -> None:
+        handle = peer.all_reduce_async(ONES, ONES.copy(), op=ReduceOp.SUM, tag=7)
+        check("Reduces that were not awaited", refusal(CALLS["update_topology"], peer))
+        again = partial(peer.all_reduce_async, ONES, ONES.copy(), op=ReduceOp.SUM, tag=7)
+        check("A tag in use", refusal(lambda _: again(), peer))
+        assert handle.wait()[0]
+        peer.update_topology()
+        assert again().wait()[0]
+
+    everybody(pair, act)
+
+
+@explains("Calls that can never meet")
+def test_one_reduces_while_the_other_holds_a_round(pair: Crew) -> None:
+    """Goal: both are told which call the other is in."""
+
+    def act(peer: Communicator, rank: int) -> str:
+        return refusal(CALLS["all_reduce" if rank else "update_topology"], peer)
+
+    for message in everybody(pair, act):
+        check("Calls that can never meet", message)
+        assert "peer 1 in update_topology" in message
+        assert "peer 2 in all_reduce (tag 0)" in message
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+@explains("Peers reduce different things")
+@pytest.mark.parametrize(
+    ("array", "op", "side"),
+    [
+        (np.ones(9, np.float32), ReduceOp.SUM, "9 x FLOAT, SUM"),
+        (np.ones(8, np.float64), ReduceOp.SUM, "8 x DOUBLE, SUM"),
+        (np.ones(8, np.float32), ReduceOp.MAX, "8 x FLOAT, MAX"),
+    ],
+    ids=["count", "dtype", "op"],
+)
+def test_tensors_that_do_not_match(pair: Crew, array: np.ndarray[Any, Any], op: ReduceOp, side: str) -> None:
+    """Goal: both sides of the difference, on both sides."""
+
+    def act(peer: Communicator, rank: int) -> str:
+        given = (array, op) if rank else (ONES, ReduceOp.SUM)
+        return refusal(lambda peer: peer.all_reduce(given[0], given[0].copy(), op=given[1]), peer)
+
+    for message in everybody(pair, act):
+        check("Peers reduce different things", message)
+        assert "peer 1: 8 x FLOAT, SUM" in message
+        assert f"peer 2: {side}" in message
+
+
+@explains("Not contiguous (numpy)")
+@explains("Not contiguous (torch)")
+@explains("Send and receive differ")
+def test_tensors_that_cannot_be_reduced(pair: Crew) -> None:
+    """Goal: refused before anybody else hears of it, with the call that mends it."""
+    gaps, tensor = np.ones((4, 4), np.float32).T[:2], torch.ones(4, 4).T[:2]
+    cases = {
+        "Not contiguous (numpy)": (gaps, gaps),
+        "Not contiguous (torch)": (tensor, tensor),
+        "Send and receive differ": (ONES, np.ones(9, np.float32)),
+    }
+    for title, (send, recv) in cases.items():
+        with pytest.raises(AssertionError) as caught:
+            pair[0].all_reduce(send, recv, op=ReduceOp.SUM)
+        check(title, caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- losing each other
+
+
+@explains("A peer was lost")
+@explains("A connection between two peers broke")
+@pytest.mark.parametrize(
+    ("title", "event"),
+    [
+        ("A peer was lost", PeerWent(3, "it was killed")),
+        ("A connection between two peers broke", PeerSaid(2, EdgeLost(2, 2, 3, "closed by the other side"))),
+    ],
+)
+def test_who_was_lost_is_named(title: str, event: PeerSaid | PeerWent) -> None:
+    """Goal: whoever notices it first, the verdict says what broke. In the master's machine, because they race."""
+    scene = running(1, 2, 3)
+    verdict = sent(scene.wire(scene.feed(event)), ReduceFailed)[1]
+
+    check(title, error_from_outcome(verdict.result, KIND_PLAIN, "all_reduce", verdict.reason))
+
+
+@explains("The master is gone")
+def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
+    """Goal: who it was; that a peer is lost and that the master is are different errors."""
+    survivor, victim = pair
+    reducing = background(lambda: survivor.all_reduce(ONES, ONES.copy(), op=ReduceOp.SUM))
+    eventually(lambda: inquire(*parse_address(master.address), quick())["votes"], "the master has its vote")
+    os.kill(actor_pid(victim), 9)
+    lost = reducing.error()
+    assert isinstance(lost, PeerLostError)
+    check("A peer was lost" if "was lost" in str(lost) else "A connection between two peers broke", lost)
+    master.interrupt()
+    with pytest.raises(MasterLostError) as caught:
+        survivor.update_topology()
+
+    check("The master is gone", caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
+    """Goal: whatever the page quotes is checked here, and whatever is met here is explained there."""
+    assert set(TITLES) == set(QUOTES) == TESTED
+
+
+def test_messages_are_short() -> None:
+    """Goal: a sentence or two, not a lecture."""
+    assert all(len(quote) < 330 for quote in QUOTES.values()), max(QUOTES.values(), key=len)

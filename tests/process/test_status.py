@@ -1,0 +1,251 @@
+"""`pccl status` and what is behind it: an operator sees the run as it is, and the run does not see the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl import Attribute, MasterNode
+from pccl._core.messages import Inquire, Report, VoteTopology
+from pccl._core.wire import WIRE_VERSION
+from pccl.addresses import parse_address
+from pccl.errors import MasterConnectionError
+from pccl.inquiring import inquire
+from pccl.options import Options
+
+from .guest import Guest
+from .helpers import (
+    BOUND,
+    ROOT,
+    Script,
+    background,
+    crew_of,
+    eventually,
+    master_pid,
+    quick,
+    running_master,
+    sockets,
+    stopped,
+)
+
+TOKEN = "a secret that never travels"
+PCCL = [sys.executable, "-m", "pccl.cli"]
+
+
+@pytest.fixture
+def master() -> Iterator[MasterNode]:
+    with running_master() as running:
+        yield running
+
+
+def ask(master: MasterNode, **options: Any) -> dict[str, Any]:
+    return inquire(*parse_address(master.address), quick(**options))
+
+
+def status(*arguments: object, **environment: str) -> Script:
+    return Script.command(*PCCL, "status", *arguments, **environment)
+
+
+# ---------------------------------------------------------------------------------------------- what is told
+
+
+def test_a_run_is_described(master: MasterNode) -> None:
+    """Goal: peers, rings, newcomers and votes as they are at this moment."""
+    with crew_of(master.address, 0, 0, 4, lanes=2) as crew:
+        waiting = background(crew[0].update_topology)
+        eventually(lambda: ask(master)["votes"], "the vote is there")
+        run = ask(master)
+
+        assert run["wire_version"] == WIRE_VERSION
+        assert re.fullmatch(r"\d+\.\d+.*", run["version"])
+        groups = {member.peer_id: group for member, group in zip(crew, (0, 0, 4), strict=True)}
+        assert {peer["id"]: peer["group"] for peer in run["peers"]} == groups
+        assert all(peer["lanes"] == 2 and peer["address"].startswith("127.0.0.1:") for peer in run["peers"])
+        assert sorted(run["groups"][0]["ring"]) == sorted(member.peer_id for member in crew[:2])
+        (vote,) = run["votes"]
+        assert vote["present"] == [crew[0].peer_id]
+        assert vote["missing"] == sorted(member.peer_id for member in crew[1:])
+        for member in crew[1:]:
+            background(member.update_topology)
+        waiting.result()
+        assert ask(master)["votes"] == []
+
+
+def test_an_operator_is_no_peer(master: MasterNode) -> None:
+    """Goal: it is counted nowhere, keeps nobody waiting, and leaves no connection behind."""
+    with crew_of(master.address, 0, 0) as crew:
+        before = sockets(master_pid(master))
+        over = threading.Event()
+        asking = background(lambda: _ask_until(master, over))
+        for _ in range(20):
+            crew.update()
+            assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+        over.set()
+        assert asking.result() > 20
+        run = ask(master)
+
+        assert run["world"] == run["peers_count"] == 2
+        assert {name: run["counters"][name] for name in ("lost", "left", "kicked")} == {
+            "lost": 0,
+            "left": 0,
+            "kicked": 0,
+        }
+        eventually(lambda: sockets(master_pid(master)) == before, "every inquiry's connection is closed")
+
+
+def _ask_until(master: MasterNode, over: threading.Event) -> int:
+    asked = 0
+    while not over.is_set():
+        ask(master)
+        asked += 1
+    return asked
+
+
+def test_an_operator_cannot_vote(master: MasterNode) -> None:
+    """Goal: whatever an inquirer says after its hello ends its connection, and nothing else."""
+    with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
+        guest.knock(Inquire)
+        guest._reader.set_limits({0x48: 1 << 16})
+        guest.hear(Report)
+        guest.say(VoteTopology(1, 0))
+
+        assert guest.is_turned_away()
+        crew.update()
+        assert ask(master)["counters"]["kicked"] == 0
+
+
+def test_an_operator_that_does_not_read_holds_up_nobody(master: MasterNode) -> None:
+    """Goal: connections that ask and read nothing are the operator's business; the run goes on."""
+    with crew_of(master.address, 0, 0) as crew:
+        guests = [Guest(master.address) for _ in range(20)]
+        for guest in guests:
+            guest.knock(Inquire)
+        crew.update()
+        assert ask(master)["world"] == 2
+        for guest in guests:
+            guest.close()
+
+
+# ---------------------------------------------------------------------------------------------- who may ask
+
+
+def test_who_lacks_the_token_learns_nothing() -> None:
+    """Goal: the reason, and not a byte about the run."""
+    with running_master(quick(token=TOKEN)) as master:
+        with pytest.raises(MasterConnectionError, match="the token does not match this run's"):
+            ask(master)
+        assert ask(master, token=TOKEN)["world"] == 0
+
+
+def test_a_stranger_that_claims_to_be_a_master_is_found_out() -> None:
+    """Goal: an operator believes only who holds the token."""
+    with running_master() as master, pytest.raises(MasterConnectionError, match="token"):
+        ask(master, token=TOKEN)
+
+
+def test_nobody_there() -> None:
+    """Goal: one sentence with the address and the reason."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        with pytest.raises(MasterConnectionError) as caught:
+            inquire("127.0.0.1", port, Options())
+
+    assert (
+        caught.value.message
+        == f"no answer from the master at 127.0.0.1:{port}: nothing listens there (Connection refused)"
+    )
+
+
+def test_a_master_that_is_stopped(master: MasterNode) -> None:
+    """Goal: asking has a bound of its own."""
+    with stopped(master_pid(master)):
+        began = time.monotonic()
+        with pytest.raises(MasterConnectionError, match="did not answer as pccl does within 0.4 s"):
+            ask(master, connect_timeout=0.2, handshake_timeout=0.2)
+        assert time.monotonic() - began < 5
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_page(master: MasterNode) -> None:
+    """Goal: what people see: the run, its peers in columns, the ring as a line."""
+    with crew_of(master.address, 0, 0) as crew, status(master.address) as script:
+        ring = f"{crew[0].peer_id} -> {crew[1].peer_id}"
+        assert script.expect("run ").partition(" at ")[2].startswith(master.address)
+        script.expect("peer  group")
+        line = script.expect("group 0, epoch ")
+
+        assert ring in line + " -> " + line.partition(": ")[2]
+        script.expect("counters: admitted 2")
+        assert script.end() == 0
+        assert script.errors() == ""
+
+
+def test_the_command_speaks_json(master: MasterNode) -> None:
+    """Goal: the same for programs."""
+    with crew_of(master.address, 0), status(master.address, "--json") as script:
+        run = json.loads("{" + script.expect("{"))
+
+        assert script.end() == 0
+        assert run["world"] == 1
+
+
+def test_watching_until_ctrl_c(master: MasterNode) -> None:
+    """Goal: a line for each look; a master that is away is said, and waited for; Ctrl-C is a good end."""
+    with status(master.address, "--json", "--watch", "0.1") as script:
+        for _ in range(3):
+            assert json.loads("{" + script.expect("{"))["world"] == 0
+        master.interrupt()
+        eventually(lambda: "error" in json.loads("{" + script.expect("{")), "it says that the master is away")
+        script.signal(signal.SIGINT)
+
+        assert script.end() == 0
+        assert "Traceback" not in script.errors()
+
+
+def test_a_live_view_in_a_terminal(master: MasterNode) -> None:
+    """Goal: a terminal gets one page that is drawn again, not an endless roll."""
+    ours, theirs = os.openpty()
+    command = [*PCCL, "status", master.address, "--watch", "0.1"]
+    shown = b""
+    with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        while shown.count(b"\x1b[H\x1b[J") < 3 or not shown.endswith(b"\n"):
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(BOUND) == 0
+    os.close(ours)
+    assert shown.count(b"no peers: the run is empty") >= 2
+    assert b"Traceback" not in shown
+
+
+@pytest.mark.parametrize("way", ["file", "variable", "neither"])
+def test_the_command_and_the_token(tmp_path: Path, way: str) -> None:
+    """Goal: --token-file or PCCL_TOKEN, as for a master; without it one line and code 1."""
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN + "\n")
+    arguments = ["--token-file", secret] if way == "file" else []
+    environment = {"PCCL_TOKEN": TOKEN} if way == "variable" else {}
+    with running_master(quick(token=TOKEN)) as master, status(master.address, *arguments, **environment) as script:
+        assert script.end() == (1 if way == "neither" else 0)
+        if way == "neither":
+            (line,) = script.errors().splitlines()
+            assert line == (
+                f"Error: no answer from the master at {master.address}: the token does not match this run's: "
+                "set PCCL_TOKEN or --token-file to the same secret everywhere"
+            )
