@@ -99,6 +99,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
+	@$(BIN)/python -m benchmarks.topology || [ $$? -eq 2 ]
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

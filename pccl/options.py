@@ -58,7 +58,7 @@ class Options:
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
     close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
     probe_time: float = 1.0  # one edge: windows open in the first part of it, which does not count
-    probe_rounds: int = 30  # per optimize_topology: half a minute, and all edges of 31 peers; the rest comes next time
+    probe_rounds: int = 30  # per optimize_topology: half a minute, and all edges of 30 peers; the rest comes next time
     rates_expiry: float = 600.0  # how long a rate is believed: what others send over a path changes by the hour
     moonshot_time: float = 30.0  # the search for a better ring that goes on in the background; 0: there is none
     look_time: float = 0.0002  # actors look so long for the next word of a vote before they sleep; waking costs more

@@ -3,9 +3,10 @@
 The source (`pccl-probe-3`) writes whatever the connections take. The target (`pccl-count-3`) throws it away, and
 counts: what has been written may be in a buffer far from having arrived, so the target's number is the honest one. Its
 clock starts with the first byte. The first part of the time does not count, in which windows open and the burst passes
-that a shaped link lets through. At the end the target says on the first connection how much came in how long. The
-source takes that as the answer and closes everything at once, so that what is still in its buffers does not disturb
-the next round.
+that a shaped link lets through. The rest is cut into slices, of which the middle half counts, by rate: a lost packet
+that costs a timeout, or a machine that was busy with something else, stops one slice or two, and is not the link. At
+the end the target says on the first connection how much came in how long. The source takes that as the answer and
+closes everything at once, so that what is still in its buffers does not disturb the next round.
 
 Each side has a bound on the whole, and whatever ends early ends it with a reason. Megabytes move in a call, so Python
 is no burden here.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ANSWER = struct.Struct("<QQ")  # bytes that count, and the nanoseconds in which they came
 RAMP_SHARE = 0.4  # of the time, ahead of what counts: at 100 ms four round trips, in which a window grows sixteenfold
+SLICES = 12  # of the rest: long enough that a slow link delivers some packets in each
 CHUNK_BYTES = 1 << 18  # written or read at once
 LINGER_NONE = struct.pack("ii", 1, 0)  # close with a reset: what is in the buffers is of no use to anybody
 LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
@@ -141,24 +143,57 @@ def _count(connections: Sequence[socket.socket], course: Course) -> int:
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     waste = bytearray(CHUNK_BYTES)
-    total = ramp_bytes = began_ns = ramp_ns = end_ns = 0
-    while not end_ns or monotonic_ns() < end_ns:
-        for fd, _ in poll.poll(_left_ms(end_ns or limit_ns)):
+    tally: Tally | None = None
+    while tally is None or not tally.is_over():
+        nbytes = 0
+        for fd, _ in poll.poll(_left_ms(limit_ns if tally is None else tally.due_ns)):
             if fault is not None:
                 fault.visit("probe.count")
-            total += _drain(by_fd[fd], waste)
+            nbytes += _drain(by_fd[fd], waste)
         now_ns = monotonic_ns()
         if now_ns >= limit_ns:
             raise ProbeError(f"nothing to count for {course.limit_ns / 1e9:g} s")
-        if total and not began_ns:
-            began_ns, end_ns = now_ns, now_ns + course.duration_ns
-        if began_ns and not ramp_ns and now_ns - began_ns >= RAMP_SHARE * course.duration_ns:
-            ramp_ns, ramp_bytes = now_ns, total
-    counted, elapsed_ns = total - ramp_bytes, monotonic_ns() - (ramp_ns or began_ns)
-    if not ramp_ns or not counted:  # this process slept through it, or so little came that all of it counts
-        counted, elapsed_ns = total, monotonic_ns() - began_ns
+        if tally is None and nbytes:
+            tally = Tally(course.duration_ns, now_ns)
+        if tally is not None:
+            tally.add(nbytes, now_ns)
+    counted, elapsed_ns = tally.middle()
     _answer(connections[0], waste, ANSWER.pack(counted, elapsed_ns), limit_ns)
     return _rate(counted, elapsed_ns)
+
+
+class Tally:
+    """What arrived in each slice of the time, the first of which is the part that does not count."""
+
+    def __init__(self, duration_ns: int, now_ns: int) -> None:
+        ramp_ns = int(RAMP_SHARE * duration_ns)
+        self._slice_ns = (duration_ns - ramp_ns) // SLICES
+        self._end_ns = now_ns + duration_ns
+        self._began_ns = now_ns
+        self._nbytes = 0
+        self._slices: list[tuple[int, int]] = []  # bytes, and the nanoseconds in which they came
+        self.due_ns = now_ns + ramp_ns  # the end of this slice
+
+    def add(self, nbytes: int, now_ns: int) -> None:
+        """So much more has come by now. A slice is as long as it took us to notice its end."""
+        self._nbytes += nbytes
+        if now_ns >= self.due_ns:
+            self._slices.append((self._nbytes, now_ns - self._began_ns))
+            self._nbytes, self._began_ns = 0, now_ns
+            self.due_ns = min(now_ns + self._slice_ns, max(self._end_ns, now_ns + 1))
+
+    def is_over(self) -> bool:
+        """Whether there is at least one slice that counts, and the time is up."""
+        return len(self._slices) > 1 and self._began_ns >= self._end_ns
+
+    def middle(self) -> tuple[int, int]:
+        """Bytes and nanoseconds of those slices that are neither among the fastest nor among the slowest."""
+        ranked = sorted(self._slices[1:], key=lambda one: one[0] / one[1])
+        aside = len(ranked) // 4
+        counted = ranked[aside : len(ranked) - aside]
+        if not any(nbytes for nbytes, _ in counted):  # so little came that all of it counts
+            counted = self._slices
+        return sum(nbytes for nbytes, _ in counted), sum(elapsed_ns for _, elapsed_ns in counted)
 
 
 def _drain(connection: socket.socket, waste: bytearray) -> int:

@@ -125,6 +125,17 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
     assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+@pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
+def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
+    """Goal: every edge is measured and the ring with the best bottleneck chosen; rates are for machines at rest."""
+    table, numbers = run("topology", tmp_path, "--quick", "--size", "256K", "--rounds", "1", status=(0, 1))
+
+    assert len(numbers["edges"]) == 12
+    assert numbers["kept"]["best bottleneck"]
+    assert [row["ring"] for row in numbers["rings"]] == ["worst", "joined", "optimised"]
+    assert "optimised over joined" in table
+
+
 def test_who_is_not_root_is_told_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,7 +92,7 @@ def draw(seed: int) -> Plan:
         vote_timeout=deadlock + 3 * interval + 0.5 if random.random() < (0.7 if nap else 0.2) else 0.0,
         deadlock_timeout=deadlock,
         stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
-        probe_time=random.choice((0.05, 0.3)),
+        probe_time=random.choice((0.05, 0.3, 1.0)),
         probe_rounds=random.choice((1, 3, 30)),
         rates_expiry=random.choice((0.5, 5.0, 600.0)),
         check=True,

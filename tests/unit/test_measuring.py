@@ -106,8 +106,19 @@ def test_steps_of_the_ring_come_first() -> None:
 
     rounds = plan_rounds(ring, edges)
     assert rounds[0] == [(1, 2), (2, 4), (3, 1), (4, 3)]
-    assert len(rounds) == 3
     assert sorted(edge for probes in rounds for edge in probes) == sorted(edges)
+
+
+@pytest.mark.parametrize("count", range(2, 20))
+def test_both_directions_between_two_are_never_measured_at_once(count: int) -> None:
+    """Goal: acknowledgements wait behind nobody's data; that costs a round or two more than there must be."""
+    ring = list(range(count))
+    rounds = plan_rounds(ring, [(a, b) for a in ring for b in ring if a != b])
+
+    for probes in rounds:
+        assert not any((target, source) in probes for source, target in probes)
+        assert len({source for source, _ in probes}) == len({target for _, target in probes}) == len(probes)
+    assert len(rounds) <= count + 1
 
 
 def test_a_lost_peer_takes_its_edges_along() -> None:

@@ -65,7 +65,7 @@ def test_an_optimisation_measures_solves_wires_and_answers() -> None:
     done = scene.wire(after)
     epoch = scene.state.groups[0].epoch
     assert sent(done, m.OptimizeDone) == {peer: m.OptimizeDone(7, 2, epoch, 4, 4, 1, 4) for peer in (1, 2, 3, 4)}
-    assert scene.state.probe_round == 3
+    assert scene.state.probe_round == 4
     assert not scene.state.optimizing
 
 
@@ -136,7 +136,7 @@ def test_groups_go_beside_each_other_and_are_answered_together() -> None:
     scene.admit(6, group=2)
     first = vote(scene, 1, 2, 3, 4, 5, 6)
 
-    assert set(probes(first)) == {1, 2, 3, 4, 5}
+    assert set(probes(first)) == {1, 3, 4, 5}, "of two peers, one measures at a time"
     of_one = [action for action in first if not is_sent(action, m.Probe) or action.conn in (1, 2)]
     assert not answered(measure(scene, of_one, {}))
     others = [action for action in first if is_sent(action, m.Probe) and action.conn in (3, 4, 5)]
@@ -165,7 +165,7 @@ def test_a_vote_waits_for_wiring() -> None:
     wires = scene.feed(PeerWent(3, "died"))
     assert vote(scene, 1, 2) == []
 
-    assert set(probes(scene.wire(wires))) == {1, 2}
+    assert set(probes(scene.wire(wires))) == {1}
 
 
 @pytest.mark.parametrize("phase", ["vote", "probing", "last report", "adopting"])
@@ -232,7 +232,7 @@ def test_nobody_is_left_who_waits() -> None:
 
     assert not scene.state.optimizing
     assert measure(scene, first, {}) == []
-    assert set(probes(vote(scene, 1, 2, call=8))) == {1, 2}
+    assert set(probes(vote(scene, 1, 2, call=8))) == {1}
 
 
 def test_a_topology_round_waits_for_the_optimisation() -> None:
