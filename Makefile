@@ -20,7 +20,7 @@ help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
 	@echo "make stress  an hour: fuzzing, simulation, killed reduces and syncs, crash points, ten minutes of churn"
-	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work"
+	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -99,9 +99,11 @@ bench: setup
 	@$(BIN)/python -m benchmarks.shared_state
 	@$(BIN)/python -m benchmarks.pool
 	@$(BIN)/python -m benchmarks.recovery
+	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
+	@$(BIN)/python -m benchmarks.topology || [ $$? -eq 2 ]
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

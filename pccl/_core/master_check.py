@@ -48,4 +48,5 @@ def _check_agreement(master: Any, group: Any) -> None:
     for peer_id in members:
         if agreement.holds(peer_id):
             assert peer_id not in master.votes[TOPOLOGY], f"peer {peer_id} votes on the topology beside a sync"
+            assert peer_id not in master.optimizers, f"peer {peer_id} optimises beside a sync"
             assert not group.collectives.holds(peer_id), f"peer {peer_id} reduces beside a sync"

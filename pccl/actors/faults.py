@@ -2,11 +2,13 @@
 
 `PCCL_FAULT=point:count:action` is read once, when a process starts. The point is where: `training.CallReduce` is just
 before a training process posts that call, `peer.AttachLink` just before the peer actor performs that action,
-`peer.send.Wired` just before it sends that message, `lane.Attach` just before a worker follows that command. So every
-call, action and message is a point, and none can be forgotten. The count says at which visit (1: the first), the action
-what happens: `kill` and `stop` send the process that signal, `delay` holds it up for `DELAY` seconds; `close`, `reset`,
-`half-close` and `garble` are done to every connection that the process has to others just then, the last by a byte that
-belongs to nothing. Without the variable a point costs one comparison.
+`peer.send.Wired` just before it sends that message, `lane.Attach` just before a worker follows that command,
+`state.serve.answer` just before a state's worker answers, `state.fetch.unit` when one has come, `probe.send` and
+`probe.count` when a probe's worker writes or reads. So every call, action and message is a point, and none can be
+forgotten. The count says at which visit (1: the first), the action what happens: `kill` and `stop` send the process
+that signal, `delay` holds it up for `DELAY` seconds; `close`, `reset`, `half-close` and `garble` are done to every
+connection that the process has to others just then, the last by a byte that belongs to nothing. Without the variable a
+point costs one comparison.
 """
 
 from __future__ import annotations

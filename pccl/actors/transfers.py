@@ -101,6 +101,7 @@ class Identity:
     token: bytes
     stall_ns: int
     dial_ns: int  # for one call with its handshake
+    connect_ns: int  # for one call to somebody who is known to answer
     new_link: Callable[[], int]  # numbers the connections
     check: bool  # machines verify their invariants after every event
 

@@ -53,6 +53,20 @@ def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
     assert picture.exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
+    """Goal: every sort of network, the best of which is found where nobody has looked yet, and kept."""
+    best = tmp_path / "best.json"
+    extent = ("--sizes", "8", "14", "--seeds", "3", "--budgets", "0.02", "--long", "0.1", "--best", str(best))
+    table, numbers = run("solver", tmp_path, *extent)
+
+    assert set(numbers["sorts"]) == {"scattered", "sites", "planted"}
+    for sizes in numbers["sorts"].values():
+        assert sizes["8"]["0.02"]["proven"]
+        assert sizes["14"]["0.02"]["bottleneck"] <= 1
+    assert set(json.loads(best.read_text())) == {"scattered 14 3", "sites 14 3"}
+    assert "proven in" in table
+
+
 def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
     """Goal: pools against each other, and one slow connection where there can be a namespace; else the reason."""
     table, numbers = run("pool", tmp_path, "--size", "1M", "--rounds", "1")
@@ -120,6 +134,17 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
         assert all(0 < row["idle_share"] < 1 and 0 < row["warm_share"] < 1 for row in rows)
     assert "the emulator itself carries" in table
     assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+@pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
+def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
+    """Goal: every edge is measured and the ring with the best bottleneck chosen; rates are for machines at rest."""
+    table, numbers = run("topology", tmp_path, "--quick", "--size", "256K", "--rounds", "1", status=(0, 1))
+
+    assert len(numbers["edges"]) == 12
+    assert numbers["kept"]["best bottleneck"]
+    assert [row["ring"] for row in numbers["rings"]] == ["worst", "joined", "optimised"]
+    assert "optimised over joined" in table
 
 
 def test_who_is_not_root_is_told_so_in_one_line(

@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core import events
 from pccl._core.events import MasterSaid, PeerSaid, SendTo
-from pccl._core.messages import Accepted, Commence, Kick, ReduceFailed, SyncDone, TopologyDone, WireFailed
+from pccl._core.messages import (
+    Accepted,
+    Commence,
+    Kick,
+    OptimizeDone,
+    ReduceFailed,
+    SyncDone,
+    TopologyDone,
+    WireFailed,
+)
 from pccl._core.operations import unpack_pairs
+from pccl._core.solver import evaluate, solve
 from pccl.options import nanoseconds
 from pccl.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
 
 from .dataplane import Run
+from .measuring import rate
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -34,7 +45,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
             continue
         message = action.message
         kind = type(message)
-        if kind is Accepted or kind is TopologyDone:
+        if kind in (Accepted, TopologyDone, OptimizeDone):
             common.add((message.global_world, message.groups, message.largest_group))
             group = state.conns[action.conn].group
             told = message.epoch, message.group_world
@@ -133,7 +144,11 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
             f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(wiring.links)} and {sorted(wiring.early)}"
         )
         assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
-    if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone) and state.phase == "member":
+    if (
+        type(event) is MasterSaid
+        and type(event.message) in (Accepted, TopologyDone, OptimizeDone)
+        and state.phase == "member"
+    ):
         assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
         assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
@@ -143,6 +158,24 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and state.id in world.master.state.peers:
         assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+
+
+def check_optimal(world: World) -> None:
+    """After an optimisation at rest: what was measured is what the ways carry, and no ring of it is clearly faster."""
+    state = world.master.state
+    numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive}
+    for group in state.groups.values():
+        rates = group.bandwidths.matrix(group.ring)
+        for edge in group.bandwidths.describe(world.clock.now_ns)["edges"]:
+            ways = (numbers[edge["source"]], numbers[edge["target"]])
+            assert edge["bytes_per_second"] in (0, rate(world.plan.seed, *ways)), f"measured {edge}"
+        count = len(group.ring)
+        if count < 3:
+            continue
+        best, present = solve(rates, count), evaluate(rates, range(count))
+        if best is not None:
+            assert present is not None, f"a ring {group.ring} over unmeasured edges"
+            assert best.bottleneck < 1.05 * present[0], f"ring {group.ring}: {present[0]}, best {best.bottleneck}"
 
 
 LANE_ACTIONS = (events.Dial, events.DropLink, events.AttachLink, events.SpawnLanes, events.KillLanes)

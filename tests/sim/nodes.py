@@ -20,6 +20,7 @@ from pccl._core.peer_state import PeerState
 from pccl.options import STRANGERS_MAX, nanoseconds
 
 from .dataplane import DataPlane
+from .measuring import Probes
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
 from .states import StatePlane
 
@@ -151,6 +152,7 @@ class PeerShell(Node):
         self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
         self.intruded = False  # somebody spoke in its name
         self.plane = DataPlane(self)
+        self.probes = Probes(self)
         self.states = StatePlane(self)
         self.program: Program
         self._doing: dict[type[Any], Callable[[Any], None]] = {
@@ -166,6 +168,8 @@ class PeerShell(Node):
             events.BeginOperation: self.plane.begin,
             events.AbortOperation: self.plane.abort,
             events.EndOperation: self.plane.end,
+            events.BeginProbe: self.probes.begin,
+            events.EndProbe: self.probes.end,
             events.ServeState: self.states.serve,
             events.FetchState: self.states.fetch,
             events.DropSource: self.states.drop_source,

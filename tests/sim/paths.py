@@ -50,6 +50,20 @@ PATHS = SYNC_PATHS | {
     "a straggler is kicked",
     "newcomers are pending",
     "nobody is pending",
+    # optimisations
+    "an optimisation takes another ring",
+    "an optimisation keeps the ring",
+    "an optimisation measures only a part",
+    "a member is lost while edges are measured",
+    "a member is lost while an optimised ring is wired",
+    "an edge cannot be measured",
+    "a round of probes ends at its deadline",
+    "a lone peer cannot optimise",
+    "an optimisation is given up while it runs",
+    "nobody waits for an optimisation any more",
+    "a measurement is ended by the next",
+    "a measurement ends with the membership",
+    "no optimisation with reduces under way",
     # collectives, at the master
     "a collective succeeds",
     "several collectives commence at once",
@@ -129,12 +143,13 @@ class Paths:
         )
         vote = _vote_of(state, event)
         held, sync = _is_held(state), remember(state, event) if self._syncs else None
-        return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync
+        optimization = state.optimizing, bool(state.measurements), set(state.optimizers)
+        return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync, optimization
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
         state = shell.state
-        admission, admitting, accepted, late, held, vote, sync = before
+        admission, admitting, accepted, late, held, vote, sync, optimization = before
         if sync is not None:
             mark_master(state, sync, event, actions, self._mark)
         if admission:
@@ -152,9 +167,34 @@ class Paths:
             self._at_message(state, event.message, actions, admission, vote)
             if event.conn in state.conns:
                 self._at_collective(state, state.conns[event.conn].group, event.message, actions)
+        self._at_optimization(state, optimization, accepted - state.accepted, actions)
         for action in actions:
             if type(action) is events.SendTo:
                 self._at_send(action.message, admitting)
+
+    def _at_optimization(self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any]) -> None:
+        optimizing, measuring, optimizers = before
+        if optimizing and lost:
+            self._mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
+        if optimizing and optimizers - lost - state.optimizers.keys() and not _sends(actions, messages.OptimizeDone):
+            left = state.optimizing
+            self._mark(
+                "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
+            )
+        if (
+            optimizing
+            and _sends(actions, messages.OptimizeDone)
+            and not all(not group.bandwidths.missing(group.ring, 0) for group in state.groups.values())
+        ):
+            self._mark("an optimisation measures only a part")
+        for line in [action.line for action in actions if type(action) is events.Log]:
+            if "takes another ring" in line:
+                self._mark("an optimisation takes another ring")
+            elif "keeps its ring" in line:
+                self._mark("an optimisation keeps the ring")
+            elif "not measured" in line:
+                late = "no report in time" in line
+                self._mark("a round of probes ends at its deadline" if late else "an edge cannot be measured")
 
     def _at_message(self, state: Any, message: Any, actions: list[Any], admission: bool, vote: Any) -> None:
         kind = type(message)
@@ -205,6 +245,8 @@ class Paths:
             self._at_kick(message.reason, admitting)
         elif kind is messages.CallFailed and "never meet" in message.reason:
             self._mark("calls that never meet are explained")
+        elif kind is messages.CallFailed and message.reason.startswith("optimize_topology needs"):
+            self._mark("a lone peer cannot optimise")
         elif kind is messages.Notice:
             waits = message.line.startswith("not admitted")
             vote = (
@@ -273,6 +315,9 @@ class Paths:
             self._mark("the wrong secret is refused")
         elif kind in (events.ReduceQuiet, events.ReduceEnded):
             self._at_operation(phase, kind, actions)
+        if _has(actions, events.EndProbe):
+            over = state.phase == "gone"
+            self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
         if kind is events.ReduceQuiet and phase == "gone":
@@ -349,6 +394,9 @@ class Paths:
         elif kind is mailbox.CallTopology and _has(actions, events.Complete):
             busy = actions[0].result == PENDING_ASYNC_OPS
             self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
+        elif kind is mailbox.CallOptimize and _has(actions, events.Complete) and phase == "member":
+            if actions[0].result == PENDING_ASYNC_OPS:
+                self._mark("no optimisation with reduces under way")
         elif kind is mailbox.CallReduce and phase == "member" and _has(actions, events.Complete):
             used = actions[0].result == INVALID_ARGUMENT
             self._mark("a tag is in use" if used else "no reduce during a topology vote")

@@ -30,7 +30,7 @@ FAULTS = (
 )
 
 # What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
-STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "anything")
+STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "optimize", "anything")
 
 
 @record
@@ -92,6 +92,9 @@ def draw(seed: int) -> Plan:
         vote_timeout=deadlock + 3 * interval + 0.5 if random.random() < (0.7 if nap else 0.2) else 0.0,
         deadlock_timeout=deadlock,
         stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
+        probe_time=random.choice((0.05, 0.3, 1.0)),
+        probe_rounds=random.choice((1, 3, 30)),
+        rates_expiry=random.choice((0.5, 5.0, 600.0)),
         check=True,
     )
     syncs = random.random() < 0.5
@@ -134,7 +137,10 @@ def _draw_styles(random: Random, *, syncs: bool) -> tuple[str, ...]:
     """All of one mind, or everybody for himself; where there is a shared state, often that alone."""
     if syncs and random.random() < 0.4:
         return ("sync",)
-    return ("train",) if random.random() < 0.4 else tuple(random.sample(STYLES, random.randint(1, len(STYLES))))
+    chance = random.random()
+    if chance < 0.55:
+        return ("train",) if chance < 0.35 else ("optimize",)
+    return tuple(random.sample(STYLES, random.randint(1, len(STYLES))))
 
 
 def describe(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
-from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
+from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
 from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .world import World
 
 CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
-REDUCE, SYNC = "all_reduce", "sync_shared_state"
+REDUCE, SYNC, OPTIMIZE = "all_reduce", "sync_shared_state", "optimize_topology"
 SUCCESS, INVALID_USAGE = 0, 4
 
 
@@ -43,6 +43,7 @@ class Program:
         self.killed = False
         self.closed = False  # close() returned
         self.reducing = Reducing(self)
+        self._optimizes_next = False
         self.syncing = Syncing(self)
         self._part = 0  # of a training step, which reduces, synchronises, asks whether somebody waits, and so on
         self._sequence = 0
@@ -75,6 +76,8 @@ class Program:
         if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
             self._count(NUMBERS.unpack(action.payload))
             self._part = 0
+        elif action.result == SUCCESS and name == OPTIMIZE:
+            self._count_again(NUMBERS.unpack(action.payload))
         if action.result == PENDING_ASYNC_OPS and action.slot == 0 and self.reducing.in_flight:
             self.reducing.block()
         elif action.slot == 0:  # the main thread; what a second thread learns is its own affair
@@ -97,6 +100,15 @@ class Program:
         """One more step, in a world where nothing goes wrong."""
         if not self.is_done():
             self.reducing.launch(range(self.world.plan.tags), blocking=False)
+
+    def optimize_at_rest(self) -> None:
+        """A better ring, in a world where nothing goes wrong."""
+        if not self.is_done():
+            self._post(OPTIMIZE, CallOptimize)
+
+    def has_optimized(self) -> bool:
+        """Whether that was answered."""
+        return OPTIMIZE not in self.under_way.values()
 
     def sync_at_rest(self) -> None:
         """The same for its shared state."""
@@ -129,6 +141,13 @@ class Program:
         self.numbers = numbers
         self.counted_ns = self.world.clock.now_ns
         self.world.counted = True
+
+    def _count_again(self, numbers: tuple[int, ...]) -> None:
+        """An optimisation admits nobody: without a round that this program gave up, there are at most fewer members."""
+        assert self.numbers is not None
+        assert numbers[0] == self.numbers[0], f"{numbers} after {self.numbers}"
+        assert numbers[1:3] >= self.numbers[1:3], f"{numbers} after {self.numbers}"
+        assert numbers[1] > self.numbers[1] or numbers[3] <= self.numbers[3], f"{numbers} after {self.numbers}"
 
     def finish(self) -> None:
         """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
@@ -174,7 +193,8 @@ class Program:
         if world.chance(plan.patience):
             self._give_up_later()
         if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
-            self._post(*world.random.choice(((PENDING, CallPending), (TOPOLOGY, CallTopology, 0))), slot=1)
+            calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
+            self._post(*world.random.choice(calls), slot=1)
 
     def _follow(self, style: str, given_up: bool) -> None:
         """The next call of a program in this style."""
@@ -186,6 +206,8 @@ class Program:
             self._synchronise()
         elif style == "ask_then_update":
             self._post(PENDING, CallPending)
+        elif style == "optimize":
+            self._optimize()
         elif style == "wait_for_world":
             self._wait_for_world(given_up)
         else:
@@ -206,6 +228,14 @@ class Program:
         else:
             self._post(PENDING, CallPending)
         self._part = (self._part + 1) % 3
+
+    def _optimize(self) -> None:
+        """Take everybody in, look for a better ring, and so on: programs of this style are often in step."""
+        self._optimizes_next = not self._optimizes_next
+        if self._optimizes_next:
+            self._post(OPTIMIZE, CallOptimize)
+        else:
+            self._post(TOPOLOGY, CallTopology, 0)
 
     def _wait_for_world(self, given_up: bool) -> None:
         """Until the group is large enough or the caller's patience is at its end."""
@@ -230,6 +260,8 @@ class Program:
             self._plan_step()
         elif choice == 4 and self.world.plan.syncs:
             self.syncing.launch()
+        elif choice == 5:
+            self._post(OPTIMIZE, CallOptimize)
         else:
             self._post(TOPOLOGY, CallTopology, 0)
 

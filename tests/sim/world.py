@@ -150,6 +150,7 @@ class World:
             shell.program.give_up(0, 1)
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         invariants.check_rings(self)
+        self._optimize_once_more()
         self._reduce_once_more()
         if self.plan.syncs:
             self._sync_once_more()
@@ -162,6 +163,19 @@ class World:
         options = self.plan.options
         self.clock.run(self.clock.now_ns + nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval))
         invariants.check_empty(self)
+
+    def _optimize_once_more(self) -> None:
+        """In a world at rest an optimisation ends, and its rings are as good as what was measured allows."""
+        programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
+        for program in programs:
+            program.optimize_at_rest()
+        options = self.plan.options
+        rounds = min(options.probe_rounds, len(self.shells))
+        bound_ns = 30 * self.delay_ns_max + nanoseconds(options.wire_timeout + 2)
+        bound_ns += rounds * (nanoseconds(options.probe_time + options.connect_timeout + 2) + 8 * self.delay_ns_max)
+        if not self.clock.run(self.clock.now_ns + bound_ns, lambda: all(p.has_optimized() for p in programs)):
+            raise AssertionError(f"an optimisation has no answer after {bound_ns / SECOND:g} s: {self._standing()}")
+        invariants.check_optimal(self)
 
     def _reduce_once_more(self) -> None:
         """In a world at rest every reduce succeeds, unless somebody is alone."""
