@@ -152,9 +152,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_box(
-    order: list[int], rates: Matrix, arguments: argparse.Namespace, *, optimises: bool
-) -> list[dict[str, Any]]:
+def run_box(order: list[int], rates: Matrix, arguments: argparse.Namespace, *, optimises: bool) -> list[dict[str, Any]]:
     """What all ranks say after joining in this order, by host."""
     links = {pair: Link(rate * 1e6, DELAY_S) for pair, rate in rates.items()}
     with Box(links, settings=SETTINGS) as box:
@@ -253,8 +251,12 @@ def join(peer: Communicator, place: int, meeting: Meeting) -> None:
 def show(results: dict[str, Any]) -> None:
     """Rates, rings and gains."""
     hosts = results["hosts"]
-    print(f"{hosts} peers, pools of {results['lanes']}, {size_text(results['bytes'])}; rates in Mbit/s, link / measured")
-    cells = {(edge["source"], edge["target"]): f"{edge['mbit']}/{edge['measured_mbit']:.0f}" for edge in results["edges"]}
+    print(
+        f"{hosts} peers, pools of {results['lanes']}, {size_text(results['bytes'])}; rates in Mbit/s, link / measured"
+    )
+    cells = {
+        (edge["source"], edge["target"]): f"{edge['mbit']}/{edge['measured_mbit']:.0f}" for edge in results["edges"]
+    }
     print("      " + "".join(f"{host:>10}" for host in range(hosts)))
     for source in range(hosts):
         print(f"{source:>4}  " + "".join(f"{cells.get((source, target), '.'):>10}" for target in range(hosts)))
