@@ -33,7 +33,8 @@ def plan_rounds(ring: list[int], missing: Iterable[Pair]) -> list[list[Pair]]:
 
 def _part_opposites(rounds: list[list[Pair]]) -> list[list[Pair]]:
     """The same edges, with none beside its opposite; what has to give way comes last."""
-    parted, later = [], []
+    parted: list[list[Pair]] = []
+    later: list[Pair] = []
     for probes in rounds:
         crowded = {(source, target) for source, target in probes if source > target and (target, source) in probes}
         parted.append([pair for pair in probes if pair not in crowded])

@@ -315,6 +315,9 @@ class Paths:
             self._mark("the wrong secret is refused")
         elif kind in (events.ReduceQuiet, events.ReduceEnded):
             self._at_operation(phase, kind, actions)
+        self._at_probe(state, actions)
+
+    def _at_probe(self, state: Any, actions: list[Any]) -> None:
         if _has(actions, events.EndProbe):
             over = state.phase == "gone"
             self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")

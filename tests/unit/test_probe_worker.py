@@ -61,7 +61,7 @@ def tallied(*arrivals: tuple[int, int]) -> tuple[int, int]:
 
 
 def test_a_burst_at_the_start_and_a_pause_are_not_the_rate() -> None:
-    """Goal: 5 bytes each 5 ms, with a burst that a shaped link lets through and a pause of 100 ms, are 1000 a second."""
+    """Goal: 5 bytes each 5 ms, with a burst as shaped links let through and a pause of 100 ms, are 1000 a second."""
     steady = [(now_ms, 5) for now_ms in range(5, 1100, 5) if not 600 <= now_ms < 700]
 
     nbytes, elapsed_ns = tallied((0, 100_000), *steady)
