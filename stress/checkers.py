@@ -151,6 +151,7 @@ class Deed:
     waiting: set[int] = field(default_factory=set)  # survivors who have not yet gone on
     reducing: set[int] = field(default_factory=set)  # survivors in the victims' groups who have not yet reduced
     pause_ns: int = 0
+    silent: bool = False  # nobody is told of it
     cost: bool = False  # it cost a membership
 
 
@@ -206,6 +207,7 @@ class Judge:
         deadline_ns = now_ns + held_ns + self._call_ns
         survivors = {number for number, life in self.lives.items() if life.joined and not life.ended_ns} - hit
         deed = Deed(kind, now_ns, hit, deadline_ns, deadline_ns + victim_ns, survivors, pause_ns=pause_ns)
+        deed.silent = held_ns > 0
         if kind in ENDINGS or kind is Kind.KILL_ACTOR:
             groups = {self.lives[number].group for number in hit}
             deed.reducing = {number for number in survivors if self.lives[number].group in groups}
@@ -341,12 +343,19 @@ class Judge:
         """Until when a call may last, given everything that was done before it ended.
 
         Faults never cease, so what is done to others is an excuse only for so long: else a call that hangs for ever
-        would have a new one every second.
+        would have a new one every second. A loss that is noticed at once may cost a call its time once more; silence
+        may cost the time that it takes to notice it, and several peers may be silent one after the other.
         """
-        done = [deed for deed in self._deeds if deed.at_ns <= end_ns]
-        own_ns = max((deed.victim_deadline_ns for deed in done if life in deed.victims), default=0)
-        others_ns = max((deed.deadline_ns for deed in done if life not in deed.victims), default=0)
-        return max(base_ns, own_ns, min(others_ns, base_ns + self._hang_ns))
+        allowed_ns = base_ns
+        for deed in self._deeds:
+            if deed.at_ns > end_ns:
+                continue
+            if life in deed.victims:
+                allowed_ns = max(allowed_ns, deed.victim_deadline_ns)
+            else:
+                most_ns = self._hang_ns if deed.silent else self._call_ns
+                allowed_ns = max(allowed_ns, min(deed.deadline_ns, base_ns + most_ns))
+        return allowed_ns
 
     def _note_response(self, step: Step) -> None:
         """Measure how long a fault kept the last of its survivors: until a call returned that was begun after it."""

@@ -78,6 +78,7 @@ class Ledger:
         self._count = 0
         self._sums: OrderedDict[tuple[int, int, int], Sum] = OrderedDict()
         self._members: dict[int, set[int]] = {}  # group -> lives that returned from its last sync
+        self._syncs: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()  # group and round -> what was agreed
         self._agreed: dict[int, tuple[int, int, int]] = {}  # group -> round, revision and content of its last sync
         self._contents: defaultdict[int, OrderedDict[int, Content]] = defaultdict(OrderedDict)
         self._moves: OrderedDict[tuple[int, int, int], tuple[Applied, int]] = OrderedDict()
@@ -194,11 +195,16 @@ class Ledger:
         if fact.rx_bytes:
             self.paths.append(Path.RESUMED if fact.resumed else Path.RECEIVED)
         last = self._agreed.get(step.group)
-        if last is not None and last[0] == fact.round:
-            self._members[step.group].add(step.life)
-            if last[1:] != now:
-                others = f"others hold {last[1]} as {last[2]:08x}"
-                self._object(step, "agreement", f"in round {fact.round} it holds {now[0]} as {now[1]:08x}, {others}")
+        known = self._syncs.setdefault((step.group, fact.round), now)
+        if known != now:
+            others = f"others hold {known[0]} as {known[1]:08x}"
+            self._object(step, "agreement", f"in round {fact.round} it holds {now[0]} as {now[1]:08x}, {others}")
+        while len(self._syncs) > OPERATIONS_KEPT:
+            self._syncs.popitem(last=False)
+        if last is not None and last[0] >= fact.round:
+            # It may be long ago: who was stopped before its call returned is given up, and returns all the same.
+            if last[0] == fact.round:
+                self._members[step.group].add(step.life)
             return
         self._judge_succession(step, fact, last)
         if last is not None:
@@ -220,7 +226,7 @@ class Ledger:
         number, revision, content = last
         if (fact.revision, fact.after) == (revision, content):
             return
-        if fact.round < number or fact.revision != revision + 1:
+        if fact.revision != revision + 1:
             text = f"from revision {revision} in round {number} to {fact.revision} in round {fact.round}"
             self._object(step, "revisions", text)
         if content in contents and fact.after not in contents[content].followers:

@@ -158,6 +158,17 @@ def test_a_group_may_resume_from_what_it_agreed_on() -> None:
     assert Path.RESUMED in ledger.paths
 
 
+def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
+    """Goal: a call that returns long after the others have gone on without its peer is no step back, nor a lie."""
+    steps = facts_of(6)
+    late = next(step for step in steps if step.call == SYNC and step.life == 13)
+    steps.remove(late)
+    assert judged([*steps, replace(late, end_ns=FOREVER - 1)]) == []
+
+    assert isinstance(late.fact, Synced)
+    assert judged([*steps, replace(late, end_ns=FOREVER - 1, fact=replace(late.fact, after=3))]) == ["agreement"]
+
+
 def test_the_list_in_a_result_names_who_took_part() -> None:
     """Goal: contributions add up to what is expected of their members, and to nothing else."""
     for number in range(1, 40):
