@@ -343,19 +343,21 @@ class Transfers:
         worker = transfer.workers[link] = Worker(pid, mailbox, link, name, owner)
         self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
         if transfer.fetching is not None:
-            self._loop.after(identity.stall_ns, lambda: self._look_after(transfer, worker))
+            # By its number, because a timer that held the round would hold its memory long after it has ended.
+            self._loop.after(identity.stall_ns, partial(self._look_after, transfer.round, worker))
         return True
 
-    def _look_after(self, transfer: Transfer, worker: Worker) -> None:
+    def _look_after(self, number: int, worker: Worker) -> None:
         """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
-        if transfer.workers.get(worker.link) is not worker:
+        transfer = self._rounds.get(number)
+        if transfer is None or transfer.workers.get(worker.link) is not worker:
             return
         assert transfer.fetching is not None
         stall_ns = self._identity().stall_ns
         if transfer.fetching.awaits(worker.link) and monotonic_ns() - worker.heard_ns > stall_ns * 3 // 2:
             self._close(transfer, worker.link, f"{worker.name} does not answer")
         else:
-            self._loop.after(stall_ns, lambda: self._look_after(transfer, worker))
+            self._loop.after(stall_ns, partial(self._look_after, number, worker))
 
     def _order(self, transfer: Transfer, link: int, message: object) -> None:
         worker = transfer.workers.get(link)
@@ -431,7 +433,7 @@ class Transfers:
             if transfer.memory.window is not None:
                 transfer.memory.window.reclaim(worker.number)
             last_word = self._drain(transfer, worker)
-            if last_word is not None:
+            if last_word is not None and not lied:  # what we caught it at ourselves weighs more
                 reason, lied = last_word.reason, last_word.lied
             self._link_down(transfer, worker.link, reason, lied)
         if transfer.zombies:
