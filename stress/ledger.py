@@ -192,8 +192,10 @@ class Ledger:
         now = fact.revision, fact.after
         if fact.rx_bytes and now == (fact.revision_before, fact.before):
             self._object(step, "economy", f"received {fact.rx_bytes} bytes of a state that it had")
-        if fact.rx_bytes:
-            self.paths.append(Path.RESUMED if fact.resumed else Path.RECEIVED)
+        if fact.resumed:
+            self.paths.append(Path.RESUMED)
+        elif fact.rx_bytes:
+            self.paths.append(Path.RECEIVED)
         last = self._agreed.get(step.group)
         known = self._syncs.setdefault((step.group, fact.round), now)
         if known != now:

@@ -17,7 +17,7 @@ class Path(StrEnum):
     MADE_AGAIN = "a reduce was undone, and made again by the survivors"
     UNDONE_QUANTIZED = "a quantized reduce was undone"
     FAILED_TWICE = "a reduce failed twice in a row"
-    TWO_LOST = "two peers were lost in one operation"
+    TWO_LOST = "two peers were lost in one round"
     DIED_AFTER_VOTE = "a peer died after it had voted that its part was complete"
     GREW_AGAIN = "a group fell to one and grew again"
     RECEIVED = "a newcomer received the state"
@@ -35,6 +35,8 @@ class Path(StrEnum):
 
 NEEDS: dict[Path, frozenset[Kind]] = {
     Path.RESUMED: frozenset({Kind.MASS_DEATH}),
+    Path.FAILED_TWICE: frozenset({Kind.KILL_TWO}),
+    Path.TWO_LOST: frozenset({Kind.KILL_TWO}),
     Path.MASS_DEATH: frozenset({Kind.MASS_DEATH}),
     Path.SAT_OUT: frozenset({Kind.STOP_PEER}),
     Path.GIVEN_UP: frozenset({Kind.STOP_PEER}),

@@ -7,6 +7,7 @@ are asked to leave.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import shutil
@@ -30,6 +31,7 @@ from .faults import (
     ENDINGS,
     FAMILIES,
     LINK_FAULTS,
+    SECOND_DELAY,
     STOPS,
     Fault,
     Kind,
@@ -331,6 +333,9 @@ class Supervisor:
         if fault.kind is Kind.KILL_STATE_WORKER:
             self._hunt = time.monotonic() + HUNT, fault.pause
             return
+        if fault.kind is Kind.KILL_TWO:
+            self._kill_two(fault)
+            return
         if fault.kind is Kind.MASS_DEATH:
             victims = [peer for place, peer in self._places.items() if place != fault.place and peer.status is None]
         else:
@@ -340,6 +345,16 @@ class Supervisor:
                 victims = []
         if not victims or not self._harm(fault.kind, victims, fault.pause):
             self.judge.tally.missed += 1
+
+    def _kill_two(self, fault: Fault) -> None:
+        """One peer, and a moment later another one of its group."""
+        low, high = SECOND_DELAY
+        group = fault.place % self.settings.groups
+        others = [p for p in range(ELDER + 1, self.settings.peers) if p % self.settings.groups == group]
+        second = others[(others.index(fault.place) + 1) % len(others)]
+        for place, delay in ((fault.place, 0.0), (second, low + (high - low) * fault.pause)):
+            kill = dataclasses.replace(fault, kind=Kind.KILL_TRAINING, place=place)
+            self._later(delay, lambda kill=kill: self._commit(kill))  # type: ignore[misc]
 
     def _go_hunting(self) -> None:
         """Kill the first state worker that shows itself."""
