@@ -350,9 +350,8 @@ class Transfers:
     def _look_after(self, number: int, worker: Worker) -> None:
         """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
         transfer = self._rounds.get(number)
-        if transfer is None or transfer.workers.get(worker.link) is not worker:
+        if transfer is None or transfer.fetching is None or transfer.workers.get(worker.link) is not worker:
             return
-        assert transfer.fetching is not None
         stall_ns = self._identity().stall_ns
         if transfer.fetching.awaits(worker.link) and monotonic_ns() - worker.heard_ns > stall_ns * 3 // 2:
             self._close(transfer, worker.link, f"{worker.name} does not answer")
