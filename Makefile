@@ -19,8 +19,8 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
-	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
-	@echo "make bench   a quarter of an hour: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work"
+	@echo "make stress  an hour: fuzzing, simulation, killed reduces and syncs, crash points, ten minutes of churn"
+	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -84,7 +84,9 @@ stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
-	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
+	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
+	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
+	@$(BIN)/pccl stress --churn --duration 10m --all-paths --report build/stress
 
 # With torch, whose Gloo is what we compare with.
 bench: setup
@@ -94,10 +96,14 @@ bench: setup
 	@$(BIN)/python -m benchmarks.kernels
 	@$(BIN)/python -m benchmarks.digest
 	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/python -m benchmarks.shared_state
 	@$(BIN)/python -m benchmarks.pool
+	@$(BIN)/python -m benchmarks.recovery
+	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
 	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
+	@$(BIN)/python -m benchmarks.topology || [ $$? -eq 2 ]
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -61,8 +61,9 @@ def _group(group: dict[str, Any]) -> str:
         lines.append(
             f"  peer {pair['source']} cannot reach peer {pair['target']}: {pair['reason']} (avoided for {left})"
         )
-    if group.get("bandwidths"):
-        lines.append(draw_matrix(group["ring"], group["bandwidths"]))
+    if edges := group["bandwidths"]["edges"]:
+        known = [(edge["source"], edge["target"], edge["bytes_per_second"]) for edge in edges]
+        lines.append(draw_matrix(group["ring"], known))
     return "\n".join(lines)
 
 

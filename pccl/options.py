@@ -35,6 +35,7 @@ LAYOUT_BYTES_MAX = 6 << 20  # all names and sizes of a state: it must fit into w
 FETCH_BYTES_AHEAD = 16 << 20  # asked for on one link and not there yet: 1 Gbit/s over 128 ms
 FETCH_UNITS_AHEAD = 512  # the same in pieces, for states of many small tensors
 STATE_LINKS_MAX = 1024  # connections over which other peers may fetch from one peer at a time; each costs a process
+PROBES_MAX = 64  # connections from which one peer counts what others send, beyond one full pool
 GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop
 
 
@@ -56,6 +57,10 @@ class Options:
     stall_timeout: float = 10.0  # a reduce that moves no byte for so long, or 8 of its longest pauses, is given up
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
     close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
+    probe_time: float = 1.0  # one edge: windows open in the first part of it, which does not count
+    probe_rounds: int = 30  # per optimize_topology: half a minute, and all edges of 30 peers; the rest comes next time
+    rates_expiry: float = 600.0  # how long a rate is believed: what others send over a path changes by the hour
+    moonshot_time: float = 30.0  # the search for a better ring that goes on in the background; 0: there is none
     look_time: float = 0.0002  # actors look so long for the next word of a vote before they sleep; waking costs more
     digest_threads: int = 0  # that hash a shared state; 0: as many as cores, up to eight
     slots: int = 1024  # calls in flight per communicator
@@ -116,7 +121,7 @@ class Options:
 
 _NEVER_ZERO = (
     *("heartbeat_interval", "connect_timeout", "handshake_timeout"),
-    *("wire_timeout", "deadlock_timeout", "stall_timeout", "start_timeout"),
+    *("wire_timeout", "deadlock_timeout", "stall_timeout", "start_timeout", "probe_time", "probe_rounds"),
 )
 
 _TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Options.__match_args__}

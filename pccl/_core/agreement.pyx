@@ -30,7 +30,7 @@ from .layout import PAGES_MAX, digest_layout, unpack_layout
 from .messages import AskLayout, CallFailed, Fetch, Serve, SourceGone, SyncDone
 from .sources import Source, pack_sources
 
-SOURCES_LOST = "every peer that had the state was lost while it was sent: call sync_shared_state again"
+SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was sent: call sync_shared_state again"
 
 
 cdef class Transfer:

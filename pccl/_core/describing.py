@@ -7,10 +7,10 @@ order. Every list is cut at a bound, with the full count beside it, so that the 
     run round uptime_seconds world counters   the run as a whole
     newcomers   count peers reason            who waits to become a member, and for what
     peers[]     id group address lanes state phase_seconds call call_seconds heard_seconds, and what its lanes move
-    groups[]    group members epoch ring wiring revision digest unreachable running commenced
+    groups[]    group members epoch ring wiring revision digest unreachable running commenced bandwidths
     votes[]     call group seconds present missing reason
 
-A group's measured `bandwidths`, once it has them, are triples of source, target and bytes per second.
+A group's `bandwidths` are what is known of its directed edges, with age and origin (see `bandwidths`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pccl.records import record
 
 from .ballots import OpenCall, name_missing
 from .deadlock import name_peers
-from .events import SYNC, TOPOLOGY
+from .events import OPTIMIZE, SYNC, TOPOLOGY
 from .messages import Report
 from .wire import BLOB_BYTES_MAX
 
@@ -102,6 +102,9 @@ def _votes(state: MasterState) -> list[Call]:
             closed = name == TOPOLOGY and state.admission
             missing = frozenset() if closed else frozenset(state.accepted - votes.keys())
             calls.append(Call(name, None, min(since.values()), since, missing))
+    if state.optimizers:
+        since = {peer: vote.since_ns for peer, vote in state.optimizers.items()}
+        calls.append(Call(OPTIMIZE, None, min(since.values()), since, frozenset()))
     for number, group in sorted(state.groups.items()):
         for tally in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
             since = dict.fromkeys(tally.shapes, tally.began_ns)
@@ -185,12 +188,22 @@ def _group(group: Group, now_ns: int, most: int) -> dict[str, Any]:
         ],
         "running": len(group.collectives.running),
         "commenced": group.collectives.latest,
+        "bandwidths": _bandwidths(group, now_ns, most),
     }
+
+
+def _bandwidths(group: Group, now_ns: int, most: int) -> dict[str, Any]:
+    known = group.bandwidths.describe(now_ns)
+    edges = known["edges"]
+    return {"edges_count": len(edges), "edges": edges[:most], "stale": known["stale"], "unknown": known["unknown"]}
 
 
 def _vote(state: MasterState, call: Call, votes: list[Call], now_ns: int, most: int) -> dict[str, Any]:
     if call.missing:
         reason = f"waits for {_name_missing(call.missing, votes)}"
+    elif call.name == OPTIMIZE:
+        measuring = sorted(number for number, one in state.measurements.items() if not one.is_over())
+        reason = f"all have voted; groups {measuring} measure their edges" if measuring else "the rings are being wired"
     elif call.group is None and state.admission:
         reason = "all have voted; the rings are being wired"
     elif call.group is None and state.held:

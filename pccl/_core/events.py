@@ -13,6 +13,7 @@ from pccl.records import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from typing import Any
 
     from .messages import JoinLane, Register
@@ -26,9 +27,10 @@ DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 TOPOLOGY = "update_topology"
 PENDING = "are_peers_pending"
 SYNC = "sync_shared_state"
+OPTIMIZE = "optimize_topology"
 
-# The payload of a completed connect or update_topology: peer id, round, epoch, then the world in numbers (global, own
-# group, groups, largest group).
+# The payload of a completed connect, update_topology or optimize_topology: peer id, round, epoch, then the world in
+# numbers (global, own group, groups, largest group).
 NUMBERS = struct.Struct("<QQIIIII")
 # The payload of a completed reduce: members of the ring, bytes sent and received, then where the time went (waiting for
 # the network, waiting for the neighbours to have something, reducing). That of a failed one is NUMBERS and the reason,
@@ -81,6 +83,14 @@ class PeerWent:
     reason: str
 
 
+@record
+class MoonshotFound:
+    """The search in the background found a ring: these peers, in this order."""
+
+    group: int
+    ring: tuple[int, ...]
+
+
 # ---------------------------------------------------------------------------------------------- master: actions
 
 
@@ -102,6 +112,23 @@ class Dismiss:
 @record
 class Save:
     """What a master that starts again must know has changed: keep it before anything that follows is sent."""
+
+
+@record
+class BeginMoonshot:
+    """Search on for a better ring of this group, in the background, instead of whatever is searched for by now."""
+
+    group: int
+    ring: tuple[int, ...]  # the present one
+    rates: array[float]  # the solver's table, in the order of the ring
+    seed: int
+
+
+@record
+class CancelMoonshot:
+    """The group has other members now: whatever is found would be of no use."""
+
+    group: int
 
 
 # ---------------------------------------------------------------------------------------------- peer: events
@@ -228,6 +255,15 @@ class TransferEnded:
     round: int
     tx_bytes: int
     rx_bytes: int
+
+
+@record
+class ProbeDone:
+    """The answer to BeginProbe: what arrived at the target, or 0 and the reason."""
+
+    round: int
+    bytes_per_second: int
+    reason: str
 
 
 @record
@@ -387,6 +423,25 @@ class SendLayout:
     call: int
     description: int
     nbytes: int  # of the description
+
+
+@record
+class BeginProbe:
+    """Measure what arrives at that peer; answered by one ProbeDone, later, unless it is ended before."""
+
+    round: int
+    target: int
+    lanes: int
+    milliseconds: int
+    host: str
+    port: int
+
+
+@record
+class EndProbe:
+    """That measurement is of no use any more. Harmless when it is over."""
+
+    round: int
 
 
 @record

@@ -13,5 +13,6 @@ cdef class Group:
     cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
     cdef readonly long long ordered_ns # when the latest order was given
+    cdef readonly object bandwidths    # what its directed edges carry, as far as anybody measured it
     cdef readonly Collectives collectives  # what its members reduce together
     cdef readonly Agreement agreement      # what they agreed to be their shared state

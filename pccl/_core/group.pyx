@@ -7,8 +7,8 @@ epoch, leaves it alone: so only changed edges are rewired, and both ends of an e
 meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
 edge breaks again and again before the ring is whole counts as one.
 
-Its collectives are beside it, and so is what it agreed to be its shared state, each in a machine of its own. Part of the
-master's machine; pure, and knows nothing of votes.
+Its collectives are beside it, and so are what it agreed to be its shared state and what its edges are known to carry,
+each in a machine of its own. Part of the master's machine; pure, and knows nothing of votes.
 """
 
 from .agreement cimport Agreement
@@ -20,8 +20,9 @@ from .ring import choose_victim, find_ring, steps_of
 cdef class Group:
     """The ring of one peer group, as the master sees it."""
 
-    def __init__(self, number):
+    def __init__(self, number, bandwidths):
         self.number = number
+        self.bandwidths = bandwidths
         self.ring = []
         self.newcomers = set()
         self.epoch = 0
@@ -37,6 +38,7 @@ cdef class Group:
         """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
         self.ring.append(peer)
         self.newcomers.add(peer)
+        self.bandwidths.add(peer)
 
     def accept(self, peer):
         """The newcomer is a member."""
@@ -47,6 +49,7 @@ cdef class Group:
         self.ring.remove(peer)
         self.collectives.remove(peer)
         self.agreement.remove(peer)
+        self.bandwidths.drop(peer)
         self.newcomers.discard(peer)
         self.waiting.discard(peer)
         self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
@@ -73,6 +76,15 @@ cdef class Group:
     def mark(self, source, target, reason, expiry_ns):
         """The pair cannot connect; go around it until the mark expires."""
         self.marks[(source, target)] = (expiry_ns, reason)
+
+    def forbidden(self, now_ns):
+        """Pairs that cannot connect, as far as that is still believed."""
+        return {pair for pair, mark in self.marks.items() if mark[0] > now_ns}
+
+    def adopt(self, ring):
+        """Another order of the same members, to be wired next."""
+        assert set(ring) == set(self.ring) and len(ring) == len(self.ring), f"{ring} are not the members {self.ring}"
+        self.ring = list(ring)
 
     def solve(self, now_ns):
         """Put the ring into a legal order. False if there is none."""
@@ -138,4 +150,5 @@ cdef class Group:
         assert self.newcomers <= members, f"group {self.number}: newcomers {self.newcomers} not in {self.ring}"
         assert self.waiting <= members, f"group {self.number}: waits for {self.waiting}, not in {self.ring}"
         assert set(self.edges) == set(steps_of(self.ring)), f"group {self.number}: edges {self.edges} of {self.ring}"
+        self.bandwidths.check()
         assert all(epoch <= self.epoch for epoch in self.edges.values()), f"group {self.number}: an edge of the future"

@@ -127,6 +127,14 @@ class CallDescribe:
     window: u32
 
 
+@message(0x5C, "training process to peer actor")
+class CallOptimize:
+    """optimize_topology."""
+
+    slot: u32
+    sequence: u32
+
+
 # ---------------------------------------------------------------------------------------------- of a worker
 
 
@@ -203,3 +211,14 @@ class StateLinkEnded:
 
     lied: flag
     reason: text
+
+
+# ---------------------------------------------------------------------------------------------- of a probe's worker
+
+
+@message(0x6A, "worker to peer actor")
+class ProbeEnded:
+    """The measurement is over, and so is this worker."""
+
+    bytes_per_second: u64  # 0: it failed
+    reason: text  # empty unless it failed

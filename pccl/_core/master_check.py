@@ -25,10 +25,7 @@ def check_master(master: Any) -> None:
         group.check()
         wired = number not in master.wiring
         group.collectives.check(group.ring, wired, wired and not group.newcomers)
-        group.agreement.check(group.members())
-        busy = {peer_id for peer_id in group.members() if group.agreement.holds(peer_id)}
-        assert not busy & master.votes[TOPOLOGY].keys(), f"group {number}: {busy} in two calls at once"
-        assert not any(group.collectives.holds(peer_id) for peer_id in busy), f"group {number}: reduces beside a sync"
+        _check_agreement(master, group)
         assert bool(group.waiting) == (number in master.wiring), f"group {number}: waiting {group.waiting}"
         assert group.newcomers == master.admitting & set(group.ring), f"group {number}: strangers in the ring"
         assert all(master.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
@@ -38,3 +35,18 @@ def check_master(master: Any) -> None:
     assert not master.held or not master._is_somebody_content(), "a round is held though somebody is content"
     assert master.wiring or master.admission or not master._round_is_ripe(), "a unanimous round was left open"
     assert not (master.admission and not master.wiring), "a wired round was left open"
+
+
+def _check_agreement(master: Any, group: Any) -> None:
+    """Whoever synchronises makes no other major call meanwhile."""
+    agreement = group.agreement
+    if agreement.is_idle():
+        agreement.check(set())
+        return
+    members = group.members()
+    agreement.check(members)
+    for peer_id in members:
+        if agreement.holds(peer_id):
+            assert peer_id not in master.votes[TOPOLOGY], f"peer {peer_id} votes on the topology beside a sync"
+            assert peer_id not in master.optimizers, f"peer {peer_id} optimises beside a sync"
+            assert not group.collectives.holds(peer_id), f"peer {peer_id} reduces beside a sync"

@@ -1,10 +1,8 @@
-# What the master knows beside membership and rings; the bodies are in master_state.pyx.
+# What the master knows beside membership, rings and their optimisation; the bodies are in master_state.pyx.
 
-from .membership cimport Membership
+from .optimizing cimport Optimizing
 
-cdef class MasterState(Membership):
-    cdef readonly bint admission        # a closed round waits for its rings
-    cdef readonly object round          # how many topology rounds were completed
+cdef class MasterState(Optimizing):
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions
     cdef long long beat_ns              # when the master last sent its own heartbeats

@@ -4,21 +4,17 @@ from typing import Any, Final, Self, final
 
 from pccl.options import Options
 
-from .membership import Membership
+from .optimizing import Optimizing
 from .roster import Peer
 
 TOPOLOGY: Final[str]
 PENDING: Final[str]
 
 @final
-class MasterState(Membership):
+class MasterState(Optimizing):
     def __init__(self, run: bytes, options: Options, now_ns: int = 0) -> None: ...
     @property
-    def admission(self) -> bool: ...
-    @property
     def held(self) -> bool: ...
-    @property
-    def round(self) -> int: ...
     @property
     def next_deadline_ns(self) -> int: ...
     @property

@@ -1,5 +1,7 @@
 # cython: language_level=3
-"""The master's machine: which calls are agreed, and who may come in. Events in, actions out. Rings: see `membership`.
+"""The master's machine: which calls are agreed, and who may come in. Events in, actions out.
+
+Rings are kept in `membership` and improved in `optimizing`.
 
 **Phases.** A peer that came through the door is *registered*; it becomes *accepted* in a topology round. `TRANSITIONS`
 says which message is legal in which phase; anything else costs the sender its connection, with the reason sent first.
@@ -16,6 +18,7 @@ pair that cannot connect is routed around; if no ring exists, a newcomer is refu
 **Collectives** are a group's own affair, in `collectives`. A ring that changes ends all of its group; while a member has
 one without a verdict it cannot vote on the topology, so no round closes over it. **The shared state** is so too, in
 `agreement`: who synchronises it can neither vote on the topology nor reduce meanwhile. A ring that changes leaves it alone.
+An **optimisation** of the rings is a vote of all like a topology round; neither closes while the other is under way.
 
 **After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed round,
 closes a unanimous one. The work of an event does not grow with the number of peers, except where everybody is told.
@@ -28,30 +31,29 @@ from collections import deque
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 
-from .membership cimport Membership
+from .optimizing cimport Optimizing
 from .roster cimport Peer
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .election import NEVER
-from .events import DEBUG, INFO, PENDING, SYNC, TOPOLOGY, WARNING, PeerCame, PeerSaid, PeerWent, Save, Tick
-from .group import Group
+from .events import (
+    DEBUG, INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, MoonshotFound, PeerCame, PeerSaid, PeerWent, Save, Tick,
+)
 from .master_check import check_master
 from .membership import IDS_AT_ONCE
 from .messages import (
     Accepted, Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Layout, Leave, Notice, PendingAnswer,
-    TopologyDone, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
+    Probed, TopologyDone, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from .roster import ACCEPTED, REGISTERED
 from .story import attach
 
 
-cdef class MasterState(Membership):
+cdef class MasterState(Optimizing):
     """`handle(event, now_ns) -> actions`, and nothing else changes it."""
 
     def __init__(self, bytes run, options, now_ns=0):
-        super().__init__(run, options, Ballots(TOPOLOGY, PENDING), now_ns)
-        self.admission = False
-        self.round = 0
+        super().__init__(run, options, Ballots(TOPOLOGY, PENDING, OPTIMIZE), now_ns)
         self.story = deque(maxlen=STORY_EVENTS_MAX)
         self.checking = options.check
         self.beat_ns = now_ns
@@ -89,6 +91,8 @@ cdef class MasterState(Membership):
         elif kind is Tick:
             if now_ns >= self.next_deadline_ns:
                 self._sweep()
+        elif kind is MoonshotFound:
+            self._on_moonshot_found(event)
         else:
             raise TypeError(f"the master's machine knows no event {event!r}")
         self._settle()
@@ -105,6 +109,8 @@ cdef class MasterState(Membership):
             self._kick(peer, INVALID_USAGE, "voted on the topology while a reduce of its own has no verdict")
         elif group.agreement.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"voted on the topology while it is in {SYNC}")
+        elif self._optimizes(peer):
+            self._kick(peer, INVALID_USAGE, f"voted on the topology while it is in {OPTIMIZE}")
         else:
             self._vote(TOPOLOGY, peer, Vote(message.call, message.wanted, self.now_ns))
 
@@ -122,6 +128,7 @@ cdef class MasterState(Membership):
     def _on_withdraw(self, Peer peer, message):
         self.ballots.withdraw(peer.id, message.call)
         self._agreement(peer).withdraw(peer.id, message.call)
+        self._withdraw_optimize(peer, message.call)
 
     # ------------------------------------------------------------------------------------------ shared state
 
@@ -131,7 +138,7 @@ cdef class MasterState(Membership):
         return self.groups[peer.group].agreement
 
     def _on_vote_sync(self, Peer peer, message):
-        if peer.id in self.votes[TOPOLOGY]:
+        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
             self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while it votes on the topology")
         elif self.groups[peer.group].collectives.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while a reduce of its own has no verdict")
@@ -152,7 +159,7 @@ cdef class MasterState(Membership):
         return self.groups[peer.group].collectives
 
     def _on_initiate(self, Peer peer, message):
-        if peer.id in self.votes[TOPOLOGY]:
+        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
             self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
         elif self.groups[peer.group].agreement.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
@@ -189,7 +196,9 @@ cdef class MasterState(Membership):
 
     def _settle(self):
         """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
-        while self._order_changed_rings() or self._close_round() or self._settle_groups():
+        while (
+            self._order_changed_rings() or self._close_round() or self._settle_optimization() or self._settle_groups()
+        ):
             pass
         self._answer_pending()
 
@@ -234,17 +243,17 @@ cdef class MasterState(Membership):
         self.registered.clear()
         for peer_id in sorted(self.admitting):
             number = self.peers[peer_id].group
-            if number not in self.groups:
-                self.groups[number] = Group(number)
-            self.groups[number].add(peer_id)
+            group = self.groups.get(number) or self._new_group(number)
+            group.add(peer_id)
             self.changed.add(number)
+            self._cancel_moonshot(number)
         return True
 
     def _round_is_ripe(self):
         votes = self.votes[TOPOLOGY]
         if not self.accepted:
             return bool(self.registered)
-        if len(votes) < len(self.accepted):
+        if len(votes) < len(self.accepted) or self.optimizing:
             return False
         if self.registered:
             return True
@@ -308,12 +317,15 @@ cdef class MasterState(Membership):
         if not self.stopped:
             self._end_the_silent()
             self._end_slow_wiring()
+            self._end_late_probes()
             self._watch_calls()
             self._warn_newcomers()
             self._break_deadlocks()
         soonest = self.now_ns + self.interval_ns
         for peer in self.peers.values():
             soonest = min(soonest, peer.heard_ns + self.silence_ns)
+        for measurement in self.measurements.values():
+            soonest = min(soonest, measurement.deadline_ns)
         self.next_deadline_ns = max(soonest, self.now_ns + 1_000_000)
 
     def _forgive_own_pause(self):
@@ -401,6 +413,7 @@ cdef class MasterState(Membership):
         calls = self.ballots.open_calls(self.accepted)
         if self.admission:
             calls = [call for call in calls if call.name != TOPOLOGY]
+        calls += self._open_optimizations()
         for group in self.groups.values():
             calls += group.collectives.open_calls(group.ring)
             if not group.agreement.is_idle():
@@ -429,7 +442,7 @@ cdef class MasterState(Membership):
         state.reserved_id = state.next_id + IDS_AT_ONCE
         state.round = snapshot["round"]
         for number, saved in snapshot["groups"].items():
-            group = state.groups[int(number)] = Group(int(number))
+            group = state._new_group(int(number))
             group.epoch = saved["epoch"]
             group.agreement.revision = saved["revision"]
             group.agreement.content = bytes.fromhex(saved["content"])
@@ -439,6 +452,7 @@ cdef class MasterState(Membership):
     def check(self):
         """Invariants between two events; run after every one in all tests."""
         check_master(self)
+        self._check_optimization()
 
 
 # Which message is legal in which phase, and what it does. What is not here costs the sender its connection.
@@ -450,6 +464,8 @@ TRANSITIONS = {
     (REGISTERED, Leave): MasterState._on_leave,
     (ACCEPTED, VoteTopology): MasterState._on_vote_topology,
     (ACCEPTED, VotePending): MasterState._on_vote_pending,
+    (ACCEPTED, VoteOptimize): MasterState._on_vote_optimize,
+    (ACCEPTED, Probed): MasterState._on_probed,
     (ACCEPTED, Withdraw): MasterState._on_withdraw,
     (ACCEPTED, Initiate): MasterState._on_initiate,
     (ACCEPTED, Finished): MasterState._on_finished,

@@ -12,6 +12,8 @@ cdef class Membership:
     cdef readonly set accepted          # ids of members
     cdef readonly set registered        # ids of newcomers that wait for a round
     cdef readonly set admitting         # newcomers of the round that is being wired
+    cdef readonly bint admission        # a closed round waits for its rings
+    cdef readonly object round          # how many topology rounds were completed
     cdef readonly object ballots        # who is in which blocking call
     cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
     cdef readonly object next_id        # the next peer's id

@@ -10,9 +10,12 @@ from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, nanoseconds
 from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
 
 from .roster cimport Peer
+from .bandwidths import Bandwidths
 from .election import NEVER
 from .events import INFO, WARNING, Dismiss, Log, Save, SendTo
+from .group import Group
 from .messages import Kick, Registered
+from .solver import RATE_MAX
 
 IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a master that starts again goes on behind them
 
@@ -31,9 +34,12 @@ cdef class Membership:
         self.accepted = set()
         self.registered = set()
         self.admitting = set()
+        self.admission = False
+        self.round = 0
         self.next_id = 1
         self.reserved_id = 1 + IDS_AT_ONCE
-        self.counters = {"admitted": 0, "lost": 0, "left": 0, "kicked": 0, "rewired": 0, "deadlocks": 0, "agreed": 0}
+        counted = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
+        self.counters = dict.fromkeys(counted, 0)
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.now_ns = self.began_ns = now_ns
@@ -98,6 +104,23 @@ cdef class Membership:
 
     def _on_beat(self, Peer peer, message):
         peer.moved(message.tx_bytes, message.rx_bytes, self.now_ns)
+        if message.previous:
+            self._learn_passive_rate(peer, message)
+
+    def _learn_passive_rate(self, Peer peer, message):
+        """What its reduces have shown of the edge from its previous peer; of an edge of the past it is no news."""
+        group = self._ring_of(peer)
+        if not 1 <= message.bytes_per_second <= RATE_MAX:
+            self._kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is no rate")
+        elif group is not None and (message.previous, peer.id) in group.edges:
+            rate, was_limit = message.bytes_per_second, message.was_limit
+            group.bandwidths.saw(message.previous, peer.id, rate, self.now_ns, was_limit=was_limit)
+
+    def _new_group(self, number):
+        """A group without members."""
+        fresh_ns, failed_ns = nanoseconds(self.options.rates_expiry), nanoseconds(self.options.unreachable_expiry)
+        self.groups[number] = group = Group(number, Bandwidths(fresh_ns, failed_ns))
+        return group
 
     # ------------------------------------------------------------------------------------------ rings
 

@@ -104,7 +104,38 @@ class JoinState:
     target: u64  # who fetches it and calls
 
 
+@message(0x13, "peer to peer")
+class JoinProbe:
+    """A peer's hello to one that it measures the way to: count what comes over this connection, and say so."""
+
+    proof: bytes32  # covers both nonces and every field below
+    run: bytes16
+    round: u64  # of the measurement
+    source: u64  # who sends and calls
+    target: u64  # who counts and is called
+    lane: u16
+    lanes: u16  # how many connections belong together
+    milliseconds: u32  # how long to count
+
+
 # ---------------------------------------------------------------------------------------------- control, to the master
+
+
+@message(0x18, "peer to master")
+class VoteOptimize:
+    """This peer is in optimize_topology."""
+
+    call: u32
+
+
+@message(0x19, "peer to master")
+class Probed:
+    """What came of a Probe: so much arrived at the target, or nothing could be measured."""
+
+    round: u64
+    target: u64
+    bytes_per_second: u64  # 0: it failed
+    reason: text  # empty unless it failed
 
 
 @message(0x20, "peer to master")
@@ -164,11 +195,17 @@ class Leave:
 
 @message(0x27, "both ways on the control link")
 class Beat:
-    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved."""
+    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved.
+
+    If reduces have ended since the last one: what the edge from the previous peer carried while they ran.
+    """
 
     now: u64
     tx_bytes: u64 = 0
     rx_bytes: u64 = 0
+    previous: u64 = 0  # who sent it; 0: nothing was seen
+    bytes_per_second: u64 = 0
+    was_limit: flag = False  # the edge was waited for, and nothing else
 
 
 @message(0x28, "peer to master")
@@ -410,16 +447,43 @@ class SyncDone:
     revision: u64
 
 
+@message(0x41, "master to peer")
+class Probe:
+    """Send to this peer for so long, over so many connections, and say how much of it arrived."""
+
+    round: u64
+    target: u64
+    lanes: u16
+    milliseconds: u32
+    port: u16
+    host: text
+
+
+@message(0x42, "master to peer")
+class OptimizeDone:
+    """Every group has the best ring that is known by now, and all are wired; the same numbers go to everybody."""
+
+    call: u32
+    round: u64
+    epoch: u32
+    global_world: u32
+    group_world: u32
+    groups: u32
+    largest_group: u32
+
+
 # What may be said where. A connection moves from one set to the next as it proves itself.
 AT_MASTER_DOOR = limits(Knock, Register, Inquire)
-AT_PEER_DOOR = limits(Knock, JoinLane, JoinState)
+AT_PEER_DOOR = limits(Knock, JoinLane, JoinState, JoinProbe)
 TO_CALLER = limits(Challenge, Welcome, Refused)
 TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Layout, Fetched),
+    *(VoteOptimize, Probed),
 )
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, Wire, Kick, Notice, Beat),
     *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskLayout, Serve, Fetch, SourceGone, SyncDone),
+    *(Probe, OptimizeDone),
 )

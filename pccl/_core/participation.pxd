@@ -11,6 +11,8 @@ cdef class Participation:
     cdef readonly Calls calls             # votes of the training process
     cdef readonly Reductions reductions   # this peer's part in the collectives of its group
     cdef readonly Syncing syncing         # this peer's part in keeping the shared state
+    cdef readonly object probe            # the Probe that this peer measures for, or None
+    cdef readonly object meter            # what reduces have shown of the edge from the previous peer
     cdef readonly object tx_bytes         # what all lanes have sent so far
     cdef readonly object rx_bytes
     cdef readonly long long next_deadline_ns

@@ -1,6 +1,8 @@
 from pccl.options import Options
 
 from .calls import Calls
+from .messages import Probe
+from .metering import Meter
 from .reductions import Reductions
 from .syncing import Syncing
 from .wiring import Wiring
@@ -18,6 +20,10 @@ class Participation:
     def reductions(self) -> Reductions: ...
     @property
     def syncing(self) -> Syncing: ...
+    @property
+    def probe(self) -> Probe | None: ...
+    @property
+    def meter(self) -> Meter: ...
     @property
     def tx_bytes(self) -> int: ...
     @property

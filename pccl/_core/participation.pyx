@@ -1,20 +1,23 @@
 # cython: language_level=3
-"""What a member takes part in: its ring, votes, reduces, and the shared state; and what each means for the others.
+"""What a member takes part in: its ring, votes, reduces, the shared state, measurements; what each means for the others.
 
 Each of them is a machine of its own: two edges in `wiring`, votes in `calls`, reduces in `reductions`, the shared state in
-`syncing`. Here they are told what concerns them. Whoever votes on the topology can neither reduce nor synchronise
-meanwhile, and the other way round; whoever synchronises has no reduce under way. What no honest master would say ends the
+`syncing`. Here they are told what concerns them. Whoever votes on the topology, or on its optimisation, can neither
+reduce nor synchronise meanwhile, and the other way round; whoever synchronises has no reduce under way. One edge is
+measured at a time, whenever the master asks for it: the next question ends what is left of the last. What no honest master would say ends the
 membership. When there is one, and how it begins and ends, is decided above this, in `peer_state`.
 """
 
+from pccl.options import LANES_MAX
 from pccl.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 
 from .calls cimport Calls
 from .reductions cimport Reductions
 from .syncing cimport Syncing
 from .wiring cimport Wiring
-from .events import NUMBERS, PENDING, SYNC, TOPOLOGY, Complete, SendMaster
-from .messages import VotePending, VoteTopology
+from .events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY, BeginProbe, Complete, EndProbe, SendMaster
+from .messages import Beat, Probed, VoteOptimize, VotePending, VoteTopology
+from .metering import Meter
 
 
 cdef class Participation:
@@ -26,6 +29,8 @@ cdef class Participation:
         self.calls = Calls()
         self.reductions = Reductions(options)
         self.syncing = Syncing()
+        self.probe = None
+        self.meter = Meter()
         self.tx_bytes = self.rx_bytes = 0
         self.now_ns = self.next_deadline_ns = now_ns
         self.actions = []
@@ -52,10 +57,16 @@ cdef class Participation:
     # ------------------------------------------------------------------------------------------ calls
 
     def _on_call_topology(self, call):
-        if not self._refuse_with_reduces(call) and not self._refuse_beside(SYNC, self.syncing.sync is not None, call):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, OPTIMIZE):
             number = self.calls.enter(TOPOLOGY, call)
             if number:
                 self.actions.append(SendMaster(VoteTopology(number, call.wanted)))
+
+    def _on_call_optimize(self, call):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, TOPOLOGY):
+            number = self.calls.enter(OPTIMIZE, call)
+            if number:
+                self.actions.append(SendMaster(VoteOptimize(number)))
 
     def _on_call_pending(self, call):
         number = self.calls.enter(PENDING, call)
@@ -63,7 +74,7 @@ cdef class Participation:
             self.actions.append(SendMaster(VotePending(number)))
 
     def _on_call_sync(self, call):
-        if not self._refuse_with_reduces(call) and not self._refuse_beside(TOPOLOGY, TOPOLOGY in self.calls.open, call):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, TOPOLOGY, OPTIMIZE):
             self.syncing.call(call, self.calls.number())
 
     def _refuse_with_reduces(self, call):
@@ -73,11 +84,19 @@ cdef class Participation:
             self._complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
         return bool(self.reductions.tags)
 
-    def _refuse_beside(self, str name, bint under_way, call):
-        """Whether the call is answered because another thread is in one that it may not meet."""
-        if under_way:
-            self._complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is in {name}")
-        return under_way
+    def _refuse_beside(self, call, *names):
+        """Whether the call is answered because another thread is in one of those that it may not meet."""
+        busy = self._busy_in(*names)
+        if busy:
+            self._complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is in {busy}")
+        return bool(busy)
+
+    def _busy_in(self, *names):
+        """The first of these calls that is under way, or nothing."""
+        for name in names:
+            if name in self.calls.open or (name is SYNC and self.syncing.sync is not None):
+                return name
+        return ""
 
     def _on_topology_done(self, message):
         call = self.calls.take(message.call)
@@ -109,7 +128,7 @@ cdef class Participation:
     # ------------------------------------------------------------------------------------------ reduces
 
     def _on_call_reduce(self, call):
-        busy = TOPOLOGY if TOPOLOGY in self.calls.open else SYNC if self.syncing.sync is not None else ""
+        busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC)
         if busy:
             reason = f"another thread of this process is in {busy}"
             self.reductions.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
@@ -120,9 +139,14 @@ cdef class Participation:
         self.reductions.awaits(call.slot, call.sequence)
 
     def _on_commence(self, message):
-        self._lose_master_if(self.reductions.commence(message, self.wiring.wire, self.wiring.is_whole()))
+        before = len(self.reductions.sequences)
+        whole = self.wiring.is_whole()
+        self._lose_master_if(self.reductions.commence(message, self.wiring.wire, whole))
+        if whole:
+            self.meter.began(len(self.reductions.sequences) - before, self.now_ns)
 
     def _on_abort_reduce(self, message):
+        self.meter.reset()
         self._lose_master_if(self.reductions.abort(message.sequence))
 
     def _on_reduce_done(self, message):
@@ -133,6 +157,7 @@ cdef class Participation:
 
     def _on_reduce_ended(self, event):
         self.reductions.ended(event)
+        self.meter.ended(event, self.now_ns)
 
     def _on_reduce_broken(self, event):
         self.reductions.broken(event.sequence, event.reason)
@@ -146,6 +171,38 @@ cdef class Participation:
 
     def _on_traffic(self, event):
         self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes
+
+    def _beat(self):
+        """A heartbeat, with what has moved, and what that has shown of the edge it came over."""
+        rate, was_limit = self.meter.take()
+        order = self.wiring.wire
+        seen = (order.previous_peer, rate, was_limit) if rate and order is not None else ()
+        self.actions.append(SendMaster(Beat(self.now_ns, self.tx_bytes, self.rx_bytes, *seen)))
+
+    # ------------------------------------------------------------------------------------------ measurements
+
+    def _on_probe(self, message):
+        """Measure the way to another peer; whatever was measured before lasts too long."""
+        if not 1 <= message.lanes <= LANES_MAX or not message.milliseconds or message.target == self.wiring.id:
+            self._lose_master_if(f"a measurement that cannot be made: {message!r}")
+            return
+        self._end_probe()
+        self.probe = message
+        self.actions.append(BeginProbe(
+            message.round, message.target, message.lanes, message.milliseconds, message.host, message.port,
+        ))
+
+    def _on_probe_done(self, event):
+        if self.probe is not None and self.probe.round == event.round:
+            report = Probed(event.round, self.probe.target, event.bytes_per_second, event.reason)
+            self.probe = None
+            self.actions.append(SendMaster(report))
+
+    def _end_probe(self):
+        """Nobody waits for what is being measured."""
+        if self.probe is not None:
+            self.actions.append(EndProbe(self.probe.round))
+            self.probe = None
 
     # ------------------------------------------------------------------------------------------ shared state
 
@@ -178,6 +235,7 @@ cdef class Participation:
 
     def _on_wire(self, order):
         self.reductions.abort_all()
+        self.meter.reset()
         self._lose_master_if(self.wiring.order(order))
 
     def _on_link_came(self, event):

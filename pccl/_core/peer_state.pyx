@@ -27,18 +27,18 @@ from pccl.outcomes import (
 from .participation cimport Participation
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
-    ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched, Stop, Tell, Tick,
-    Traffic, TransferEnded, WorkerDied,
+    OPTIMIZE, TOPOLOGY, AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
+    MasterUp, ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched,
+    Stop, Tell, Tick, Traffic, TransferEnded, WorkerDied,
 )
 from .mailbox import (
-    CallAwait, CallCancel, CallConnect, CallDescribe, CallLeave, CallPending, CallReduce, CallSync, CallTopology,
+    CallAwait, CallCancel, CallConnect, CallDescribe, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
+    CallTopology,
 )
 from .messages import (
-    AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, Notice, PendingAnswer, ReduceDone,
-    ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, Wire,
+    AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, Notice, OptimizeDone,
+    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, Wire,
 )
-from .peer_check import check_peer
 from .story import attach
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
@@ -183,6 +183,7 @@ cdef class PeerState(Participation):
         self.ending = (result, kind, text)
         self.reductions.end(result, kind, text)
         self.syncing.end(result, kind, text)
+        self._end_probe()
         self.wiring.forget()
         self.wiring.kill_workers()
         self.actions.append(HangUp())
@@ -260,7 +261,7 @@ cdef class PeerState(Participation):
             return
         if self.now_ns - self.beat_ns >= self.interval_ns and self.wiring.id:
             self.beat_ns = self.now_ns
-            self.actions.append(SendMaster(Beat(self.now_ns, self.tx_bytes, self.rx_bytes)))
+            self._beat()
 
     cdef _set_deadline(self):
         cdef long long soonest = self.wiring.soonest(self.ticked_ns + self.interval_ns)
@@ -276,7 +277,25 @@ cdef class PeerState(Participation):
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
-        check_peer(self)
+        wiring, syncing = self.wiring, self.syncing.sync is not None
+        wiring.check()
+        assert self.phase in (JOINING, MEMBER) or not wiring.links, f"lanes while {self.phase}"
+        assert self.phase in (DIALLING, JOINING, MEMBER) or not wiring.early, f"early lanes while {self.phase}"
+        assert self.phase in (JOINING, MEMBER) or not wiring.id, f"peer {wiring.id} while {self.phase}"
+        assert self.phase is not MEMBER or wiring.id, "a member without a name"
+        self.reductions.check(self.phase is MEMBER)
+        self.syncing.check(self.phase is MEMBER)
+        busy = bool(self.reductions.tags) or syncing
+        assert self.phase in (MEMBER, GONE) or not busy, f"reduces or a sync while {self.phase}"
+        votes = (TOPOLOGY in self.calls.open) + (OPTIMIZE in self.calls.open)
+        assert not votes or not busy, "a vote on the topology with reduces or a sync under way"
+        assert votes < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
+        assert self.phase is MEMBER or self.probe is None, f"measures an edge while {self.phase}"
+        assert not self.reductions.tags or not syncing, "a sync beside reduces"
+        assert not self.leaving or self.phase is GONE and busy, "close() was not answered"
+        self.calls.check()
+        assert self.phase is MEMBER or not self.calls.open, f"calls {self.calls.open} while {self.phase}"
+        assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
 
 
 # What each phase understands. A mailbox call that is not here gets the reason why there is no membership; a message of
@@ -312,6 +331,7 @@ TRANSITIONS = {
     (JOINING, Tick): PeerState._on_tick,
     (MEMBER, CallTopology): PeerState._on_call_topology,
     (MEMBER, CallPending): PeerState._on_call_pending,
+    (MEMBER, CallOptimize): PeerState._on_call_optimize,
     (MEMBER, CallReduce): PeerState._on_call_reduce,
     (MEMBER, CallSync): PeerState._on_call_sync,
     (MEMBER, CallDescribe): PeerState._on_call_describe,
@@ -319,6 +339,7 @@ TRANSITIONS = {
     (MEMBER, CallCancel): PeerState._on_cancel,
     (MEMBER, CallLeave): PeerState._on_leave,
     (MEMBER, TopologyDone): PeerState._on_topology_done,
+    (MEMBER, OptimizeDone): PeerState._on_topology_done,
     (MEMBER, PendingAnswer): PeerState._on_pending_answer,
     (MEMBER, CallFailed): PeerState._on_call_failed,
     (MEMBER, Commence): PeerState._on_commence,
@@ -337,6 +358,8 @@ TRANSITIONS = {
     (MEMBER, ReduceBroken): PeerState._on_reduce_broken,
     (MEMBER, ReduceQuiet): PeerState._on_reduce_quiet,
     (MEMBER, ReduceProgress): PeerState._on_reduce_progress,
+    (MEMBER, Probe): PeerState._on_probe,
+    (MEMBER, ProbeDone): PeerState._on_probe_done,
     (MEMBER, Traffic): PeerState._on_traffic,
     (MEMBER, Wire): PeerState._on_wire,
     (MEMBER, Kick): PeerState._on_kick,
@@ -360,5 +383,5 @@ TRANSITIONS = {
 # Echoes of connections and processes that the machine has already let go of.
 IGNORED = frozenset({
     LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceQuiet, ReduceProgress, Traffic,
-    StateFetched, StateUnfetched, TransferEnded,
+    StateFetched, StateUnfetched, TransferEnded, ProbeDone,
 })

@@ -11,7 +11,22 @@ from __future__ import annotations
 import os
 import socket
 
-from pccl._core.events import DEBUG, ERROR, INFO, Dismiss, Log, PeerCame, PeerSaid, PeerWent, Save, SendTo, Tick
+from pccl._core.events import (
+    DEBUG,
+    ERROR,
+    INFO,
+    BeginMoonshot,
+    CancelMoonshot,
+    Dismiss,
+    Log,
+    MoonshotFound,
+    PeerCame,
+    PeerSaid,
+    PeerWent,
+    Save,
+    SendTo,
+    Tick,
+)
 from pccl._core.master_state import MasterState
 from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Inquire, Kick, Register
 from pccl._core.park import monotonic_ns
@@ -21,6 +36,7 @@ from pccl.outcomes import INVALID_USAGE
 
 from .listening import Listening
 from .loop import Loop
+from .moonshot import Moonshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +79,8 @@ class MasterActor:
         self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
+        self._question: BeginMoonshot | None = None  # what the search in the background is about
+        self._moonshot = Moonshot(self.loop, on_better=self._found, on_ended=self._search_ended)
         self._listening = Listening(
             self.loop,
             listener,
@@ -84,6 +102,7 @@ class MasterActor:
         try:
             self.loop.run(self._deadline, self._tick)
         finally:
+            self._moonshot.close()
             self._listening.close()
             for connection in self._connections.values():
                 connection.close()
@@ -130,6 +149,24 @@ class MasterActor:
             if self._unwritten:
                 self._log(INFO, f"state file {self._file.path} is written again")
             self._unwritten = False
+
+    def _search(self, question: BeginMoonshot) -> None:
+        """Let a child search on. Without one the run goes on as it is."""
+        self._question = question
+        budget_ns = nanoseconds(self.state.options.moonshot_time)
+        try:
+            self._moonshot.begin(question.ring, question.rates, question.seed, budget_ns)
+        except OSError as error:
+            self._log(INFO, f"no search for a better ring in the background: {error.strerror}")
+
+    def _found(self) -> None:
+        assert self._question is not None
+        ring = self._moonshot.better_than(self._question.ring, self._question.rates)
+        if ring is not None:
+            self._feed(MoonshotFound(self._question.group, tuple(ring)))
+
+    def _search_ended(self, reason: str) -> None:
+        self._log(DEBUG, f"the search for a better ring in the background {reason}")
 
     def _new_number(self) -> int:
         self._numbers += 1
@@ -197,6 +234,10 @@ class MasterActor:
                     connection.finish()
             elif kind is Save:
                 self._save()
+            elif kind is BeginMoonshot:
+                self._search(action)
+            elif kind is CancelMoonshot:
+                self._moonshot.cancel()
             else:
                 raise TypeError(f"the master cannot perform {action!r}")
 

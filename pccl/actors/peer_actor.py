@@ -25,6 +25,7 @@ from pccl._core.events import (
     AppGone,
     AttachLink,
     BeginOperation,
+    BeginProbe,
     Called,
     Complete,
     Dial,
@@ -32,6 +33,7 @@ from pccl._core.events import (
     DropLink,
     DropSource,
     EndOperation,
+    EndProbe,
     EndTransfer,
     FetchState,
     HangUp,
@@ -53,7 +55,7 @@ from pccl._core.events import (
     WorkerDied,
 )
 from pccl._core.mailbox import CallCancel, CallConnect, CallDescribe, CallShare, CallUnshare
-from pccl._core.messages import AT_PEER_DOOR, TO_PEER, JoinLane, JoinState, Notice, Refused, Register
+from pccl._core.messages import AT_PEER_DOOR, TO_PEER, JoinLane, JoinProbe, JoinState, Notice, Refused, Register
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
 from pccl._core.wire import pack, unpack
@@ -67,6 +69,7 @@ from .faults import planned
 from .lanes import LanePool
 from .listening import Listening, bind_peer_port
 from .loop import IDLE_NS, Loop
+from .probes import Probes
 from .reducing import Reducing
 from .transfers import Identity, Transfers
 
@@ -120,6 +123,7 @@ class PeerActor:
             descriptor=self._lanes.descriptor,
             identity=self._identity,
         )
+        self._probes = Probes(self.loop, life_fd, feed=self._feed, tell=self._tell, identity=self._identity)
         mailbox.setblocking(False)
         self.loop.watch(mailbox.fileno(), self._read_mailbox)
 
@@ -133,6 +137,7 @@ class PeerActor:
         finally:
             self._lanes.kill()
             self._transfers.kill()
+            self._probes.kill()
             self._lanes.wait()
 
     # ------------------------------------------------------------------------------------------ mailbox
@@ -194,7 +199,11 @@ class PeerActor:
             self.loop,
             listener,
             token=self._token,
-            hellos={JoinLane: self._link_came, JoinState: self._transfers.link_came},
+            hellos={
+                JoinLane: self._link_came,
+                JoinState: self._transfers.link_came,
+                JoinProbe: self._probes.link_came,
+            },
             limits=AT_PEER_DOOR,
             new_number=self._state.new_link,
             log=self._tell,
@@ -211,6 +220,7 @@ class PeerActor:
             token=self._token,
             stall_ns=nanoseconds(options.stall_timeout),
             dial_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
+            connect_ns=nanoseconds(options.connect_timeout),
             new_link=self._state.new_link,
             check=options.check,
         )
@@ -424,6 +434,8 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     DropSource: lambda actor, action: actor._transfers.drop_source(action),
     EndTransfer: lambda actor, action: actor._transfers.end(action),
     SendLayout: PeerActor._send_layout,
+    BeginProbe: lambda actor, action: actor._probes.begin(action),
+    EndProbe: lambda actor, action: actor._probes.end(action),
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
     Stop: PeerActor._stop,

@@ -15,15 +15,18 @@ from pccl._core.messages import (
     Awaiting,
     Beat,
     EdgeLost,
+    Fetched,
     Finished,
     Initiate,
     Inquire,
     JoinLane,
     Knock,
+    Layout,
     Leave,
     Register,
     Registered,
     VotePending,
+    VoteSync,
     VoteTopology,
     Wire,
     Wired,
@@ -40,6 +43,7 @@ Session = Generator[list[bytes], Any, None]
 
 GROUPS = (101, 102, 103)  # where lying members live: in rings of their own, so that they meet each other
 HEALTHY_GROUP = 0  # and now and then they ask to be wired beside the healthy ones
+STATES = (bytes(16), bytes(range(16)))  # digests that lying members vote with
 BURST = 16  # frames that are sent in one go
 
 
@@ -107,7 +111,7 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
         else:
             heard = yield []
     if draw.chance.random() < 0.5:
-        yield collective(draw)
+        yield collective(draw) if draw.chance.random() < 0.5 else synchronisation(draw)
     for _ in range(draw.chance.randint(1, 5)):
         yield babble(draw, (Beat, Withdraw, Wired, EdgeLost, WireFailed, VoteTopology, VotePending), me)
     yield babble(draw, None)
@@ -119,6 +123,19 @@ def collective(draw: Drawing) -> list[bytes]:
     shapes = [Shape(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
     later = (Beat, Awaiting, Awaiting, WithdrawReduce, Finished)
     words = [Initiate(pack_shapes(shapes)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
+    return [draw.framed(word) for word in words]
+
+
+def synchronisation(draw: Drawing) -> list[bytes]:
+    """A vote on a state that others of its group may have too, or nearly, and reports of what never happened."""
+    alike = {"keys": 1, "strategy": draw.chance.choice((0, 0, 0, 1, 2, 9)), "layout": bytes(16), "torn": False}
+    vote = draw.message(
+        VoteSync, revision=draw.chance.choice((0, 0, 1, 1 << 63)), content=draw.chance.choice(STATES), **alike
+    )
+    if draw.chance.random() < 0.2:
+        vote = replace(vote, layout=draw.chance.randbytes(16))
+    later = (Beat, Fetched, Layout, Withdraw)
+    words = [vote, *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
     return [draw.framed(word) for word in words]
 
 

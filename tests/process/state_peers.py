@@ -239,7 +239,7 @@ def main() -> None:
 
     def identity() -> Identity:
         stall_ns = int(options.stall_timeout * 1e9)
-        return Identity(RUN, peer, lanes, TOKEN, stall_ns, 5 * 10**9, lambda: next(links), check=True)
+        return Identity(RUN, peer, lanes, TOKEN, stall_ns, 5 * 10**9, 5 * 10**9, lambda: next(links), check=True)
 
     life, _ = os.pipe()
     log = Path(os.environ.get("PCCL_TEST_LOG", os.devnull))

@@ -19,11 +19,11 @@ from benchmarks.throttling import reason_against
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
 
 
-def run(module: str, folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+def run(module: str, folder: Path, *arguments: str, status: tuple[int, ...] = (0,)) -> tuple[str, dict[str, Any]]:
     """A benchmark as users start it; its table and its numbers."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(folder / "numbers.json"), *arguments]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.returncode in status, outcome.stdout + outcome.stderr
     numbers = json.loads((folder / "numbers.json").read_text())
     assert {"date", "machine", "versions", "congestion_control", "commit"} <= set(numbers["facts"])
     return outcome.stdout, numbers
@@ -53,6 +53,20 @@ def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
     assert picture.exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
+    """Goal: every sort of network, the best of which is found where nobody has looked yet, and kept."""
+    best = tmp_path / "best.json"
+    extent = ("--sizes", "8", "14", "--seeds", "3", "--budgets", "0.02", "--long", "0.1", "--best", str(best))
+    table, numbers = run("solver", tmp_path, *extent)
+
+    assert set(numbers["sorts"]) == {"scattered", "sites", "planted"}
+    for sizes in numbers["sorts"].values():
+        assert sizes["8"]["0.02"]["proven"]
+        assert sizes["14"]["0.02"]["bottleneck"] <= 1
+    assert set(json.loads(best.read_text())) == {"scattered 14 3", "sites 14 3"}
+    assert "proven in" in table
+
+
 def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
     """Goal: pools against each other, and one slow connection where there can be a namespace; else the reason."""
     table, numbers = run("pool", tmp_path, "--size", "1M", "--rounds", "1")
@@ -74,6 +88,15 @@ def test_quantization_is_measured_over_a_slow_link(tmp_path: Path) -> None:
     assert "times as fast" in table or "left out" in table
 
 
+def test_recovery_is_measured(tmp_path: Path) -> None:
+    """Goal: every kill has a time until all survivors have reduced again, with 3 peers and with 4."""
+    table, numbers = run("recovery", tmp_path, "--kills", "2")
+
+    assert set(numbers["worlds"]) == {"3", "4"}
+    assert all(row["count"] == 2 and 0 < row["median"] <= row["max"] for row in numbers["worlds"].values())
+    assert "wanted: median below" in table
+
+
 def test_latencies_are_measured(tmp_path: Path) -> None:
     """Goal: calls and launches of both sizes, next to Gloo's if torch is here."""
     table, numbers = run("latency", tmp_path, "--rounds", "1", "--calls", "3")
@@ -82,6 +105,17 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
         numbers["kinds"]
     )
     assert "launch, 4 B" in table
+
+
+def test_syncs_are_measured(tmp_path: Path) -> None:
+    """Goal: the usual case beside a dirty one, and a newcomer that gets everything, a part, and loses a source."""
+    table, numbers = run("shared_state", tmp_path, "--rounds", "2", "--calls", "10", "--bytes", "8M", "--fetches", "1")
+
+    assert set(numbers["steady"]) == {"sync", "sync, one dirty", "update_topology"}
+    assert numbers["newcomer"]["received"] == [8 << 20]
+    assert numbers["newcomer"]["part_received"] == [256 << 10]
+    assert numbers["newcomer"]["killed_received"] >= 8 << 20
+    assert "one source killed" in table
 
 
 def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:
@@ -109,6 +143,17 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
         assert all(0 < row["idle_share"] < 1 and 0 < row["warm_share"] < 1 for row in rows)
     assert "the emulator itself carries" in table
     assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+@pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
+def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
+    """Goal: every edge is measured and the ring with the best bottleneck chosen; rates are for machines at rest."""
+    table, numbers = run("topology", tmp_path, "--quick", "--size", "256K", "--rounds", "1", status=(0, 1))
+
+    assert len(numbers["edges"]) == 12
+    assert numbers["kept"]["best bottleneck"]
+    assert [row["ring"] for row in numbers["rings"]] == ["worst", "joined", "optimised"]
+    assert "optimised over joined" in table
 
 
 def test_who_is_not_root_is_told_so_in_one_line(

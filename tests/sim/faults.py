@@ -8,7 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pccl._core.events import AppGone, WorkerDied
-from pccl._core.messages import EdgeLost, Finished, Initiate, Register, VotePending, VoteTopology, Wired
+from pccl._core.messages import (
+    EdgeLost,
+    Fetched,
+    Finished,
+    Initiate,
+    Layout,
+    Register,
+    VotePending,
+    VoteSync,
+    VoteTopology,
+    Wired,
+)
 from pccl.options import nanoseconds
 
 from .clock import MILLISECOND
@@ -87,6 +98,9 @@ class Faults:
     def _fumble(self, shell: PeerShell) -> None:
         busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
         self._world.random.choice(busy).plane.fumble()
+        fetching = [other for other in self._world.shells if other.alive and other.states.transfer is not None]
+        if fetching:
+            self._world.random.choice(fetching).states.fumble()
 
     def _stall(self, shell: PeerShell) -> None:
         """A link swallows everything for a while, and says nothing: where something is under way, if there is."""
@@ -95,6 +109,24 @@ class Faults:
         duration_ns = 2 * patience_ns if self._world.chance(0.5) else self._duration_ns()
         for part in self._world.random.choice(busy).plane.parts.values():
             part.run.stuck_until_ns = self._world.clock.now_ns + duration_ns
+
+    def _disturb(self, _shell: PeerShell) -> None:
+        """Whoever takes part in a transfer, or is about to."""
+        busy = [other for other in self._world.shells if other.alive and other.program.syncing.is_slow]
+        if not busy:
+            return
+        sources = [other for other in busy if other.states.transfer is not None and not other.states.transfer.fetches]
+        victim = self._world.random.choice(sources if sources and self._world.chance(0.5) else busy)
+        choice = self._world.random.choice(("crash", "vanish", "break_control", "fumble", "leave", "give_up"))
+        self._world.note(f"{choice} {victim.name} in a transfer")
+        if choice == "fumble":
+            victim.states.fumble()
+        elif choice == "leave":
+            victim.program.leave()
+        elif choice == "give_up":
+            victim.program.syncing.give_up()
+        else:
+            getattr(self, f"_{choice}")(victim)
 
     def _kill_worker(self, shell: PeerShell) -> None:
         if shell.workers:
@@ -122,6 +154,9 @@ class Faults:
                 Wired(1 << 30),
                 Initiate(b"nonsense"),
                 Finished(1 << 40, True, ""),
+                Fetched(1, 1 << 40, True, ""),
+                Layout(1, 0, 1, b"nonsense"),
+                VoteSync(1, 0, 77, False, 5, bytes(16), bytes(16)),
             ]
             if self._world.chance(0.7):
                 wrong = [Finished(sequence, False, "not its own word") for sequence in shell.plane.parts] or wrong

@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core import events
 from pccl._core.events import MasterSaid, PeerSaid, SendTo
-from pccl._core.messages import Accepted, Commence, Kick, ReduceFailed, TopologyDone, WireFailed
+from pccl._core.messages import (
+    Accepted,
+    Commence,
+    Kick,
+    OptimizeDone,
+    ReduceFailed,
+    SyncDone,
+    TopologyDone,
+    WireFailed,
+)
 from pccl._core.operations import unpack_pairs
+from pccl._core.solver import evaluate, solve
 from pccl.options import nanoseconds
 from pccl.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
 
 from .dataplane import Run
+from .measuring import rate
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -26,6 +37,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
     state = world.master.state
     if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
         _check_mark(world, world.master.links[event.conn].peer, event.message)
+    _check_agreements(world, actions)
     common: set[tuple[int, int, int]] = set()
     per_group: dict[int, tuple[int, int]] = {}
     for action in actions:
@@ -33,7 +45,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
             continue
         message = action.message
         kind = type(message)
-        if kind is Accepted or kind is TopologyDone:
+        if kind in (Accepted, TopologyDone, OptimizeDone):
             common.add((message.global_world, message.groups, message.largest_group))
             group = state.conns[action.conn].group
             told = message.epoch, message.group_world
@@ -46,6 +58,25 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
         elif kind is ReduceFailed:
             _check_failure(world, state.groups[state.conns[action.conn].group], message)
     assert len(common) <= 1, f"one round with different numbers: {common}"
+
+
+def _check_agreements(world: World, actions: list[Any]) -> None:
+    """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
+    if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
+        return
+    for number, group in world.master.state.groups.items():
+        revision, content = group.agreement.revision, group.agreement.content
+        agreed = world.agreements.setdefault(number, {})
+        if revision < 0 or agreed.get(revision) == content:
+            continue
+        assert revision not in agreed, f"group {number} agreed twice on revision {revision}"
+        assert not agreed or revision == max(agreed) + 1, f"group {number}: {revision} after {max(agreed)}"
+        told = [type(action) is events.Save or type(getattr(action, "message", None)) for action in actions]
+        assert True in told, "an agreement was not kept"
+        assert told.index(True) < told.index(SyncDone), "an agreement was told before it was kept"
+        agreed[revision] = content
+        assert content in world.contents, f"group {number} agreed on what nobody voted for, or on a torn state"
+        world.checkpoints[number] = world.contents[content]
 
 
 def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
@@ -87,6 +118,8 @@ def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
 
 def _check_kick(world: World, conn: int, reason: str) -> None:
     shell = world.master.links[conn].peer
+    if shell.program.syncing.is_odd(reason):
+        return
     if world.calm:
         assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
     if reason.startswith("nothing heard"):
@@ -111,7 +144,11 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
             f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(wiring.links)} and {sorted(wiring.early)}"
         )
         assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
-    if type(event) is MasterSaid and type(event.message) in (Accepted, TopologyDone) and state.phase == "member":
+    if (
+        type(event) is MasterSaid
+        and type(event.message) in (Accepted, TopologyDone, OptimizeDone)
+        and state.phase == "member"
+    ):
         assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
         assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
@@ -121,6 +158,24 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and state.id in world.master.state.peers:
         assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+
+
+def check_optimal(world: World) -> None:
+    """After an optimisation at rest: what was measured is what the ways carry, and no ring of it is clearly faster."""
+    state = world.master.state
+    numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive}
+    for group in state.groups.values():
+        rates = group.bandwidths.matrix(group.ring)
+        for edge in group.bandwidths.describe(world.clock.now_ns)["edges"]:
+            ways = (numbers[edge["source"]], numbers[edge["target"]])
+            assert edge["bytes_per_second"] in (0, rate(world.plan.seed, *ways)), f"measured {edge}"
+        count = len(group.ring)
+        if count < 3:
+            continue
+        best, present = solve(rates, count), evaluate(rates, range(count))
+        if best is not None:
+            assert present is not None, f"a ring {group.ring} over unmeasured edges"
+            assert best.bottleneck < 1.05 * present[0], f"ring {group.ring}: {present[0]}, best {best.bottleneck}"
 
 
 LANE_ACTIONS = (events.Dial, events.DropLink, events.AttachLink, events.SpawnLanes, events.KillLanes)
@@ -189,6 +244,9 @@ def check_empty(world: World) -> None:
     """Everybody left, and nothing of them is left."""
     master = world.master.state
     assert not world.master.links, "control connections remain"
+    remembered = [group for group in master.groups.values() if group.agreement.revision >= 0]
+    assert all(group.agreement.is_idle() for group in remembered), "a synchronisation of nobody is under way"
+    assert not any(group.ring for group in remembered), "a ring of nobody"
     left = (
         master.peers,
         master.conns,
@@ -196,9 +254,10 @@ def check_empty(world: World) -> None:
         master.registered,
         master.admitting,
         master.wiring,
-        master.groups,
+        len(master.groups) - len(remembered),
     )
     assert not any(left), f"the master still holds {left}"
     assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
+    assert not any(shell.states.transfer for shell in world.shells if shell.program.closed), "a transfer goes on"
     assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
     assert not master.admission, "a round without anybody is open"

@@ -20,7 +20,9 @@ from pccl._core.peer_state import PeerState
 from pccl.options import STRANGERS_MAX, nanoseconds
 
 from .dataplane import DataPlane
+from .measuring import Probes
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
+from .states import StatePlane
 
 if TYPE_CHECKING:
     from .programs import Program
@@ -125,7 +127,7 @@ class MasterShell(Node):
             self.links[action.conn].say_to_peer(action.message)
         elif kind is events.Dismiss:
             self.links.pop(action.conn).say_to_peer(Fin("closed by the master"))
-        elif kind is not events.Log:
+        elif kind is not events.Log and kind is not events.Save:
             raise AssertionError(f"the master's machine asks for {action!r}")
 
 
@@ -150,6 +152,8 @@ class PeerShell(Node):
         self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
         self.intruded = False  # somebody spoke in its name
         self.plane = DataPlane(self)
+        self.probes = Probes(self)
+        self.states = StatePlane(self)
         self.program: Program
         self._doing: dict[type[Any], Callable[[Any], None]] = {
             events.DialMaster: self._dial_master,
@@ -164,6 +168,13 @@ class PeerShell(Node):
             events.BeginOperation: self.plane.begin,
             events.AbortOperation: self.plane.abort,
             events.EndOperation: self.plane.end,
+            events.BeginProbe: self.probes.begin,
+            events.EndProbe: self.probes.end,
+            events.ServeState: self.states.serve,
+            events.FetchState: self.states.fetch,
+            events.DropSource: self.states.drop_source,
+            events.EndTransfer: self.states.end_transfer,
+            events.SendLayout: self.states.send_layout,
             events.Complete: self._complete,
             events.Stop: lambda _: self.end("exited"),
             events.Tell: lambda _: None,

@@ -15,10 +15,12 @@ from pccl._core.operations import unpack_pairs
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 
+from .sync_paths import SYNC_PATHS, mark_master, mark_peer, remember
+
 if TYPE_CHECKING:
     from .nodes import MasterShell, PeerShell
 
-PATHS = frozenset({
+PATHS = SYNC_PATHS | {
     # membership
     "a member is lost while newcomers are wired",
     "a newcomer is lost while it is admitted",
@@ -48,6 +50,20 @@ PATHS = frozenset({
     "a straggler is kicked",
     "newcomers are pending",
     "nobody is pending",
+    # optimisations
+    "an optimisation takes another ring",
+    "an optimisation keeps the ring",
+    "an optimisation measures only a part",
+    "a member is lost while edges are measured",
+    "a member is lost while an optimised ring is wired",
+    "an edge cannot be measured",
+    "a round of probes ends at its deadline",
+    "a lone peer cannot optimise",
+    "an optimisation is given up while it runs",
+    "nobody waits for an optimisation any more",
+    "a measurement is ended by the next",
+    "a measurement ends with the membership",
+    "no optimisation with reduces under way",
     # collectives, at the master
     "a collective succeeds",
     "several collectives commence at once",
@@ -103,13 +119,14 @@ PATHS = frozenset({
     "a call comes after the end",
     "connect is given up",
     "a second thread makes the same call",
-})  # fmt: skip
+}  # fmt: skip
 
 
 class Paths:
     """The paths that one run has taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, syncs: bool) -> None:
+        self._syncs = syncs
         self.taken: Counter[str] = Counter()
 
     def _mark(self, name: str) -> None:
@@ -125,12 +142,16 @@ class Paths:
             state.options.heartbeat_interval
         )
         vote = _vote_of(state, event)
-        return state.admission, set(state.admitting), set(state.accepted), late, _is_held(state), vote
+        held, sync = _is_held(state), remember(state, event) if self._syncs else None
+        optimization = state.optimizing, bool(state.measurements), set(state.optimizers)
+        return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync, optimization
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
         state = shell.state
-        admission, admitting, accepted, late, held, vote = before
+        admission, admitting, accepted, late, held, vote, sync, optimization = before
+        if sync is not None:
+            mark_master(state, sync, event, actions, self._mark)
         if admission:
             if accepted - state.accepted:
                 self._mark("a member is lost while newcomers are wired")
@@ -146,9 +167,34 @@ class Paths:
             self._at_message(state, event.message, actions, admission, vote)
             if event.conn in state.conns:
                 self._at_collective(state, state.conns[event.conn].group, event.message, actions)
+        self._at_optimization(state, optimization, accepted - state.accepted, actions)
         for action in actions:
             if type(action) is events.SendTo:
                 self._at_send(action.message, admitting)
+
+    def _at_optimization(self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any]) -> None:
+        optimizing, measuring, optimizers = before
+        if optimizing and lost:
+            self._mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
+        if optimizing and optimizers - lost - state.optimizers.keys() and not _sends(actions, messages.OptimizeDone):
+            left = state.optimizing
+            self._mark(
+                "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
+            )
+        if (
+            optimizing
+            and _sends(actions, messages.OptimizeDone)
+            and not all(not group.bandwidths.missing(group.ring, 0) for group in state.groups.values())
+        ):
+            self._mark("an optimisation measures only a part")
+        for line in [action.line for action in actions if type(action) is events.Log]:
+            if "takes another ring" in line:
+                self._mark("an optimisation takes another ring")
+            elif "keeps its ring" in line:
+                self._mark("an optimisation keeps the ring")
+            elif "not measured" in line:
+                late = "no report in time" in line
+                self._mark("a round of probes ends at its deadline" if late else "an edge cannot be measured")
 
     def _at_message(self, state: Any, message: Any, actions: list[Any], admission: bool, vote: Any) -> None:
         kind = type(message)
@@ -197,8 +243,10 @@ class Paths:
         kind = type(message)
         if kind is messages.Kick:
             self._at_kick(message.reason, admitting)
-        elif kind is messages.CallFailed:
+        elif kind is messages.CallFailed and "never meet" in message.reason:
             self._mark("calls that never meet are explained")
+        elif kind is messages.CallFailed and message.reason.startswith("optimize_topology needs"):
+            self._mark("a lone peer cannot optimise")
         elif kind is messages.Notice:
             waits = message.line.startswith("not admitted")
             vote = (
@@ -227,6 +275,8 @@ class Paths:
             self._mark("a silent peer is kicked")
         elif reason.startswith("straggler"):
             self._mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
+        elif "shared state" in reason or "sync_shared_state" in reason:
+            pass  # see `sync_paths`
         else:
             self._mark("who breaks the protocol is kicked")
 
@@ -244,6 +294,8 @@ class Paths:
         state = shell.state
         phase, early, late, previous_edge = before
         kind = type(event)
+        if self._syncs:
+            mark_peer(phase, event, actions, self._mark)
         if kind is events.LinkCame:
             self._at_lane(state, phase, event.hello, actions, previous_edge)
         elif kind is events.LinkDown:
@@ -263,6 +315,12 @@ class Paths:
             self._mark("the wrong secret is refused")
         elif kind in (events.ReduceQuiet, events.ReduceEnded):
             self._at_operation(phase, kind, actions)
+        self._at_probe(state, actions)
+
+    def _at_probe(self, state: Any, actions: list[Any]) -> None:
+        if _has(actions, events.EndProbe):
+            over = state.phase == "gone"
+            self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
         if kind is events.ReduceQuiet and phase == "gone":
@@ -339,6 +397,9 @@ class Paths:
         elif kind is mailbox.CallTopology and _has(actions, events.Complete):
             busy = actions[0].result == PENDING_ASYNC_OPS
             self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
+        elif kind is mailbox.CallOptimize and _has(actions, events.Complete) and phase == "member":
+            if actions[0].result == PENDING_ASYNC_OPS:
+                self._mark("no optimisation with reduces under way")
         elif kind is mailbox.CallReduce and phase == "member" and _has(actions, events.Complete):
             used = actions[0].result == INVALID_ARGUMENT
             self._mark("a tag is in use" if used else "no reduce during a topology vote")

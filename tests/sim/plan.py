@@ -22,6 +22,7 @@ FAULTS = (
     "partition",  # one peer cannot dial another for a while
     "fumble",  # a peer cannot go on with an operation, though its lanes stand
     "stall",  # the operations of a ring move nothing for a while
+    "disturb",  # something happens to somebody who serves or fetches a state
     "kill_worker",  # a worker process dies
     "kill_app",  # a training process dies, its peer actor notices
     "join",  # somebody new comes
@@ -29,7 +30,7 @@ FAULTS = (
 )
 
 # What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
-STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "anything")
+STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "optimize", "anything")
 
 
 @record
@@ -49,6 +50,12 @@ class Plan:
     work_ms: int  # a reduce takes up to so long, once all have begun it, and so does giving it up
     together: float  # how often they are launched in one call
     mismatch: float  # how often a reduce has another shape than that of the others
+    syncs: bool  # a training step keeps a shared state in step
+    strategies: tuple[int, ...]  # of synchronisations; each call draws one
+    dirty: float  # how often a peer has computed something else than the others
+    repeat: float  # how often a program forgets to count
+    jump: float  # how often it counts too far
+    odd: float  # how often a program has another layout than the others
     patience: float  # how often a call is given up after a while
     threads: float  # how often a second thread makes a call of its own
     leave: float  # how often a program closes instead of calling
@@ -85,8 +92,12 @@ def draw(seed: int) -> Plan:
         vote_timeout=deadlock + 3 * interval + 0.5 if random.random() < (0.7 if nap else 0.2) else 0.0,
         deadlock_timeout=deadlock,
         stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
+        probe_time=random.choice((0.05, 0.3, 1.0)),
+        probe_rounds=random.choice((1, 3, 30)),
+        rates_expiry=random.choice((0.5, 5.0, 600.0)),
         check=True,
     )
+    syncs = random.random() < 0.5
     present = [fault for fault in FAULTS if random.random() < 0.5]
     return Plan(
         seed=seed,
@@ -96,12 +107,18 @@ def draw(seed: int) -> Plan:
         delay_ms=(random.choice((0, slowest_ms // 2)), slowest_ms),
         think_ms=(0, random.choice((1, 50, 500))),
         nap=nap,
-        styles=("train",) if random.random() < 0.4 else tuple(random.sample(STYLES, random.randint(1, len(STYLES)))),
+        styles=_draw_styles(random, syncs=syncs),
         mistake=random.choice((0.0, 0.0, 0.1)),
         tags=random.randint(1, 3),
         work_ms=random.choice((10, 200, 1500)),
         together=random.choice((0.0, 0.5, 1.0)),
         mismatch=random.choice((0.0, 0.0, 0.05)),
+        syncs=syncs,
+        strategies=random.choice(((0,), (0,), (0,), (1, 2, 2), (1, 2), (2,), (0, 1, 2))),
+        dirty=random.choice((0.0, 0.2, 0.5)),
+        repeat=random.choice((0.0, 0.1, 0.3)),
+        jump=random.choice((0.0, 0.0, 0.05)),
+        odd=random.choice((0.0, 0.0, 0.0, 0.2)),
         patience=random.choice((0.0, 0.1, 0.3)),
         threads=random.choice((0.0, 0.0, 0.2)),
         leave=random.choice((0.0, 0.02, 0.1)),
@@ -114,6 +131,16 @@ def draw(seed: int) -> Plan:
         bytes=random.random() < 0.3,
         options=options,
     )
+
+
+def _draw_styles(random: Random, *, syncs: bool) -> tuple[str, ...]:
+    """All of one mind, or everybody for himself; where there is a shared state, often that alone."""
+    if syncs and random.random() < 0.4:
+        return ("sync",)
+    chance = random.random()
+    if chance < 0.55:
+        return ("train",) if chance < 0.35 else ("optimize",)
+    return tuple(random.sample(STYLES, random.randint(1, len(STYLES))))
 
 
 def describe(plan: Plan) -> str:

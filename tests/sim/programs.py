@@ -2,7 +2,8 @@
 
 A program holds its actor to the contract of calls: a completion belongs to a call that is under way, comes once, and
 carries numbers that make sense. Once the trouble is over every program only updates the topology, as fast as it can,
-until the world agrees; then everybody reduces once more. The reduces of a program are in `reducing`.
+until the world agrees; then everybody reduces and synchronises once more. The reduces of a program are in `reducing`,
+its shared state is in `syncing`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.events import NUMBERS, Called, Complete
-from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallPending, CallTopology
+from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
 from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
 from .reducing import Reducing
+from .syncing import Syncing
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
     from .world import World
 
 CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
-REDUCE = "all_reduce"
+REDUCE, SYNC, OPTIMIZE = "all_reduce", "sync_shared_state", "optimize_topology"
 SUCCESS, INVALID_USAGE = 0, 4
 
 
@@ -41,7 +43,9 @@ class Program:
         self.killed = False
         self.closed = False  # close() returned
         self.reducing = Reducing(self)
-        self._reduces_next = True  # a training step reduces, asks whether somebody waits, and so on
+        self._optimizes_next = False
+        self.syncing = Syncing(self)
+        self._part = 0  # of a training step, which reduces, synchronises, asks whether somebody waits, and so on
         self._sequence = 0
         self._wanted = 0  # wait_for_world_size goes on until its group has so many
         random = world.random
@@ -63,12 +67,17 @@ class Program:
         if name == REDUCE:
             self.reducing.completed(action)
             return
+        if name == SYNC:
+            self.syncing.completed(action)
+            return
         if action.kind in (KIND_KICKED, KIND_MASTER_LOST) or (name == CONNECT and action.result != SUCCESS):
             self.finish()
             return
         if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
             self._count(NUMBERS.unpack(action.payload))
-            self._reduces_next = True
+            self._part = 0
+        elif action.result == SUCCESS and name == OPTIMIZE:
+            self._count_again(NUMBERS.unpack(action.payload))
         if action.result == PENDING_ASYNC_OPS and action.slot == 0 and self.reducing.in_flight:
             self.reducing.block()
         elif action.slot == 0:  # the main thread; what a second thread learns is its own affair
@@ -85,15 +94,31 @@ class Program:
         """Other threads, and reduces, would wait for calls that nobody makes any more."""
         self.give_up(1)
         self.reducing.give_up()
+        self.syncing.give_up()
 
     def reduce_at_rest(self) -> None:
         """One more step, in a world where nothing goes wrong."""
         if not self.is_done():
             self.reducing.launch(range(self.world.plan.tags), blocking=False)
 
+    def optimize_at_rest(self) -> None:
+        """A better ring, in a world where nothing goes wrong."""
+        if not self.is_done():
+            self._post(OPTIMIZE, CallOptimize)
+
+    def has_optimized(self) -> bool:
+        """Whether that was answered."""
+        return OPTIMIZE not in self.under_way.values()
+
+    def sync_at_rest(self) -> None:
+        """The same for its shared state."""
+        self.syncing.resting = None
+        if not self.is_done():
+            self.syncing.launch()
+
     def is_at_rest(self) -> bool:
         """Whether nothing of it is under way."""
-        return not self.reducing.in_flight
+        return not self.reducing.in_flight and not self.syncing.under_way
 
     def is_done(self) -> bool:
         """Whether its membership is over, or is about to be."""
@@ -116,6 +141,13 @@ class Program:
         self.numbers = numbers
         self.counted_ns = self.world.clock.now_ns
         self.world.counted = True
+
+    def _count_again(self, numbers: tuple[int, ...]) -> None:
+        """An optimisation admits nobody: without a round that this program gave up, there are at most fewer members."""
+        assert self.numbers is not None
+        assert numbers[0] == self.numbers[0], f"{numbers} after {self.numbers}"
+        assert numbers[1:3] >= self.numbers[1:3], f"{numbers} after {self.numbers}"
+        assert numbers[1] > self.numbers[1] or numbers[3] <= self.numbers[3], f"{numbers} after {self.numbers}"
 
     def finish(self) -> None:
         """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
@@ -157,27 +189,53 @@ class Program:
         style = "anything" if world.chance(plan.mistake) else self.style
         if self._wanted:
             style = "wait_for_world"
-        if style == "always_update" or asked_and_pending:
+        self._follow("always_update" if asked_and_pending else style, given_up)
+        if world.chance(plan.patience):
+            self._give_up_later()
+        if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
+            calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
+            self._post(*world.random.choice(calls), slot=1)
+
+    def _follow(self, style: str, given_up: bool) -> None:
+        """The next call of a program in this style."""
+        if style == "always_update":
             self._post(TOPOLOGY, CallTopology, 0)
         elif style == "train":
             self._train()
+        elif style == "sync":
+            self._synchronise()
         elif style == "ask_then_update":
             self._post(PENDING, CallPending)
+        elif style == "optimize":
+            self._optimize()
         elif style == "wait_for_world":
             self._wait_for_world(given_up)
         else:
             self._do_anything()
-        if world.chance(plan.patience):
-            self._give_up_later()
-        if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
-            self._post(*world.random.choice(((PENDING, CallPending), (TOPOLOGY, CallTopology, 0))), slot=1)
 
     def _train(self) -> None:
-        if self._reduces_next:
+        if self._part == 0:
             self.reducing.launch(range(self.world.plan.tags), blocking=True)
+        elif self._part == 1 and self.world.plan.syncs:
+            self.syncing.launch()
         else:
             self._post(PENDING, CallPending)
-        self._reduces_next = not self._reduces_next
+        self._part = (self._part + 1) % 3 if self.world.plan.syncs else 1 - self._part
+
+    def _synchronise(self) -> None:
+        if self._part < 2:
+            self.syncing.launch()
+        else:
+            self._post(PENDING, CallPending)
+        self._part = (self._part + 1) % 3
+
+    def _optimize(self) -> None:
+        """Take everybody in, look for a better ring, and so on: programs of this style are often in step."""
+        self._optimizes_next = not self._optimizes_next
+        if self._optimizes_next:
+            self._post(OPTIMIZE, CallOptimize)
+        else:
+            self._post(TOPOLOGY, CallTopology, 0)
 
     def _wait_for_world(self, given_up: bool) -> None:
         """Until the group is large enough or the caller's patience is at its end."""
@@ -190,7 +248,7 @@ class Program:
             self._give_up_later()
 
     def _do_anything(self) -> None:
-        choice = self.world.random.randrange(6)
+        choice = self.world.random.randrange(7)
         if choice == 0:
             self._post(PENDING, CallPending)
         elif choice == 1:
@@ -200,6 +258,10 @@ class Program:
         elif choice == 3 and len(self.reducing.in_flight) < 4:  # launched, and awaited some other time
             self.reducing.launch([self.world.random.randrange(4)], blocking=False)
             self._plan_step()
+        elif choice == 4 and self.world.plan.syncs:
+            self.syncing.launch()
+        elif choice == 5:
+            self._post(OPTIMIZE, CallOptimize)
         else:
             self._post(TOPOLOGY, CallTopology, 0)
 
@@ -214,10 +276,10 @@ class Program:
         if self.shell.alive and (key in self.under_way or self.world.chance(0.2)):
             self.mail(CallCancel(*key))
 
-    def new_sequence(self, slot: int) -> int:
-        """A reduce is under way in this slot."""
+    def new_sequence(self, slot: int, name: str = REDUCE) -> int:
+        """A call is under way in this slot."""
         self._sequence += 1
-        self.under_way[slot, self._sequence] = REDUCE
+        self.under_way[slot, self._sequence] = name
         return self._sequence
 
     def _post(self, name: str, call: Any, *arguments: Any, slot: int = 0) -> None:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from pccl.options import nanoseconds
+from pccl.outcomes import NO_SHARED_STATE_AVAILABLE, SUCCESS
 
 from . import invariants
 from .clock import MILLISECOND, SECOND, Clock
@@ -36,7 +37,7 @@ class World:
         self.plan = plan
         self.random = Random(plan.seed * 2 + 1)
         self.clock = Clock()
-        self.paths = Paths()
+        self.paths = Paths(syncs=plan.syncs)
         self.lines: list[str] | None = [] if tell else None
         self.token = b"the secret of this run"
         self.run = bytes(16)
@@ -47,6 +48,9 @@ class World:
         self.counted = False  # somebody learned new numbers
         self.rounds: dict[int, tuple[int, int, int]] = {}  # round -> what its members were told
         self.runs: dict[tuple[int, int], Run] = {}  # peer id and sequence number -> the collective
+        self.agreements: dict[int, dict[int, bytes]] = {}  # group -> revision -> the digest that was agreed
+        self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> what was voted for with it, if it was whole
+        self.checkpoints: dict[int, tuple[int, ...]] = {}  # group -> the content of the latest
         self.acting: Node | None = None
         self.master = MasterShell(self)
         self.shells: list[PeerShell] = []
@@ -146,7 +150,10 @@ class World:
             shell.program.give_up(0, 1)
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         invariants.check_rings(self)
+        self._optimize_once_more()
         self._reduce_once_more()
+        if self.plan.syncs:
+            self._sync_once_more()
         for shell in self.shells:
             if shell.alive:
                 shell.program.leave()
@@ -157,6 +164,19 @@ class World:
         self.clock.run(self.clock.now_ns + nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval))
         invariants.check_empty(self)
 
+    def _optimize_once_more(self) -> None:
+        """In a world at rest an optimisation ends, and its rings are as good as what was measured allows."""
+        programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
+        for program in programs:
+            program.optimize_at_rest()
+        options = self.plan.options
+        rounds = min(options.probe_rounds, len(self.shells))
+        bound_ns = 30 * self.delay_ns_max + nanoseconds(options.wire_timeout + 2)
+        bound_ns += rounds * (nanoseconds(options.probe_time + options.connect_timeout + 2) + 8 * self.delay_ns_max)
+        if not self.clock.run(self.clock.now_ns + bound_ns, lambda: all(p.has_optimized() for p in programs)):
+            raise AssertionError(f"an optimisation has no answer after {bound_ns / SECOND:g} s: {self._standing()}")
+        invariants.check_optimal(self)
+
     def _reduce_once_more(self) -> None:
         """In a world at rest every reduce succeeds, unless somebody is alone."""
         programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
@@ -165,6 +185,23 @@ class World:
         bound_ns = 10 * self.delay_ns_max + 5 * SECOND  # a vote, the work itself, and another vote
         if not self.clock.run(self.clock.now_ns + bound_ns, lambda: all(p.is_at_rest() for p in programs)):
             raise AssertionError(f"a reduce has no verdict after {bound_ns / SECOND:g} s: {self._standing()}")
+
+    def _sync_once_more(self) -> None:
+        """In a world at rest every synchronisation succeeds; if no state is left, after a checkpoint was loaded."""
+        for _ in range(2):
+            programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
+            for program in programs:
+                program.sync_at_rest()
+            bound_ns = 40 * self.delay_ns_max + 10 * SECOND + 20 * self.plan.work_ms * MILLISECOND
+            if not self.clock.run(self.clock.now_ns + bound_ns, lambda: all(p.is_at_rest() for p in programs)):  # noqa: B023
+                raise AssertionError(f"a synchronisation has no end after {bound_ns / SECOND:g} s: {self._standing()}")
+            results = {program.syncing.resting for program in programs if not program.is_done()}
+            assert results <= {SUCCESS, NO_SHARED_STATE_AVAILABLE}, (
+                f"in a world at rest a synchronisation ended: {results}"
+            )
+            if NO_SHARED_STATE_AVAILABLE not in results:
+                return
+        raise AssertionError(f"a checkpoint of the agreed state does not resume the run: {self._standing()}")
 
     def play_or_explain(self) -> None:
         """The whole run; whatever goes wrong is told with seed, plan and the story of the machine concerned."""
@@ -224,7 +261,8 @@ class World:
         lines = [
             f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.wiring.epoch},"
             f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers},"
-            f" reduces { ({tag: one.phase for tag, one in shell.state.reductions.tags.items()}) }"
+            f" reduces { ({tag: one.phase for tag, one in shell.state.reductions.tags.items()}) },"
+            f" state {shell.program.syncing.state.revision} {shell.program.syncing.state.values}"
             for shell in self.shells
             if shell.alive
         ]

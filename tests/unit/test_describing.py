@@ -271,3 +271,20 @@ def test_a_report_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert 0 < len(run["peers"]) < 100
     assert run["peers_count"] == 299
+
+
+def test_an_optimisation_is_shown_with_what_it_knows() -> None:
+    """Goal: who measures, what is known of the edges by now, and that it is no vote that waits for anybody."""
+    scene = of(1, 2)
+    for voter in (1, 2):
+        scene.say(voter, m.VoteOptimize(7))
+    scene.say(1, m.Probed(1, 2, 5_000_000, ""))
+    scene.now_ns += SECOND
+    run = described(scene)
+
+    (vote,) = run["votes"]
+    assert (vote["call"], vote["present"], vote["missing"]) == ("optimize_topology", [1, 2], [])
+    assert vote["reason"] == "all have voted; groups [0] measure their edges"
+    (group,) = run["groups"]
+    edge = {"source": 1, "target": 2, "bytes_per_second": 5e6, "age": 1.0, "fresh": True, "origin": "probe"}
+    assert group["bandwidths"] == {"edges_count": 1, "edges": [edge], "stale": 0, "unknown": 1}

@@ -18,6 +18,8 @@ from .scene import INVALID_USAGE, Scene, of, sent
 MESSAGES = {
     m.VoteTopology: m.VoteTopology(1, 0),
     m.VotePending: m.VotePending(1),
+    m.VoteOptimize: m.VoteOptimize(1),
+    m.Probed: m.Probed(1, 2, 3, ""),
     m.Withdraw: m.Withdraw(1),
     m.Wired: m.Wired(77),
     m.WireFailed: m.WireFailed(77, 2, "x"),

@@ -219,7 +219,9 @@ class Shell:
         listener = bind("127.0.0.1", 0)
         try:
             file = open_state_file(path)
-            self.actor = MasterActor(listener, b"", Options(check=True), lambda *line: self.lines.append(line), state_file=file)
+            self.actor = MasterActor(
+                listener, b"", Options(check=True), lambda *line: self.lines.append(line), state_file=file
+            )
         except BaseException:
             listener.close()
             raise

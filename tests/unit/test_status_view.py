@@ -42,17 +42,19 @@ def test_a_run_at_a_glance() -> None:
         "missing: peers 2, 3 (in no call)"
     ) in lines
     assert "update_topology: 1 of 3 for 1 m 15 s, waits for peers 2, 3 (in no call)" in lines
-    assert lines[-1] == "counters: admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0"
+    assert lines[-1] == "counters: admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, optimized 0"
 
 
 def test_what_a_group_has_beside_its_ring() -> None:
     """Goal: shared state, pairs that cannot connect, bandwidths: shown when there are some."""
     scene = of(1, 2, 3)
     group = scene.state.groups[0]
-    group.revision, group.digest = 7, b"\xab\xcd"
+    group.agreement.revision, group.agreement.content = 7, b"\xab\xcd"
     group.mark(1, 3, "no route to host", 60 * SECOND)
+    group.bandwidths.put(1, 2, 5e6, 0)
+    group.bandwidths.put(2, 1, 125e6, 0)
     (described,) = describe(scene.state, 0)["groups"]
-    text = "\n".join(rendered(scene, groups=[{**described, "bandwidths": [(1, 2, 5e6), (2, 1, 125e6)]}]))
+    text = "\n".join(rendered(scene, groups=[described]))
 
     assert "1 -> 2 -> 3 -> 1, shared state at revision 7 (abcd)" in text
     assert "  peer 1 cannot reach peer 3: no route to host (avoided for 1 m 0 s)" in text

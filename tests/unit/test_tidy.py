@@ -33,9 +33,10 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 # Pure code, by the beginning of its file name in pccl/_core.
 MACHINES = (
     *("wire", "messages", "mailbox", "records", "events", "actions", "operations", "door", "ring", "edge", "group"),
-    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_", "roster"),
+    *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state", "roster"),
     *("layout", "sources", "election", "agreement", "syncing", "calls", "participation"),
     *("description", "describing", "fetching", "state_link"),
+    *("bandwidths", "choosing", "exact_ring", "measuring", "metering", "optimizing", "tournament", "weaver"),
 )
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
@@ -48,6 +49,9 @@ ENTRY_POINTS = {"pccl", "pccl.master", "pccl.cli", "pccl.cli.__main__", "pccl.__
 ENTRY_POINTS |= {
     f"pccl.cli.{module}" for module in re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
 }
+
+# Built ahead of whoever calls them.
+AHEAD: set[str] = set()
 
 LEFTOVERS = re.compile(
     r"\b(TODO|FIXME|XXX|HACK|WIP)\b|\bbreakpoint\(|\bpdb\b|\b(?:issue|ticket|PR) ?#?\d+|(?<!\w)#\d+\b"
@@ -217,7 +221,7 @@ def test_no_file_is_dead() -> None:
             parts = target.split(".")
             reached |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
 
-    expect_none(modules() - reached)
+    expect_none((modules() - reached) ^ AHEAD)
 
 
 def test_every_extension_has_a_stub() -> None:

@@ -48,6 +48,10 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
     (0x12, m.JoinState(NONCE, RUN, 3, 4, 5),
      f"{NONCE.hex()}{RUN.hex()}030000000000000004000000000000000500000000000000"),
+    (0x13, m.JoinProbe(NONCE, RUN, 3, 4, 5, 6, 7, 8),
+     f"{NONCE.hex()}{RUN.hex()}0300000000000000040000000000000005000000000000000600070008000000"),
+    (0x18, m.VoteOptimize(1), "01000000"),
+    (0x19, m.Probed(1, 2, 3, "é4"), "0100000000000000020000000000000003000000000000000300c3a934"),
     (0x20, m.VoteTopology(1, 2), "0100000002000000"),
     (0x21, m.VotePending(1), "01000000"),
     (0x22, m.Withdraw(1), "01000000"),
@@ -55,7 +59,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x24, m.WireFailed(1, 2, "é2"), "0100000002000000000000000300c3a932"),
     (0x25, m.EdgeLost(1, 2, 3, "é3"), "01000000020000000000000003000000000000000300c3a933"),
     (0x26, m.Leave("é0"), "0300c3a930"),
-    (0x27, m.Beat(1, 2, 3), "010000000000000002000000000000000300000000000000"),
+    (0x27, m.Beat(1, 2, 3, 4, 5, True),
+     "0100000000000000020000000000000003000000000000000400000000000000050000000000000001"),
     (0x28, m.Initiate(b"\x00\xff"), "020000ff"),
     (0x29, m.Finished(1, False, "é2"), "0100000000000000000300c3a932"),
     (0x2A, m.Awaiting(1), "0100000000000000"),
@@ -84,6 +89,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"010000000200000000000000010300000000000000{RUN.hex()}020000ff"),
     (0x3F, m.SourceGone(1, 2, 3), "0100000002000000000000000300000000000000"),
     (0x40, m.SyncDone(1, 2), "010000000200000000000000"),
+    (0x41, m.Probe(1, 2, 3, 4, 5, "é6"), "0100000000000000020000000000000003000400000005000300c3a936"),
+    (0x42, m.OptimizeDone(1, 2, 3, 4, 5, 6, 7), "0100000002000000000000000300000004000000050000000600000007000000"),
     (0x50, mailbox.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
      "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
     (0x51, mailbox.CallTopology(1, 2, 3), "010000000200000003000000"),
@@ -97,6 +104,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x59, mailbox.CallSync(1, 2, 3, 2, 4, RUN, RUN, True),
      f"010000000200000003000000000000000204000000{RUN.hex()}{RUN.hex()}01"),
     (0x5A, mailbox.CallDescribe(1, 2, 3, 4, 5), "010000000200000003000000040000000000000005000000"),
+    (0x5C, mailbox.CallOptimize(1, 2), "0100000002000000"),
     (0x60, mailbox.Attach(1), "0100000000000000"),
     (0x61, mailbox.Detach(1), "0100000000000000"),
     (0x62, mailbox.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
@@ -107,6 +115,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x67, mailbox.TableFetched(1), "0100000000000000"),
     (0x68, mailbox.UnitsMoved(1, 2), "010000000200000000000000"),
     (0x69, mailbox.StateLinkEnded(True, "é1"), "010300c3a931"),
+    (0x6A, mailbox.ProbeEnded(1, "é1"), "01000000000000000300c3a931"),
 ]
 # fmt: on
 
@@ -228,8 +237,8 @@ def test_every_wire_type_is_known() -> None:
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: what a stranger may say is no more than what the door understands."""
     assert set(m.AT_MASTER_DOOR) == {0x01, 0x10, 0x14}
-    assert set(m.AT_PEER_DOOR) == {0x01, 0x11, 0x12}
-    assert all(0x20 <= opcode < 0x30 for opcode in m.TO_MASTER)
+    assert set(m.AT_PEER_DOOR) == {0x01, 0x11, 0x12, 0x13}
+    assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 
 

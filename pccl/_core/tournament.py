@@ -1,0 +1,92 @@
+"""The rounds in which bandwidths are measured: in one round nobody sends to two peers or receives from two.
+
+Two probes that share an uplink or a downlink would each measure half of it; one that sends while another is received
+would not, since links carry both ways at once. So sources and targets are the two sides of a graph, a round is a set of
+edges that share no end on either side, and rounds are colours of edges. The peer with most edges on one side needs one
+round for each; by König's theorem that many rounds are enough for everybody, and they are found by the proof of it: a
+new edge takes a round that is free for both its ends; if there is none, it takes one that is free for its source, and
+the edges that stand in the way at its target, alternately of this round and of one that is free there, change their
+rounds with each other.
+
+All edges among n peers take n - 1 rounds. Edges are taken in the order of the circle: first everybody to the next, then
+everybody to the next but one; so a complete set falls into its rounds without anybody in the way.
+Pure functions over peer ids; deterministic.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Pair = tuple[int, int]  # source, target
+
+
+def rounds_needed(edges: Iterable[Pair]) -> int:
+    """How many rounds these edges take: the most edges that one peer sends over, or receives over."""
+    sends: dict[int, int] = {}
+    receives: dict[int, int] = {}
+    for source, target in set(edges):
+        sends[source] = sends.get(source, 0) + 1
+        receives[target] = receives.get(target, 0) + 1
+    return max([*sends.values(), *receives.values()], default=0)
+
+
+def schedule(edges: Iterable[Pair]) -> list[list[Pair]]:
+    """The rounds, the fullest first, each with its edges in order; every edge in exactly one of them."""
+    wanted = set(edges)
+    if any(source == target for source, target in wanted):
+        raise ValueError("a peer does not measure the way to itself")
+    place = {peer: index for index, peer in enumerate(sorted({peer for edge in wanted for peer in edge}))}
+    count = rounds_needed(wanted)
+    targets: dict[int, dict[int, int]] = {peer: {} for peer in place}  # source -> round -> target
+    sources: dict[int, dict[int, int]] = {peer: {} for peer in place}  # target -> round -> source
+    for source, target in sorted(wanted, key=lambda edge: ((place[edge[1]] - place[edge[0]]) % len(place), edge)):
+        ours = _free_round(count, targets[source], sources[target])
+        if ours is None:
+            ours = _free_round(count, targets[source], {})
+            theirs = _free_round(count, {}, sources[target])
+            assert ours is not None, "a source has as many edges as there are rounds, and one more"
+            assert theirs is not None, "a target has as many edges as there are rounds, and one more"
+            _make_way(target, ours, theirs, targets, sources)
+        targets[source][ours] = target
+        sources[target][ours] = source
+    rounds: list[list[Pair]] = [[] for _ in range(count)]
+    for source, by_round in targets.items():
+        for index, goal in by_round.items():
+            rounds[index].append((source, goal))
+    return sorted(map(sorted, rounds), key=lambda edges: (-len(edges), edges))
+
+
+def _free_round(count: int, one: dict[int, int], other: dict[int, int]) -> int | None:
+    """The first round that neither has an edge in."""
+    for index in range(count):
+        if index not in one and index not in other:
+            return index
+    return None
+
+
+def _make_way(
+    target: int, ours: int, theirs: int, targets: dict[int, dict[int, int]], sources: dict[int, dict[int, int]]
+) -> None:
+    """Free the round `ours` at the target, where `theirs` is free: exchange both along the path that begins there.
+
+    The path goes back over an edge of `ours` and on over one of `theirs`. It comes to every source by an edge of
+    `ours`; so never to the new edge's own source, which has none.
+    """
+    path: list[Pair] = []
+    here: int | None = target
+    while here is not None and ours in sources[here]:
+        source = sources[here][ours]
+        path.append((source, here))
+        here = targets[source].get(theirs)
+        if here is not None:
+            path.append((source, here))
+    # All leave before the first arrives: neighbours on the path take each other's places.
+    for index, (source, goal) in enumerate(path):
+        former = theirs if index % 2 else ours
+        del targets[source][former], sources[goal][former]
+    for index, (source, goal) in enumerate(path):
+        later = ours if index % 2 else theirs
+        targets[source][later] = goal
+        sources[goal][later] = source

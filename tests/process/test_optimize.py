@@ -1,0 +1,307 @@
+"""optimize_topology with real peers: measured over loopback, adopted, survived; and strangers at the counting port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import networks
+from pccl import Attribute, Communicator, ReduceOp, Result
+from pccl._core import optimizing
+from pccl._core.events import BeginMoonshot, MoonshotFound
+from pccl._core.messages import JoinProbe, Registered
+from pccl.actors.listening import bind
+from pccl.actors.master_actor import MasterActor
+from pccl.actors.probe_worker import ANSWER
+from pccl.errors import PCCLError, UsageError
+
+from .guest import Guest
+from .helpers import Crew, Script, actor_pid, background, children, crew_of, eventually, quick, running_master, together
+
+OPTIONS = quick(probe_time=0.2)
+WORKERS = ("pccl-probe", "pccl-count")
+
+VICTIM = """
+peer = join(probe_time=0.2)
+while True:
+    try:
+        peer.optimize_topology()
+        say("optimized", peer.get_attribute(Attribute.LOCAL_WORLD_SIZE))
+    except PCCLError as error:
+        say("failed", error)
+        break
+    sys.stdin.readline()
+"""
+
+
+def optimize(crew: list[Communicator], timeout: float = 15.0) -> float:
+    """All of them; how long it took."""
+    began = time.monotonic()
+    together(*(member.optimize_topology for member in crew), timeout=timeout)
+    return time.monotonic() - began
+
+
+def reduce(crew: list[Communicator], world: int) -> None:
+    """The ring works: a sum over everybody."""
+    tensors = [np.ones(5000, np.float32) for _ in crew]
+    calls = [
+        partial(member.all_reduce, tensor, tensor, op=ReduceOp.SUM)
+        for member, tensor in zip(crew, tensors, strict=True)
+    ]
+    together(*calls)
+    assert all((tensor == world).all() for tensor in tensors)
+
+
+def has_no_workers(member: Communicator) -> bool:
+    return not [name for name in children(actor_pid(member)) if name.startswith(WORKERS)]
+
+
+@contextlib.contextmanager
+def reversing_master(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A master in this process that finds the reversed ring better, whatever was measured: so there is one to adopt."""
+    monkeypatch.setattr(optimizing, "choose_ring", lambda ring, *_: ([ring[0], *ring[:0:-1]], "for this test"))
+    actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
+    thread = threading.Thread(target=actor.run)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{actor.port}"
+    finally:
+        actor.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_peers_measure_and_reduce_afterwards(lanes: int) -> None:
+    """Goal: the first call measures, the second has nothing to do, the ring works, and no worker is left behind."""
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, 1, lanes=lanes, options=OPTIONS) as crew:
+        first = optimize(crew)
+        assert 0.4 < first < 5, "two rounds of 0.2 s"
+        assert optimize(crew) < first
+        assert {member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) for member in crew} == {4}
+        reduce(crew[:3], 3)
+        for member in crew:
+            eventually(partial(has_no_workers, member), "workers of the measurement end")
+
+
+def test_an_adopted_ring_is_another_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: neighbours change, epochs grow, attributes are fresh, and the reduce goes over the new ring."""
+    with reversing_master(monkeypatch) as address, crew_of(address, 0, 0, 0, 0, options=OPTIONS) as crew:
+        before = {member._last_round("epoch").epoch for member in crew}
+        optimize(crew)
+        after = {member._last_round("epoch").epoch for member in crew}
+
+        assert len(after) == 1
+        assert max(before) + 1 == after.pop()
+        reduce(crew, 4)
+
+
+def test_the_master_searches_on_in_a_child() -> None:
+    """Goal: a question becomes a process, its answers events, and the master's end its end."""
+    rates, _ = networks.planted(20, seed=3)
+    found: list[Any] = []
+    actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
+    actor._feed = found.append  # type: ignore[method-assign]
+    ring = tuple(range(101, 121))
+    actor.loop.after(0, lambda: actor._search(BeginMoonshot(0, ring, rates, 1)))
+    thread = threading.Thread(target=actor.run)
+    thread.start()
+    try:
+        events = eventually(lambda: [one for one in found if isinstance(one, MoonshotFound)], "a better ring is found")
+        assert set(events[0].ring) == set(ring)
+        assert events[0].group == 0
+        assert events[0].ring[0] == 101
+    finally:
+        actor.stop()
+        thread.join()
+    assert actor._moonshot.pid == 0
+
+
+# Where the victim is hit, and whether it is then gone; a worker that is killed costs only what it measured.
+POINTS = {
+    "vote": ("peer.send.VoteOptimize:1:kill", True),
+    "probing": ("peer.BeginProbe:1:kill", True),
+    "probing, the last round": ("peer.BeginProbe:2:kill", True),
+    "reporting": ("peer.send.Probed:1:kill", True),
+    "solving": ("peer.send.Probed:2:kill", True),
+    "adopting": ("peer.send.Wired:2:kill", True),
+    "a sending worker": ("probe.send:3:kill", False),
+    "a counting worker": ("probe.count:3:kill", False),
+}
+
+
+@pytest.mark.parametrize("phase", POINTS)
+def test_a_death_in_any_phase_disturbs_nobody(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: everyone else's call returns within a second or two, and the ring works at once."""
+    fault, dies = POINTS[phase]
+    with reversing_master(monkeypatch) as address, crew_of(address, 0, 0, options=OPTIONS) as crew:
+        with Script(VICTIM, address, PCCL_FAULT=fault) as victim:
+            eventually(partial(_let_in, crew), "the victim is a member")
+            took = optimize(crew)
+            assert took < 3.0, "two rounds of 0.2 s, a loss, and another ring"
+            if dies:
+                victim.expect("failed")
+                reduce(crew, 2)
+            else:
+                assert victim.expect("optimized") == "3"
+                world = {member.get_attribute(Attribute.LOCAL_WORLD_SIZE) for member in crew}
+                assert world == {3}
+
+
+def _let_in(crew: Crew) -> bool:
+    crew.update()
+    return crew[0].get_attribute(Attribute.LOCAL_WORLD_SIZE) == len(crew) + 1
+
+
+def test_a_vote_that_is_given_up_does_not_count() -> None:
+    """Goal: Ctrl-C and close are as good as never having called; the others go on without it."""
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, options=OPTIONS) as crew:
+        waiting = background(lambda: optimize(crew[:2]))
+        assert not waiting.ended.wait(0.3)
+        crew.dismiss(crew[2])
+
+        assert waiting.result() < 5
+        reduce(crew, 2)
+
+
+def test_who_is_alone_is_told_so() -> None:
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, options=OPTIONS) as crew:
+        with pytest.raises(UsageError, match="at least 2 peers") as caught:
+            crew[0].optimize_topology()
+        assert caught.value.result is Result.INVALID_USAGE
+        with pytest.raises(UsageError, match="connect"):
+            Communicator(master.address).optimize_topology()
+
+
+def test_reduces_must_be_awaited_first() -> None:
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, options=OPTIONS) as crew:
+        tensor = np.ones(10, np.float32)
+        handle = crew[0].all_reduce_async(tensor, tensor, op=ReduceOp.SUM)
+        with pytest.raises(PCCLError) as caught:
+            crew[0].optimize_topology()
+        assert caught.value.result is Result.PENDING_ASYNC_OPS
+        other = np.ones(10, np.float32)
+        crew[1].all_reduce(other, other, op=ReduceOp.SUM)
+        assert handle.wait()[0]
+        optimize(crew)
+
+
+def test_calls_that_never_meet_are_explained() -> None:
+    options = quick(probe_time=0.2, deadlock_timeout=0.3)
+    with running_master(options) as master, crew_of(master.address, 0, 0, options=options) as crew:
+        calls = [background(crew[0].optimize_topology), background(crew[1].update_topology)]
+        for call in calls:
+            error = call.error()
+            assert isinstance(error, PCCLError)
+            assert "optimize_topology" in str(error)
+
+
+# --- strangers --------------------------------------------------------------
+
+
+@pytest.fixture
+def target() -> Iterator[tuple[Communicator, str, Callable[..., Any]]]:
+    """A member, its port, and hellos as a peer of its run would say them, with changes."""
+    runs: list[bytes] = []
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, options=OPTIONS) as crew:
+        with Guest(master.address) as guest:
+            guest.register()
+            runs.append(guest.hear(Registered).run)
+        port = _port_of(actor_pid(crew[0]))
+
+        def hello(**changes: Any) -> Callable[[bytes], JoinProbe]:
+            usual = {"round": 9, "source": 77, "lane": 0, "lanes": 1, "milliseconds": 200}
+            fields = {"run": runs[0], "target": crew[0].peer_id, **usual, **changes}
+            return lambda proof: JoinProbe(proof=proof, **fields)
+
+        yield crew[0], f"127.0.0.1:{port}", hello
+
+
+def _port_of(pid: int) -> int:
+    """The port that a peer actor listens on."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}") as file:
+            for row in [line.split() for line in file.readlines()[1:]]:
+                if row[9] in inodes and row[3] == "0A":
+                    return int(row[1].rpartition(":")[2], 16)
+    raise AssertionError("nobody listens")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": bytes(16)},
+        {"target": 99},
+        {"lanes": 0},
+        {"lane": 1},
+        {"lanes": 9999},
+        {"milliseconds": 0},
+        {"milliseconds": 4_000_000_000},
+    ],
+    ids=str,
+)
+def test_hellos_that_make_no_sense_are_refused(target: Any, changes: dict[str, Any]) -> None:
+    member, address, hello = target
+    with Guest(address) as guest, pytest.raises(PermissionError):
+        guest.knock(hello(**changes))
+    assert has_no_workers(member)
+
+
+def test_a_lane_can_be_taken_once_and_half_a_pool_is_let_go(target: Any) -> None:
+    """Goal: what never becomes a whole measurement ends by itself, and starts no worker."""
+    member, address, hello = target
+    with Guest(address) as first, Guest(address) as again:
+        first.knock(hello(lanes=2))
+        with pytest.raises(PermissionError, match="is taken"):
+            again.knock(hello(lanes=2))
+        assert has_no_workers(member)
+        first._socket.settimeout(15)
+        assert first.is_turned_away()
+
+
+def test_a_stranger_to_the_master_is_counted_and_answered(target: Any) -> None:
+    """Goal: a target needs no order; it says what came, and its worker ends."""
+    member, address, hello = target
+    with Guest(address) as guest:
+        guest.knock(hello())
+        sending = background(lambda: _send_until_answered(guest._socket))
+        nbytes, elapsed_ns = ANSWER.unpack(sending.result())
+    assert nbytes > 0
+    assert elapsed_ns > 20_000_000
+    eventually(partial(has_no_workers, member), "the worker ends")
+
+
+def _send_until_answered(sock: socket.socket) -> bytes:
+    answer = b""
+    sock.setblocking(False)
+    deadline = time.monotonic() + 10
+    while len(answer) < ANSWER.size and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            sock.send(bytes(10_000))
+        with contextlib.suppress(BlockingIOError):
+            answer += sock.recv(ANSWER.size)
+        time.sleep(0.001)
+    return answer
+
+
+def test_garbage_after_the_welcome_is_only_bytes(target: Any) -> None:
+    """Goal: nothing that a source sends is read for its meaning, and a source that goes away leaves nothing."""
+    member, address, hello = target
+    with Guest(address) as guest:
+        guest.knock(hello())
+        guest.send(os.urandom(100_000))
+    eventually(partial(has_no_workers, member), "the worker ends")
+    assert isinstance(member, Communicator)
+    assert member.are_peers_pending() in (True, False)

@@ -1,0 +1,155 @@
+"""Rare paths around the shared state that the seeds must have taken; recognised from outside, like those in `paths`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pccl._core import events, mailbox, messages
+from pccl.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SYNC_PATHS = frozenset({
+    # at the master
+    "equal states are agreed at once",
+    "a revision is repeated",
+    "a state is fetched and agreed",
+    "a transfer goes on without one of its sources",
+    "every source is lost",
+    "a receiver is lost in a transfer",
+    "a receiver cannot fetch",
+    "a caller gives up in a transfer",
+    "a ring changes under a transfer",
+    "a torn state is voted",
+    "an outdated state is overwritten",
+    "nobody would give its state",
+    "nobody has the agreed state",
+    "layouts are asked for",
+    "an odd layout is kicked",
+    "a revision beyond is kicked",
+    "mixed strategies are kicked",
+    "a losing sender is kicked",
+    "a sync and another call never meet",
+    "a straggler of a sync is kicked",
+    "a long sync names the missing",
+    # at a peer
+    "a state is described",
+    "an answer waits for the description",
+    "an order comes after its sync was given up",
+    "a description is given up",
+    "a source is lost before the description",
+    "a source is dropped",
+    "a transfer ends with the membership",
+    "close waits for a transfer",
+    "a description comes after the end",
+    "no sync with reduces under way",
+    "no sync beside another call",
+    "no topology vote beside a sync",
+})  # fmt: skip
+
+
+def mark_master(
+    state: Any, before: tuple[Any, ...], event: Any, actions: list[Any], mark: Callable[[str], None]
+) -> None:
+    """The master handled an event; `before` is what `remember` gave."""
+    sent = [action.message for action in actions if type(action) is events.SendTo]
+    message = event.message if type(event) is events.PeerSaid else None
+    kinds = {type(one) for one in sent}
+    if messages.SyncDone in kinds:
+        if type(message) is messages.VoteSync:
+            mark("equal states are agreed at once" if events.Save() in actions else "a revision is repeated")
+        elif type(message) is messages.Fetched:
+            mark("a state is fetched and agreed")
+    if messages.Wire in kinds and any(group.agreement.transfer for group in state.groups.values()):
+        mark("a ring changes under a transfer")
+    transfer, receivers = before
+    if receivers - state.peers.keys():
+        mark("a receiver is lost in a transfer")
+    if type(message) is messages.Withdraw and transfer is not None:
+        mark("a caller gives up in a transfer")
+    if type(message) is messages.VoteSync and message.torn:
+        mark("a torn state is voted")
+    if type(message) is messages.Fetched and not message.ok and messages.CallFailed in kinds:
+        mark("a receiver cannot fetch")
+    for one in sent:
+        _mark_word(one, mark)
+
+
+def remember(state: Any, event: Any) -> tuple[Any, set[int]]:
+    """The transfer that the speaker has a part in, and who fetches in any."""
+    transfers = [group.agreement.transfer for group in state.groups.values() if group.agreement.transfer]
+    receivers = {peer for transfer in transfers for peer in transfer.fetching}
+    peer = state.conns.get(getattr(event, "conn", 0))
+    mine = [transfer for transfer in transfers if peer is not None and peer.id in transfer.votes]
+    return (mine[0] if mine else None), receivers
+
+
+def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
+    kind = type(message)
+    if kind is messages.Fetch and message.whole:
+        mark("an outdated state is overwritten")
+    elif kind is messages.AskLayout:
+        mark("layouts are asked for")
+    elif kind is messages.SourceGone:
+        mark("a transfer goes on without one of its sources")
+    elif kind is messages.Notice and message.line.startswith("sync_shared_state"):
+        mark("a long sync names the missing")
+    elif kind is messages.CallFailed and message.result == NO_SHARED_STATE_AVAILABLE:
+        mark("nobody has the agreed state")
+    elif kind is messages.CallFailed or kind is messages.Kick:
+        for part, name in _REASONS.items():
+            if part in message.reason:
+                mark(name)
+
+
+_REASONS = {
+    "every peer that had the state": "every source is lost",
+    "with RECEIVE_ONLY: nobody": "nobody would give its state",
+    " in sync_shared_state;": "a sync and another call never meet",
+    "its shared state is laid out differently": "an odd layout is kicked",
+    "its shared state is at revision": "a revision beyond is kicked",
+    "with ENFORCE_POPULAR": "mixed strategies are kicked",
+    "with SEND_ONLY, but its state": "a losing sender is kicked",
+    "for it in sync_shared_state": "a straggler of a sync is kicked",
+}
+
+
+def mark_peer(phase: str, event: Any, actions: list[Any], mark: Callable[[str], None]) -> None:
+    """A peer in that phase handled an event."""
+    kinds = {type(action) for action in actions}
+    if type(event) is events.MasterSaid:
+        _mark_order(type(event.message), kinds, mark)
+    elif type(event) is events.TransferEnded and phase == "gone":
+        mark("a transfer ends with the membership")
+        if events.Stop in kinds:
+            mark("close waits for a transfer")
+    elif type(event) is events.Called:
+        _mark_call(phase, type(event.call), actions, kinds, mark)
+
+
+def _mark_order(word: type[Any], kinds: set[type[Any]], mark: Callable[[str], None]) -> None:
+    if word in (messages.Serve, messages.Fetch) and events.Complete in kinds:
+        mark("a state is described")
+    elif word in (messages.Serve, messages.Fetch) and not kinds:
+        mark("an order comes after its sync was given up")
+    elif word is messages.SyncDone and not kinds:
+        mark("an answer waits for the description")
+    elif word is messages.SourceGone:
+        mark("a source is dropped" if events.DropSource in kinds else "a source is lost before the description")
+
+
+def _mark_call(
+    phase: str, call: type[Any], actions: list[Any], kinds: set[type[Any]], mark: Callable[[str], None]
+) -> None:
+    if call is mailbox.CallDescribe and phase == "gone":
+        mark("a description comes after the end")
+    elif call is mailbox.CallCancel and [type(getattr(action, "message", None)) for action in actions] == [
+        messages.Withdraw
+    ]:
+        mark("a description is given up")
+    elif call is mailbox.CallSync and events.Complete in kinds and phase == "member":
+        busy = actions[0].result == PENDING_ASYNC_OPS
+        mark("no sync with reduces under way" if busy else "no sync beside another call")
+    elif call is mailbox.CallTopology and events.Complete in kinds and b"is in sync_shared" in actions[0].payload:
+        mark("no topology vote beside a sync")
