@@ -22,7 +22,6 @@ import numpy as np
 
 import pccl
 from pccl import (
-    Attribute,
     Communicator,
     Options,
     ReduceInfo,
@@ -116,6 +115,7 @@ class Outer:
         self.weights[:] = weights
         self.count = np.zeros(2, np.int64)  # of deltas that were sent, and of wishes to end that were heard
         self._measured, self._sent = pccl.zeros(SIZE + 1), pccl.zeros(SIZE + 1)
+        self.world = 1  # how many took part in the last reduce or round: all of them know the same number
         self._handle: AsyncReduceHandle | None = None
         self._is_pending = False
         tensors = {"weights": self.weights, "momentum": self._momentum, "count": self.count}
@@ -144,22 +144,23 @@ class Outer:
         try:
             self._handle = comm.all_reduce_async(self._sent, self._sent, op=ReduceOp.AVG)
         except TooFewPeersError:
-            self._handle = None
+            self._handle, self.world = None, 1
 
-    def finish(self, comm: Communicator) -> ReduceInfo:
-        """Wait for the reduce under way; if a peer was lost in it, make it again with the others."""
+    def finish(self, comm: Communicator) -> int:
+        """Wait for the reduce under way, if there is one: bytes that it moved. If a peer was lost in it, make it again."""
         handle, self._handle = self._handle, None
         if handle is None:
-            return ReduceInfo(1, 0, 0)
+            return 0
         ok, _, info = handle.wait()
         while not ok:
             try:
-                return comm.all_reduce(self._sent, self._sent, op=ReduceOp.AVG)
+                info, ok = comm.all_reduce(self._sent, self._sent, op=ReduceOp.AVG), True
             except PeerLostError:
                 tell(state="retries without the lost peer")
             except TooFewPeersError:
-                break
-        return info
+                info, ok = ReduceInfo(1, 0, 0), True
+        self.world = info.world_size
+        return info.tx_bytes + info.rx_bytes
 
     def apply(self) -> None:
         """Move the weights by the average of the deltas that were sent, and hear of wishes to end."""
@@ -202,7 +203,7 @@ class Peer:
             self._inner.weights[:] = outer.weights
             loss = self._inner.train(chance, self._teacher)
             time.sleep(max(began + STEP_SECONDS - time.monotonic(), 0))
-            info = outer.finish(self._comm)
+            moved = outer.finish(self._comm)
             outer.measure(self._inner.weights, self.wish)
             outer.apply()
             if joined and outer.steps:
@@ -210,8 +211,8 @@ class Peer:
             self._is_newcomer = False
             if not outer.ends:
                 outer.launch(self._comm)
-            rate = (info.tx_bytes + info.rx_bytes) / (time.monotonic() - began)
-            tell(step=outer.steps, loss=loss, rate=rate, world=info.world_size)
+            rate = moved / (time.monotonic() - began)
+            tell(step=outer.steps, loss=loss, rate=rate, world=outer.world)
         self._sync()
         loss = loss_and_gradient(outer.weights, self._inner.weights, self._held_out)
         tell(state="done", digest=outer.digest(), held_out=loss)
@@ -219,13 +220,12 @@ class Peer:
     def _meet(self) -> bool:
         """Let in who waits, between two reduces; whether somebody may have joined."""
         if not self._is_newcomer:
-            world = self._comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
-            if not self._comm.are_peers_pending() and world >= PEERS_MIN:
+            if not self._comm.are_peers_pending() and self._outer.world >= PEERS_MIN:
                 return False
             tell(state="lets others in")
             self._outer.finish(self._comm)
             self._comm.update_topology()
-        self._comm.wait_for_world_size(PEERS_MIN)
+        self._outer.world = self._comm.wait_for_world_size(PEERS_MIN)
         self._sync()
         return True
 

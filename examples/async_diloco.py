@@ -43,7 +43,7 @@ from diloco import train_inner
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import pccl.torch
-from pccl import Attribute, ReduceOp, SharedStateSyncStrategy
+from pccl import ReduceOp, SharedStateSyncStrategy
 from pccl.errors import TooFewPeersError, UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class Outer:
         self.count = torch.zeros((), dtype=torch.int64)
         memory = named("optimizer", optimizer_tensors(self._optimizer))
         self.tensors = {"outer": self.parameters, "steps": self.count, **memory}
+        # How many took part in the last reduce or round: the same number for all of them, because they were together in
+        # it. What get_attribute says may be newer on one peer than on another, so nothing may hang on that here.
+        self.world = 1
         self._handle: AsyncReduceHandle | None = None
         self._is_pending = False
 
@@ -89,7 +92,7 @@ class Outer:
         try:
             self._handle = comm.all_reduce_async(self._sent, self._sent, op=ReduceOp.AVG)
         except TooFewPeersError:
-            self._handle = None  # nobody else is left, and the average of one is itself
+            self._handle, self.world = None, 1  # nobody else is left, and the average of one is itself
 
     def finish(self, comm: Any) -> float:
         """Wait for the reduce under way, if there is one, and say for how long: what training did not hide.
@@ -98,8 +101,10 @@ class Outer:
         """
         began = time.monotonic()
         handle, self._handle = self._handle, None
-        if handle is not None and not handle.wait()[0]:
-            average(comm, self._sent)
+        if handle is not None:
+            ok, _, info = handle.wait()
+            again = None if ok else average(comm, self._sent)
+            self.world = info.world_size if ok else again.world_size if again else 1
         return time.monotonic() - began
 
     def apply(self) -> None:
@@ -144,15 +149,16 @@ def main() -> None:
         if is_newcomer:
             joined = True
         else:
-            # All peers hear the same answer, and know the same world: they decide alike.
-            joined = comm.are_peers_pending() or comm.get_attribute(Attribute.LOCAL_WORLD_SIZE) < arguments.min_peers
+            # All peers hear the same answer, and were in the same reduce: they decide alike.
+            joined = comm.are_peers_pending() or outer.world < arguments.min_peers
             if not joined and outer.steps % arguments.sync_every:
                 return False
             outer.finish(comm)
             if joined:
                 comm.update_topology()
             state.push_revision()
-        comm.wait_for_world_size(arguments.min_peers, timeout=arguments.wait)
+        if joined:
+            outer.world = comm.wait_for_world_size(arguments.min_peers, timeout=arguments.wait)
         received = comm.sync_shared_state(state).rx_bytes
         if received:
             say(f"received {received} bytes, revision {state.revision}")
@@ -178,8 +184,7 @@ def main() -> None:
             is_newcomer = False
             outer.launch(comm)
             outer.restart_model()
-            peers = comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
-            say(f"step {outer.steps}  loss {loss:.4f}  peers {peers}  waited {waited:.3f} s")
+            say(f"step {outer.steps}  loss {loss:.4f}  peers {outer.world}  waited {waited:.3f} s")
         outer.finish(comm)
         outer.apply()
         state.push_revision()

@@ -1,7 +1,7 @@
 """The examples as users run them: a master and three peers; one is killed, another joins, and nothing is lost by it.
 
 Peers pause while there are fewer than three, so the newcomer is never late, however slow the machine. The one process
-sees as many samples as they do; tolerances are relative.
+sees as many samples as they do. Tolerances are relative, and several times what churn was seen to cost.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .helpers import QUICK, ROOT, Script, running_master
 PATIENCE = 60.0  # seconds for a process that begins by importing torch, on a machine that is busy with others
 
 EXAMPLES = {
-    "naive_ddp": (("--steps", 120), 0.25),
-    "diloco": (("--steps", 20), 0.25),
-    "async_diloco": (("--steps", 30, "--sync-every", 7), 0.25),
-    "language_model": (("--steps", 40), 0.10),
+    "naive_ddp": (("--steps", 120), 0.05),
+    "diloco": (("--steps", 20), 0.10),
+    "async_diloco": (("--steps", 60, "--sync-every", 7), 0.25),
+    "language_model": (("--steps", 40), 0.05),
 }
 
 
