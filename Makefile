@@ -18,9 +18,9 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
-	@echo "make demo    set up without torch and watch peers come and go"
-	@echo "make stress  half an hour: fuzzing, simulation, killed reduces, ten minutes of churn with real processes"
-	@echo "make bench   twenty minutes: all-reduce next to Gloo, pools, latencies, quantization, growth of the master's work, rings"
+	@echo "make demo    set up without torch and watch peers train while they come and go"
+	@echo "make stress  an hour: fuzzing, simulation, killed reduces and syncs, crash points, ten minutes of churn"
+	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -77,14 +77,16 @@ lint: build
 # --- Things to see ----------------------------------------------------------
 
 demo: build
-	@$(BIN)/pccl demo
+	@$(BIN)/pccl demo --plot build/demo.png
 
 # The machines first, in virtual time and under random bytes, because they fail fast; then their processes.
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
-	@$(BIN)/pccl stress --churn --duration 10m --report build/stress
+	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
+	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
+	@$(BIN)/pccl stress --churn --duration 10m --all-paths --report build/stress
 
 # With torch, whose Gloo is what we compare with.
 bench: setup
@@ -94,7 +96,9 @@ bench: setup
 	@$(BIN)/python -m benchmarks.kernels
 	@$(BIN)/python -m benchmarks.digest
 	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/python -m benchmarks.shared_state
 	@$(BIN)/python -m benchmarks.pool
+	@$(BIN)/python -m benchmarks.recovery
 	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
@@ -104,4 +108,4 @@ bench: setup
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f pccl/*/*.so
-	find pccl cli stress tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pccl cli stress tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import click
+from pccl.stress.faults import ALL_FAMILIES
 from pccl.stress.records import Bounds
-from pccl.stress.report import View, conclude
+from pccl.stress.report import View, conclude, read_settings
 from pccl.stress.supervisor import Settings, Supervisor
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,72 +42,89 @@ class Interval(click.ParamType[tuple[float, float]]):
         return float(match[1]), float(match[2])
 
 
+class Families(click.ParamType[tuple[str, ...]]):
+    """`kill,stop,mass`, as names of what may be done; `all` and `none` are what they say."""
+
+    name = "name,name"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names, each once, in the order in which plans draw from them; or a message that lists them."""
+        words = set(str(value).split(","))
+        chosen = set(ALL_FAMILIES) if words == {"all"} else set() if words == {"none"} else words
+        if chosen - set(ALL_FAMILIES):
+            self.fail(f"{value!r}: choose from {', '.join(ALL_FAMILIES)}, or all, or none", param, ctx)
+        return tuple(name for name in ALL_FAMILIES if name in chosen)
+
+
 @click.command(
-    epilog="\b\nExamples:\n  pccl stress --churn\n  pccl stress --churn --duration 8h --peers 16 --seed 7\n\n"
+    epilog="\b\nExamples:\n  pccl stress --churn\n  pccl stress --churn --duration 8h --peers 16 --seed 7\n"
+    "  pccl stress --churn --faults kill,stop --groups 1\n  pccl stress --replay stress-report\n\n"
     "Exit codes: 0 no promise was broken, 1 one was and the report says which, 2 wrong command line."
 )
-@click.option("--churn", is_flag=True, required=True, help="Let peers come, go and die. The one workload so far.")
-@click.option(
-    "--duration", type=Duration(), default="60s", show_default=True, help="How long faults go on: 60s, 10m, 8h."
-)
-@click.option(
-    "--peers", type=click.IntRange(2, 256), default=10, show_default=True, metavar="N", help="Places for peers."
-)
-@click.option(
-    "--groups", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N", help="Groups they divide into."
-)
-@click.option(
-    "--lanes", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Connections per neighbour."
-)
-@click.option(
-    "--kill-interval",
-    type=Interval(),
-    default="0.5-1.0",
-    show_default=True,
-    help="Seconds between two faults, from-to.",
-)
-@click.option(
-    "--bound", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS", help="What a call may take."
-)
+@click.option("--churn", is_flag=True, help="Let peers come, train, go and die. The one workload so far.")
+@click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+              help="Run the plan of an earlier run again, from the folder of its report.")  # fmt: skip
+@click.option("--duration", type=Duration(), default="60s", show_default=True,
+              help="How long faults go on: 60s, 10m, 8h.")  # fmt: skip
+@click.option("--peers", type=click.IntRange(2, 256), default=10, show_default=True, help="Places for peers.")
+@click.option("--groups", type=click.IntRange(1, 64), default=2, show_default=True,
+              help="Peer groups they divide into.")  # fmt: skip
+@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections per neighbour.")
+@click.option("--faults", type=Families(), default="all", show_default=True,
+              help=f"What is done to peers: {', '.join(ALL_FAMILIES)}; all or none.")  # fmt: skip
+@click.option("--kill-interval", type=Interval(), default="0.5-1.0", show_default=True,
+              help="Seconds between two faults.")  # fmt: skip
+@click.option("--bound", type=click.FloatRange(0), default=2.0, show_default=True,
+              help="Seconds a call may take, after the last fault.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Draw the faults from this seed; by default a new one.")
 @click.option(
-    "--report",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="stress-report",
-    show_default=True,
-    help="Folder for the report, the logs and, after a failure, everything to reproduce it.",
+    "--all-paths", is_flag=True, help="Fail if a rare path was never taken; for runs of ten minutes and more."
 )
+@click.option("--report", type=click.Path(file_okay=False, path_type=Path), default="stress-report", show_default=True,
+              help="Folder for the report, the logs and, after a failure, everything to reproduce it.")  # fmt: skip
 @click.option("--no-tty", is_flag=True, help="Print lines instead of a live view.")
 def stress(
     *,
     churn: bool,
+    replay: Path | None,
     duration: float,
     peers: int,
     groups: int,
     lanes: int,
+    faults: tuple[str, ...],
     kill_interval: tuple[float, float],
     bound: float,
     seed: int | None,
+    all_paths: bool,
     report: Path,
     no_tty: bool,
 ) -> None:
     """Kill real processes for hours, check every promise.
 
-    Training processes come, go, are killed, stopped and replaced, while their reports are judged. It needs no network
-    beyond this machine; everything to reproduce a failure is in the report's folder.
+    Training processes sync a state and reduce several times a second; they come, go, are killed, stopped, cut off and
+    replaced, while everything they tell is checked against what must have happened. It needs no network beyond this
+    machine; everything to reproduce a failure is in the report's folder.
     """
-    assert churn
+    if churn == (replay is not None):
+        raise click.UsageError("say what to do: --churn, or --replay DIR")
     settings = Settings(
         duration=duration,
         peers=peers,
         groups=groups,
         lanes=lanes,
         interval=kill_interval,
+        families=faults,
         seed=secrets.randbelow(1 << 32) if seed is None else seed,
+        all_paths=all_paths,
         folder=report,
         bounds=Bounds(call=bound),
     )
-    click.echo(f"seed {settings.seed}: {peers} peers in {groups} groups for {duration:g} s, logs in {report / 'logs'}")
+    if replay is not None:
+        settings = read_settings(replay, report)
+    click.echo(
+        f"seed {settings.seed}: {settings.peers} peers in {settings.groups} groups for {settings.duration:g} s, "
+        f"logs in {settings.folder / 'logs'}"
+    )
     run = Supervisor(settings, View(terminal=not no_tty and sys.stdout.isatty()))
     run.run()
     sys.exit(0 if conclude(run) else 1)

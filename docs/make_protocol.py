@@ -8,9 +8,13 @@ A test compares the page with what this prints.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from pccl._core import master_state, peer_state
 from pccl._core.wire import BY_OPCODE, WIRE_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HEAD = f"""# The protocol, version {WIRE_VERSION}
 
@@ -52,7 +56,7 @@ def render() -> str:
     return "".join(parts)
 
 
-def _matrix(transitions: dict[tuple[str, type], object]) -> str:
+def _matrix(transitions: Mapping[tuple[str, type], object]) -> str:
     """A table with a row for each event and a mark in the phases that know it."""
     phases = list(dict.fromkeys(phase for phase, _ in transitions))
     events = list(dict.fromkeys(event.__name__ for _, event in transitions))

@@ -16,7 +16,7 @@ from ._core.park import monotonic_ns
 from .errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
 from .launching import NOTHING, Launched, Request, read_failure
 from .memory.arena import default
-from .outcomes import KIND_MASTER_LOST, KIND_PLAIN
+from .outcomes import KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN
 from .records import record
 from .values import ReduceInfo, Result
 
@@ -51,6 +51,7 @@ class Reduces:
         self._world = world  # members of the group, as far as this peer knows
         self._pending: dict[int, Launched] = {}  # tag -> un-awaited
         self._abandoned: list[Launched] = []
+        self._ended: Outcome | None = None  # the first failure that said that the membership has ended
         self._lock = RLock()  # held where a reduce ends: another thread may close the membership meanwhile
         default().watch(link.unshare)
 
@@ -58,6 +59,9 @@ class Reduces:
 
     def launch(self, name: str, requests: Sequence[Request]) -> list[Launched]:
         """Post these reduces, in one message."""
+        if self._ended is not None:
+            # Whoever retries what failed must not do so for ever.
+            raise self._ended.error(name)
         world = self._world()
         if world < 2:
             message = "this peer is alone in its group: call wait_for_world_size(2) first, which waits for others"
@@ -129,7 +133,10 @@ class Reduces:
         result, kind, numbers, reason = read_failure(outcome, payload)
         if numbers:
             self._on_numbers(numbers)
-        return Outcome(result, kind, NOTHING, reason)
+        ended = Outcome(result, kind, NOTHING, reason)
+        if kind in (KIND_KICKED, KIND_MASTER_LOST):
+            self._ended = self._ended or ended
+        return ended
 
     def _fail(self, one: Launched) -> None:
         with self._lock:

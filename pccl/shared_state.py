@@ -85,7 +85,7 @@ class SharedState:
     synchronisation that finds this peer outdated sets it.
     """
 
-    __slots__ = ("_infos", "_revision", "compared", "layout_digest", "ordered")
+    __slots__ = ("_infos", "_revision", "compared", "layout_digest", "ordered", "torn")
 
     def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
         infos = tuple(tensor_infos)
@@ -99,6 +99,8 @@ class SharedState:
             names.add(info.name)
         self._infos = infos
         self._revision = 0
+        #: What stands for the content that a transfer left when it ended in the middle; None if none did.
+        self.torn: bytes | None = None
         #: The tensors in the order in which peers compare them.
         self.ordered = tuple(sorted(infos, key=lambda info: info.name.encode()))
         #: Of each of these, whether peers compare its content.

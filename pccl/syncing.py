@@ -53,21 +53,34 @@ class Syncs:
                 assert info.memory.writable, f"{info.name!r} is read-only; a peer that only sends uses SEND_ONLY"
         digests = hash_tensors(infos, self._threads)
         content = digest_content(digests, state.compared)
-        kind, payload = self._ask(
+        slot, kind, payload = self._ask(
             lambda slot: CallSync(
-                slot.index, slot.sequence, state.revision, strategy.value, len(infos), state.layout_digest, content
+                *(slot.index, slot.sequence, state.revision, strategy.value, len(infos)),
+                *(state.layout_digest, content, content == state.torn),
             ),
             self._link.wait,
             (),
         )
         if kind == KIND_DESCRIBE:
-            payload = self._describe(infos)
+            try:
+                payload = self._describe(infos)
+            except BaseException:
+                self._link.cancel(slot)  # the actor may still wait for the description
+                self._look_for_tears(state, content)
+                raise
+        state.torn = None
         state.revision, sent, received = SYNCED.unpack(payload)
         return SharedStateSyncInfo(sent, received)
 
+    def _look_for_tears(self, state: SharedState, before: bytes) -> None:
+        """A transfer that ended in the middle leaves what nobody ever agreed on: such a state must not be elected."""
+        after = digest_content(hash_tensors(state.ordered, self._threads), state.compared)
+        if after != before:
+            state.torn = after
+
     def _describe(self, infos: tuple[TensorInfo, ...]) -> bytes:
         """The long way: say where everything is, and copy what the workers cannot reach until the call has ended."""
-        rows = [_row(info, self._threads) for info in infos]
+        rows = [_row(*pair) for pair in zip(infos, hash_blocks(infos, self._threads), strict=True)]
         packed = pack_description(rows)
         arena = default()
         # Of a size that has a segment of its own: the actor is told a segment, and not where in it.
@@ -79,7 +92,7 @@ class Syncs:
         pump = Pump(infos, room)
         segments = {row.segment for row in rows} | {description.segment, room.segment}
         self._link.share(NAME, sorted(segments), arena.descriptor)
-        _, payload = self._ask(
+        _, _, payload = self._ask(
             lambda slot: CallDescribe(slot.index, slot.sequence, description.segment, len(packed), room.segment),
             lambda name, slot, slice_ns: pump.wait(self._link, name, slot, slice_ns),
             (infos, description, room),
@@ -88,8 +101,8 @@ class Syncs:
 
     def _ask(
         self, build: Callable[[Slot], object], wait: Callable[[str, Slot, int], bool], memory: tuple[object, ...]
-    ) -> tuple[int, bytes]:
-        """Post a call and wait for its end: its kind and payload, or the exception it ended with."""
+    ) -> tuple[Slot, int, bytes]:
+        """Post a call and wait for its end: its slot, kind and payload, or the exception it ended with."""
         link = self._link
         slot = link.acquire(NAME)
         try:
@@ -107,7 +120,7 @@ class Syncs:
         outcome, payload = link.take(slot)
         result, kind = split(outcome)
         if result == 0 and kind in (KIND_PLAIN, KIND_DESCRIBE):
-            return kind, payload
+            return slot, kind, payload
         raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
 
     def _give_up(self, slot: Slot) -> bool:
@@ -132,21 +145,25 @@ def hash_tensors(infos: tuple[TensorInfo, ...], threads: int) -> bytes:
     """The digests of these tensors, 8 bytes each."""
     if all(info.device_type is DeviceType.CPU for info in infos):
         return digest_many([info.address for info in infos], [info.nbytes for info in infos], threads)
-    return b"".join(digest_of_blocks(hash_blocks(info, threads), info.nbytes).to_bytes(8, "little") for info in infos)
+    hashed = zip(infos, hash_blocks(infos, threads), strict=True)
+    return b"".join(digest_of_blocks(blocks, info.nbytes).to_bytes(8, "little") for info, blocks in hashed)
 
 
-def hash_blocks(info: TensorInfo, threads: int) -> bytes:
-    """The digests of all blocks of one tensor, wherever it lies."""
-    if info.device_type is DeviceType.CPU:
-        return block_digests(info.address, info.nbytes, threads)
-    from .torch.digesting import block_digests as block_digests_on_device
+def hash_blocks(infos: tuple[TensorInfo, ...], threads: int) -> list[bytes]:
+    """The digests of all blocks of each tensor, computed where it lies."""
+    found: dict[str, bytes] = {}
+    on_device: dict[str, Any] = {info.name: info.memory.owner for info in infos if info.device_type is DeviceType.CUDA}
+    if on_device:
+        from .torch.digesting import block_digests_many
 
-    owner: Any = info.memory.owner
-    return block_digests_on_device(owner)
+        found = dict(zip(on_device, block_digests_many(list(on_device.values())), strict=True))
+    for info in infos:
+        if info.name not in found:
+            found[info.name] = block_digests(info.address, info.nbytes, threads)
+    return [found[info.name] for info in infos]
 
 
-def _row(info: TensorInfo, threads: int) -> Row:
-    blocks = hash_blocks(info, threads)
+def _row(info: TensorInfo, blocks: bytes) -> Row:
     place = default().find(info.address, info.nbytes) if info.nbytes and info.device_type is DeviceType.CPU else None
     segment, offset = place or (0, 0)
     digest = digest_of_blocks(blocks, info.nbytes)

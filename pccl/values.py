@@ -57,7 +57,11 @@ class Attribute(Enum):
 
 
 class SharedStateSyncStrategy(Enum):
-    """Whose content may win when peers hold different shared state."""
+    """Whose content may win when peers hold different shared state.
+
+    ENFORCE_POPULAR: what most of those hold who are up to date. SEND_ONLY: gives its state and is never overwritten.
+    RECEIVE_ONLY: takes it over and never gives. The last two go together, and not with the first.
+    """
 
     ENFORCE_POPULAR = 0
     RECEIVE_ONLY = 1

@@ -5,9 +5,10 @@ same world; members of one group also the same epoch and size. A member takes pa
 each other without a gap, unless it gave a call up that was answered all the same. Epochs never fall.
 
 **Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
-a stopped peer holds the others up until it goes on or its silence is noticed.
+a stopped peer, or one behind a silent link, holds the others up until it goes on or its silence is noticed.
 
-**Innocence.** Who was not harmed does not lose its membership. **Exits** happen as ordered. **Memory** does not grow.
+**Progress.** No reduce is attempted for ever. **Innocence.** Who was not harmed does not lose its membership. **Exits**
+happen as ordered. **Memory** does not grow. What is in tensors is judged by the `Ledger`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,24 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .faults import STOPS, WORKER_KILLS, Kind
-from .records import CONNECT, PENDING, ROUNDS, WAIT, Bounds, Numbers, Step, Tally, Violation
+from .faults import ENDINGS, MENDED, PAUSES, STOPS, Kind
+from .ledger import Ledger
+from .paths import Path
+from .records import (
+    APPLY,
+    CONNECT,
+    PENDING,
+    ROUNDS,
+    SYNC,
+    WAIT,
+    Bounds,
+    Numbers,
+    Reduced,
+    Step,
+    Synced,
+    Tally,
+    Violation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +44,9 @@ SECOND = 1_000_000_000
 SETTLED_NS = 8 * SECOND  # how late somebody may still tell of a round: longer than anybody is stopped
 REMEMBERED_NS = 60 * SECOND  # rounds, deaths and faults older than this concern nobody any more
 SAMPLES_MIN = 12  # fewer say nothing about a trend
+LINK_LOSSES = frozenset({Kind.HALF_CLOSE_RING, Kind.HALF_CLOSE_MASTER, Kind.FLIP_RING, Kind.FLIP_MASTER})
+ATTEMPTS_MAX = 50  # at one reduce; every one of them but the last needs a fault of its own
+NO_STATE = "NO_SHARED_STATE_AVAILABLE"
 
 
 @dataclass(slots=True)
@@ -129,6 +149,10 @@ class Deed:
     deadline_ns: int  # survivors are held up no longer than until here
     victim_deadline_ns: int  # nor are those it was done to
     waiting: set[int] = field(default_factory=set)  # survivors who have not yet gone on
+    reducing: set[int] = field(default_factory=set)  # survivors in the victims' groups who have not yet reduced
+    pause_ns: int = 0
+    silent: bool = False  # nobody is told of it
+    cost: bool = False  # it cost a membership
 
 
 @dataclass(slots=True)
@@ -138,7 +162,9 @@ class Life:
     number: int
     born_ns: int
     heard_ns: int
+    group: int = 0
     joined: bool = False
+    synced: bool = False  # in this membership
     ended_ns: int = 0  # when it was harmed so that it ends, or was found ended
     expected: set[int] = field(default_factory=set)  # exit statuses that follow from what was done to it
 
@@ -146,42 +172,62 @@ class Life:
 class Judge:
     """All laws together, over one run."""
 
-    def __init__(self, bounds: Bounds, slack: float) -> None:
+    def __init__(self, bounds: Bounds, slack: float, seed: int = 0, places: int = 0) -> None:
         self.bounds = bounds
         self.tally = Tally()
         self.violations: list[Violation] = []
         self.lives: dict[int, Life] = {}
+        self.ledger = Ledger(seed, places)
         self._slack_ns = int(slack * SECOND)  # what the workload itself adds: pauses, waiting for more peers
         self._call_ns = int(bounds.call * SECOND)
+        self._hang_ns = int(bounds.hang * SECOND)
         self._deeds: deque[Deed] = deque()
         self._agreement = Agreement()
 
     # ------------------------------------------------------------------------------------------ what happens
 
-    def born(self, life: int, now_ns: int) -> None:
+    def born(self, life: int, now_ns: int, group: int = 0, place: int = 0) -> None:
         """A training process was started."""
-        self.lives[life] = Life(life, now_ns, now_ns)
+        self.lives[life] = Life(life, now_ns, now_ns, group)
+        self.ledger.born(life, group, place)
         self.tally.lives += 1
 
     def harmed(self, kind: Kind, victims: Iterable[int], now_ns: int, pause: float, status: int | None) -> None:
         """Something is done to these lives at this moment; `status` is how they will exit, None if they go on."""
         hit = frozenset(victims)
         silence_ns = int(self.bounds.silence * SECOND)
-        held_ns = victim_ns = 0
-        if kind in STOPS:
+        held_ns = victim_ns = pause_ns = 0
+        if kind in PAUSES:
             pause_ns = int(pause * SECOND)
             held_ns = pause_ns if kind is Kind.STOP_TRAINING else min(pause_ns, silence_ns)
             victim_ns = pause_ns + silence_ns
+        elif kind in LINK_LOSSES:
+            # What a broken link swallowed is only missed when nothing moves for a while.
+            held_ns = int(self.bounds.stall * SECOND)
         deadline_ns = now_ns + held_ns + self._call_ns
         survivors = {number for number, life in self.lives.items() if life.joined and not life.ended_ns} - hit
-        self._deeds.append(Deed(kind, now_ns, hit, deadline_ns, deadline_ns + victim_ns, survivors))
+        deed = Deed(kind, now_ns, hit, deadline_ns, deadline_ns + victim_ns, survivors, pause_ns=pause_ns)
+        deed.silent = held_ns > 0
+        if kind in ENDINGS or kind is Kind.KILL_ACTOR:
+            groups = {self.lives[number].group for number in hit}
+            deed.reducing = {number for number in survivors if self.lives[number].group in groups}
+        self._deeds.append(deed)
         self.tally.faults[kind.value] = self.tally.faults.get(kind.value, 0) + 1
-        for number in hit:
-            if status is not None:
-                self.lives[number].expected.add(status)
-                # One that closes in its own time stays a member until then.
-                if kind is not Kind.CLOSE:
-                    self.lives[number].ended_ns = now_ns
+        self._note_harm(deed, status)
+
+    def _note_harm(self, deed: Deed, status: int | None) -> None:
+        if deed.kind is Kind.MASS_DEATH:
+            self._mark(Path.MASS_DEATH)
+        for number in deed.victims:
+            life = self.lives[number]
+            if status is None:
+                continue
+            life.expected.add(status)
+            # One that closes in its own time stays a member until then.
+            if deed.kind is not Kind.CLOSE:
+                life.ended_ns = deed.at_ns
+                if life.joined and not life.synced:
+                    self._mark(Path.SINK_LOST)
 
     def ended(self, life: int, status: int, now_ns: int) -> None:
         """A training process was found ended."""
@@ -194,18 +240,52 @@ class Judge:
     def told(self, step: Step) -> None:
         """A training process told of a call."""
         life = self.lives[step.life]
-        life.heard_ns = max(life.heard_ns, step.end_ns)
+        if step.call != PENDING:  # whose thread may go on while the training hangs
+            life.heard_ns = max(life.heard_ns, step.end_ns)
         self.tally.steps += 1
         if step.error:
             self._judge_error(step)
         if step.call == CONNECT:
             self._judge_join(step, life)
-        else:
+        elif step.call != APPLY:
             self._judge_duration(step)
-        if step.call != PENDING:
+        if step.call == CONNECT or step.call in ROUNDS:
             self._agreement.add(step)
         if step.call in ROUNDS and step.numbers is not None:
             self._note_response(step)
+        if step.fact is not None:
+            self.ledger.add(step)
+            self._count(step, life)
+
+    def _count(self, step: Step, life: Life) -> None:
+        """What the tally and the list of rare paths want to know of a fact."""
+        fact, tally = step.fact, self.tally
+        if isinstance(fact, Reduced):
+            tally.reduces += fact.ok
+            tally.aborts += not fact.ok
+            tally.retries += fact.attempt > 1
+            if fact.ok:
+                self._note_recovery(step)
+            elif fact.attempt % ATTEMPTS_MAX == 0 and fact.attempt:
+                text = f"life {step.life} failed {fact.attempt} times at one reduce"
+                self._object(step.end_ns, "progress", text)
+        elif isinstance(fact, Synced):
+            tally.syncs += 1
+            tally.received += fact.rx_bytes > 0
+            life.synced = True
+            if fact.rx_bytes and any(
+                deed.kind in ENDINGS and step.start_ns < deed.at_ns < step.end_ns and self._is_loss(deed, life)
+                for deed in self._deeds
+            ):
+                self._mark(Path.SOURCE_LOST)
+
+    def _is_loss(self, deed: Deed, life: Life) -> bool:
+        """Whether a deed took somebody of the same group who had the state."""
+        known = [self.lives.get(number) for number in deed.victims]
+        return any(other is not None and other.group == life.group and other.synced for other in known)
+
+    def _mark(self, path: Path) -> None:
+        self.tally.paths[path] = self.tally.paths.get(path, 0) + 1
 
     # ------------------------------------------------------------------------------------------ the laws
 
@@ -216,16 +296,23 @@ class Judge:
                 deed.waiting.discard(step.life)  # it waited for more peers, not for the answer to a fault
             return
         if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
-            self.lives[step.life].joined = False
+            self.lives[step.life].joined = self.lives[step.life].synced = False
             return
+        if step.call == SYNC and (kind == "PeerLostError" or NO_STATE in step.error) and self._deeds:
+            return  # those who had the state were lost
         self._object(step.end_ns, "innocence", f"life {step.life} got from {step.call}: {step.error}")
 
     def _was_harmed(self, life: int, at_ns: int) -> bool:
         """Whether something was done to this life that costs a membership."""
-        return any(
-            life in deed.victims and deed.at_ns <= at_ns <= deed.victim_deadline_ns and deed.kind not in WORKER_KILLS
-            for deed in self._deeds
-        )
+        found = False
+        for deed in self._deeds:
+            if life in deed.victims and deed.at_ns <= at_ns <= deed.victim_deadline_ns and not self._is_mended(deed):
+                found = deed.cost = True
+        return found
+
+    def _is_mended(self, deed: Deed) -> bool:
+        """Whether a membership survives this."""
+        return deed.kind in MENDED or 0 < deed.pause_ns < self.bounds.silence * SECOND / 2
 
     def _judge_join(self, step: Step, life: Life) -> None:
         if step.numbers is None:
@@ -237,7 +324,7 @@ class Judge:
             self._object(step.end_ns, "joining", f"life {step.life} was let in only after {step.seconds:.2f} s")
 
     def _judge_duration(self, step: Step) -> None:
-        if step.call in ROUNDS and step.numbers is not None:
+        if step.call != PENDING and not step.error and not self._is_held_up(step.start_ns, step.end_ns):
             self.tally.longest = max(self.tally.longest, step.seconds)
         over_ns = step.end_ns - step.start_ns - self._call_ns
         if over_ns <= 0:
@@ -253,11 +340,22 @@ class Judge:
             self._object(step.end_ns, "promptness", text)
 
     def _allowed(self, life: int, base_ns: int, end_ns: int) -> int:
-        """Until when a call may last, given everything that was done before it ended."""
+        """Until when a call may last, given everything that was done before it ended.
+
+        Faults never cease, so what is done to others is an excuse only for so long: else a call that hangs for ever
+        would have a new one every second. A loss that is noticed at once may cost a call its time once more; silence
+        may cost the time that it takes to notice it, and several peers may be silent one after the other.
+        """
+        allowed_ns = base_ns
         for deed in self._deeds:
-            if deed.at_ns <= end_ns:
-                base_ns = max(base_ns, deed.victim_deadline_ns if life in deed.victims else deed.deadline_ns)
-        return base_ns
+            if deed.at_ns > end_ns:
+                continue
+            if life in deed.victims:
+                allowed_ns = max(allowed_ns, deed.victim_deadline_ns)
+            else:
+                most_ns = self._hang_ns if deed.silent else self._call_ns
+                allowed_ns = max(allowed_ns, min(deed.deadline_ns, base_ns + most_ns))
+        return allowed_ns
 
     def _note_response(self, step: Step) -> None:
         """Measure how long a fault kept the last of its survivors: until a call returned that was begun after it."""
@@ -268,34 +366,66 @@ class Judge:
                 if not deed.waiting and not self._is_held_up(deed.at_ns, step.end_ns):
                     self.tally.responses.append((step.end_ns - deed.at_ns) / SECOND)
 
+    def _note_recovery(self, step: Step) -> None:
+        """Measure how long a kill kept the last of its survivors from a reduce: one that was begun after it."""
+        for deed in self._deeds:
+            if step.life in deed.reducing and step.start_ns > deed.at_ns:
+                deed.reducing.discard(step.life)
+                if not deed.reducing and not self._is_held_up(deed.at_ns, step.end_ns):
+                    self.tally.recoveries.append((step.end_ns - deed.at_ns) / SECOND)
+                    self.tally.recovered_ns.append(step.end_ns)
+
     def _is_held_up(self, start_ns: int, end_ns: int) -> bool:
-        return any(deed.kind in STOPS and deed.at_ns < end_ns and deed.deadline_ns > start_ns for deed in self._deeds)
+        return any(deed.kind in PAUSES and deed.at_ns < end_ns and deed.deadline_ns > start_ns for deed in self._deeds)
 
     def tick(self, now_ns: int) -> None:
         """Look for what did not happen, and judge what has settled."""
-        hang_ns = int(self.bounds.hang * SECOND)
         for life in self.lives.values():
-            if not life.ended_ns and now_ns > self._allowed(life.number, life.heard_ns, now_ns) + hang_ns:
+            patience_ns = self._call_ns if life.joined else int(self.bounds.join * SECOND)
+            allowed_ns = self._allowed(life.number, life.heard_ns + patience_ns, now_ns)
+            if not life.ended_ns and now_ns > allowed_ns + self._hang_ns:
                 text = f"life {life.number} was last heard of {(now_ns - life.heard_ns) / SECOND:.1f} s ago"
                 self._object(now_ns, "liveness", text)
                 life.heard_ns = now_ns  # once is enough
         self._settle(now_ns - SETTLED_NS)
         old_ns = now_ns - REMEMBERED_NS
         while self._deeds and self._deeds[0].victim_deadline_ns < old_ns:
-            self._deeds.popleft()
+            self._note_end(self._deeds.popleft())
         for number in [n for n, life in self.lives.items() if life.ended_ns and life.ended_ns < old_ns]:
             del self.lives[number]
             self._agreement.forget(number)
 
+    def _note_end(self, deed: Deed) -> None:
+        """What came of a deed is known by now."""
+        short = deed.pause_ns < self.bounds.silence * SECOND
+        if deed.kind in STOPS and deed.kind is not Kind.STOP_TRAINING:
+            if short != deed.cost:
+                self._mark(Path.SAT_OUT if short else Path.GIVEN_UP)
+        elif deed.kind is Kind.BLACK_HOLE:
+            if short != deed.cost:
+                self._mark(Path.HOLE_SAT_OUT if short else Path.HOLE_NOTICED)
+        elif deed.kind is Kind.FLIP_RING:
+            self._mark(Path.FLIPPED)
+        elif deed.kind in MENDED:
+            self._mark(Path.REPLACED)
+
     def finish(self, now_ns: int) -> None:
         """The run is over: judge everything that is left."""
         self._settle(now_ns + 2 * SETTLED_NS)
+        while self._deeds:
+            self._note_end(self._deeds.popleft())
 
     def _settle(self, until_ns: int) -> None:
         agreement = self._agreement
         agreement.settle(until_ns)
-        self.violations += agreement.found
+        self.ledger.settle(until_ns)
+        self.violations += agreement.found + self.ledger.found
         agreement.found.clear()
+        self.ledger.found.clear()
+        for path in self.ledger.paths:
+            self._mark(path)
+        self.ledger.paths.clear()
+        self.tally.revisions = self.ledger.revisions
         self.tally.rounds = agreement.count
         while agreement.finished:
             found = agreement.finished.popleft()
@@ -318,4 +448,4 @@ def judge_growth(name: str, sizes: list[int], allowed: int) -> str:
         return ""
     third = len(settled) // 3
     grown = median(settled[-third:]) - median(settled[:third])
-    return f"{name} grew by {grown / 1e6:.1f} MB over the run" if grown > allowed else ""
+    return f"{name} grew by {grown:,.0f} over the run" if grown > allowed else ""

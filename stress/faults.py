@@ -29,35 +29,74 @@ class Kind(StrEnum):
     """The names that reports and plots use."""
 
     KILL_TRAINING = "kill-training"
+    KILL_TWO = "kill-two"
     KILL_ACTOR = "kill-actor"
     KILL_SENDER = "kill-sender"
     KILL_RECEIVER = "kill-receiver"
+    KILL_STATE_WORKER = "kill-state-worker"
     TERMINATE = "terminate"
     VANISH = "vanish"
     CLOSE = "close"
     STOP_TRAINING = "stop-training"
     STOP_ACTOR = "stop-actor"
     STOP_PEER = "stop-peer"
+    BLACK_HOLE = "black-hole"
+    RESET_RING = "reset-ring"
+    RESET_MASTER = "reset-master"
+    HALF_CLOSE_RING = "half-close-ring"
+    HALF_CLOSE_MASTER = "half-close-master"
+    FLIP_RING = "flip-ring"
+    FLIP_MASTER = "flip-master"
     MASS_DEATH = "mass-death"
 
 
-# How often each is drawn. Kills lead, because a process that ends without a word is what the library is built for.
-WEIGHTS = {
-    Kind.KILL_TRAINING: 30,
-    Kind.KILL_ACTOR: 15,
-    Kind.KILL_SENDER: 10,
-    Kind.KILL_RECEIVER: 10,
-    Kind.TERMINATE: 8,
-    Kind.VANISH: 8,
-    Kind.CLOSE: 8,
-    Kind.STOP_TRAINING: 3,
-    Kind.STOP_ACTOR: 3,
-    Kind.STOP_PEER: 4,
-    Kind.MASS_DEATH: 1,
+# What the command line calls them: kinds that are switched on together, and how often each is drawn. Kills lead: a
+# process that ends without a word is what the library is built for.
+FAMILIES: dict[str, dict[Kind, int]] = {
+    "kill": {
+        Kind.KILL_TRAINING: 30,
+        Kind.KILL_TWO: 8,
+        Kind.KILL_ACTOR: 15,
+        Kind.KILL_SENDER: 10,
+        Kind.KILL_RECEIVER: 10,
+        Kind.KILL_STATE_WORKER: 6,
+    },
+    "term": {Kind.TERMINATE: 8},
+    "vanish": {Kind.VANISH: 8},
+    "close": {Kind.CLOSE: 8},
+    "stop": {Kind.STOP_TRAINING: 3, Kind.STOP_ACTOR: 3, Kind.STOP_PEER: 4},
+    "blackhole": {Kind.BLACK_HOLE: 5},
+    "link": {
+        Kind.RESET_RING: 3,
+        Kind.RESET_MASTER: 2,
+        Kind.HALF_CLOSE_RING: 3,
+        Kind.HALF_CLOSE_MASTER: 2,
+        Kind.FLIP_RING: 4,
+        Kind.FLIP_MASTER: 2,
+    },
+    "mass": {Kind.MASS_DEATH: 1},
 }
+ALL_FAMILIES = tuple(FAMILIES)
 
 STOPS = frozenset({Kind.STOP_TRAINING, Kind.STOP_ACTOR, Kind.STOP_PEER})
-WORKER_KILLS = frozenset({Kind.KILL_SENDER, Kind.KILL_RECEIVER})
+PAUSES = STOPS | {Kind.BLACK_HOLE}  # what lasts for a while
+# Processes that a peer replaces, and connections that it makes anew: neither costs a membership.
+MENDED = frozenset(
+    {
+        *(Kind.KILL_SENDER, Kind.KILL_RECEIVER, Kind.KILL_STATE_WORKER),
+        *(Kind.RESET_RING, Kind.HALF_CLOSE_RING, Kind.FLIP_RING),
+    }
+)
+# What is done to the network, and so only to peers behind a proxy: the order, and whether to the ring or the master.
+LINK_FAULTS = {
+    Kind.BLACK_HOLE: ("silence", ("ring", "master")),
+    Kind.RESET_RING: ("reset", ("ring",)),
+    Kind.RESET_MASTER: ("reset", ("master",)),
+    Kind.HALF_CLOSE_RING: ("half_close", ("ring",)),
+    Kind.HALF_CLOSE_MASTER: ("half_close", ("master",)),
+    Kind.FLIP_RING: ("flip", ("ring",)),
+    Kind.FLIP_MASTER: ("flip", ("master",)),
+}
 
 # Exit status of the training process after each deed that ends it; minus the signal if it was one.
 ENDINGS = {
@@ -70,7 +109,14 @@ ENDINGS = {
 
 SHORT_STOP = (0.05, 0.5)  # seconds: a stall that the run sits out
 LONG_STOP = (0.5, 1.5)  # seconds beyond the heartbeat timeout: the run goes on without the stopped peer
+SECOND_DELAY = (0.01, 0.12)  # seconds between the two of KILL_TWO: the second meets what the first has made necessary
 RESPAWN = (0.0, 1.0)  # seconds until the place of a dead peer is taken by the next
+PROXIED_EVERY = 3  # every so many places are behind a proxy, so that most traffic takes the way of most users
+
+
+def is_proxied(place: int) -> bool:
+    """Whether the links of a place can be harmed. Never the elder's."""
+    return place % PROXIED_EVERY == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +133,37 @@ class Fault:
         return f"{self.at:9.3f} s  {self.kind:<14} place={self.place} pause={self.pause:.3f}"
 
 
-def draw_plan(seed: int, places: int, interval: tuple[float, float], silence: float) -> Iterator[Fault]:
+def draw_plan(
+    seed: int,
+    places: int,
+    interval: tuple[float, float],
+    silence: float,
+    families: tuple[str, ...] = ALL_FAMILIES,
+) -> Iterator[Fault]:
     """Faults without end, at random intervals. `silence` is the run's heartbeat timeout."""
     chance = random.Random(seed)
-    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    weighed = {kind: weight for name in families for kind, weight in FAMILIES[name].items()}
+    kinds, weights = list(weighed), list(weighed.values())
     at, number = 0.0, 0
-    while True:
+    while kinds:
         at += chance.uniform(*interval)
         number += 1
         kind = chance.choices(kinds, weights)[0]
-        lowest = ELDER if kind in WORKER_KILLS or places == 1 else ELDER + 1
-        place = ELDER if kind is Kind.MASS_DEATH else chance.randrange(lowest, places)
+        place = _draw_place(chance, kind, places)
         pause = chance.uniform(*RESPAWN)
-        if kind in STOPS:
+        if kind in PAUSES:
             # Nobody is told that a training process stands still, so the others wait for it as for any slow peer.
             short = kind is Kind.STOP_TRAINING or chance.random() < 0.5
             pause = chance.uniform(*SHORT_STOP) if short else silence + chance.uniform(*LONG_STOP)
         yield Fault(number, at, kind, place, pause)
+
+
+def _draw_place(chance: random.Random, kind: Kind, places: int) -> int:
+    if kind is Kind.MASS_DEATH or places == 1:
+        return ELDER
+    if kind in LINK_FAULTS:
+        return chance.choice([place for place in range(places) if is_proxied(place)])
+    return chance.randrange(ELDER if kind in MENDED else ELDER + 1, places)
 
 
 # ---------------------------------------------------------------------------------------------- processes of a peer
@@ -117,11 +177,12 @@ class Family:
     actors: tuple[int, ...]  # one, or none between two memberships
     senders: tuple[int, ...]
     receivers: tuple[int, ...]
+    state_workers: tuple[int, ...] = ()  # only while a state moves
 
     @property
     def everyone(self) -> tuple[int, ...]:
         """All of them, the training process first."""
-        return (self.training, *self.actors, *self.senders, *self.receivers)
+        return (self.training, *self.actors, *self.senders, *self.receivers, *self.state_workers)
 
 
 def family_of(training: int) -> Family:
@@ -129,6 +190,7 @@ def family_of(training: int) -> Family:
     actors = children_of(training)
     senders: list[int] = []
     receivers: list[int] = []
+    state_workers: list[int] = []
     for actor in actors:
         for worker in children_of(actor):
             name = name_of(worker)
@@ -136,7 +198,9 @@ def family_of(training: int) -> Family:
                 senders.append(worker)
             elif name.startswith("pccl-recv"):
                 receivers.append(worker)
-    return Family(training, tuple(actors), tuple(senders), tuple(receivers))
+            elif name.startswith(("pccl-serve", "pccl-fetch")):
+                state_workers.append(worker)
+    return Family(training, tuple(actors), tuple(senders), tuple(receivers), tuple(state_workers))
 
 
 def children_of(pid: int) -> list[int]:
@@ -184,6 +248,8 @@ def commit(kind: Kind, training: int) -> tuple[int, ...]:
             targets = family.senders[:1]
         case Kind.KILL_RECEIVER:
             targets = family.receivers[:1]
+        case Kind.KILL_STATE_WORKER:
+            targets = family.state_workers[:1]
         case Kind.STOP_PEER:
             targets = family.everyone
         case _:

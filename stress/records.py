@@ -7,7 +7,7 @@ Times are nanoseconds of the monotonic clock, which all processes of one machine
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Self
 
 from pccl import communicator
@@ -16,6 +16,10 @@ CONNECT = "connect"
 TOPOLOGY = "update_topology"
 WAIT = "wait_for_world_size"
 PENDING = "are_peers_pending"
+SYNC = "sync_shared_state"
+REDUCE = "all_reduce"
+OPTIMIZE = "optimize_topology"
+APPLY = "apply"  # no call of the library: the state moved on
 
 ROUNDS = frozenset({TOPOLOGY, WAIT})  # calls that take part in topology rounds
 
@@ -45,11 +49,16 @@ class Task:
     address: str = ""
     group: int = 0
     lanes: int = 1
-    seed: int = 0
+    seed: int = 0  # of this process: its pauses
     pause: float = 0.02  # seconds of "training" between two rounds, at most
     ask_interval: float = 0.2  # seconds between two are_peers_pending of the second thread; 0: there is none
-    wait_share: float = 0.05  # how many of the rounds are made by wait_for_world_size
+    wait_share: float = 0.05  # how many rounds wait_for_world_size makes; not for peers that reduce between rounds
     wait_timeout: float = 0.3  # seconds that those wait for more peers
+    place: int = 0
+    places: int = 0  # 0: rounds only; else the length of the list in a tensor in which everyone who took part stands
+    run_seed: int = 0  # the same for all: what is reduced in which round
+    checkpoints: str = ""  # folder for what a group that lost everybody goes on from; empty: no state is kept
+    role: str = "peer"  # or "master", or "proxy"
 
     def encode(self) -> bytes:
         """One line, without its end."""
@@ -59,6 +68,56 @@ class Task:
     def decode(cls, line: bytes) -> Self:
         """The inverse of `encode`."""
         return cls(**json.loads(line))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """One attempt at a reduce: what went in, what came out, who stands in it."""
+
+    round: int
+    index: int  # which of the round's operations
+    attempt: int
+    ok: bool
+    world: int  # as its ReduceInfo had it; 0 if it failed
+    before: int  # checksum of the tensor when it was launched
+    after: int  # the same when it had ended
+    who: tuple[tuple[int, int], ...] = ()  # place and life of everyone who took part, read from the result
+    span: tuple[float, float] = (0.0, 0.0)  # of a quantized result: smallest and largest element
+    exhibit: tuple[int, int] | None = None  # of a failed one: where the tensor lies, untouched, and how long it is
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A sync that returned: what this peer held before and after."""
+
+    round: int
+    revision_before: int
+    before: int
+    revision: int
+    after: int
+    tx_bytes: int
+    rx_bytes: int
+    resumed: bool = False  # it had found no state, and came back with a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The state moved on: from which content, by which results, to which."""
+
+    round: int
+    revision: int
+    before: int
+    after: int
+    results: tuple[tuple[int, int], ...]  # index and checksum of every result, in the order of their application
+
+
+FACTS: dict[str, type[Any]] = {REDUCE: Reduced, SYNC: Synced, APPLY: Applied}
+Fact = Reduced | Synced | Applied
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON makes a list was a tuple."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +131,7 @@ class Step:
     end_ns: int
     numbers: Numbers | None = None
     error: str = ""  # class and text of what it raised
+    fact: Fact | None = None
 
     @property
     def seconds(self) -> float:
@@ -79,27 +139,32 @@ class Step:
         return (self.end_ns - self.start_ns) / 1e9
 
     def encode(self) -> bytes:
-        """One line. Far below the size up to which a pipe takes a line as a whole."""
-        row = [self.life, self.group, self.call, self.start_ns, self.end_ns, self.numbers, self.error[:2000]]
+        """One line. Below the size up to which a pipe takes a line as a whole."""
+        fact = None if self.fact is None else astuple(self.fact)
+        row = [self.life, self.group, self.call, self.start_ns, self.end_ns, self.numbers, self.error[:1000], fact]
         return json.dumps(row).encode() + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Self:
         """The inverse of `encode`."""
-        life, group, call, start_ns, end_ns, numbers, error = json.loads(line)
-        return cls(life, group, call, start_ns, end_ns, Numbers(*numbers) if numbers else None, error)
+        life, group, call, start_ns, end_ns, numbers, error, fact = json.loads(line)
+        told = None if fact is None else FACTS[call](*_tuples(fact))
+        return cls(life, group, call, start_ns, end_ns, Numbers(*numbers) if numbers else None, error, told)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the library promises, in seconds, and what the harness allows for the machine it runs on."""
 
-    call: float = 1.0  # a round after the last fault, or after its own start
+    call: float = 1.0  # a call after the last fault, or after its own start
     silence: float = 2.0  # heartbeat_timeout of the run: how long a stopped peer may hold up the others
+    stall: float = 1.5  # stall_timeout of the run: how long a link without a sign of life may hold up a reduce
     join: float = 5.0  # from the start of a training process until it is a member
     exit: float = 5.0  # from the deed until the training process and all of its processes are gone
-    hang: float = 10.0  # a call that nobody hears of for so long, beyond every excuse, never returns
-    grown_bytes: int = 4 << 20  # what a long-lived process may gain over a run; allocators settle, leaks do not
+    hang: float = 4.0  # how much longer a call may take because of what is done to others, however much that is
+    grown_bytes: int = 4 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
+    grown_tensor_bytes: int = 24 << 20  # the same for a training process, whose tensors have random sizes
+    grown_count: int = 24  # the same for descriptors and mapped segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +187,26 @@ class Tally:
     rounds: int = 0
     joins: int = 0
     lives: int = 0
+    reduces: int = 0  # that succeeded, each counted at every peer
+    aborts: int = 0  # that failed because somebody was lost
+    retries: int = 0  # attempts after the first
+    syncs: int = 0
+    received: int = 0  # syncs that brought content
+    revisions: int = 0  # over all groups
+    inspected: int = 0  # tensors of failed reduces that were looked at from outside
     faults: dict[str, int] = field(default_factory=dict)
     missed: int = 0  # faults whose victim was not there, or had no such process
-    longest: float = 0.0  # seconds of the longest update_topology
+    longest: float = 0.0  # seconds of the longest call that no pause of a stopped or silent peer explains
     lateness: float = 0.0  # seconds that the supervisor itself was kept from running: how overloaded the machine was
     responses: list[float] = field(default_factory=list)  # seconds from a fault until the last survivor went on
+    recoveries: list[float] = field(default_factory=list)  # seconds from a kill until the last survivor had reduced
+    recovered_ns: list[int] = field(default_factory=list)  # when each of those was
+    paths: dict[str, int] = field(default_factory=dict)  # rare paths, and how often each was seen
 
     def as_json(self) -> dict[str, Any]:
         """As the report file has it."""
-        return {**asdict(self), "responses": spread(self.responses)}
+        measured = {"responses": spread(self.responses), "recoveries": spread(self.recoveries)}
+        return {name: measured.get(name, value) for name, value in asdict(self).items() if name != "recovered_ns"}
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """What people see of a run: a live view or lines, the verdict, and a folder for whoever was not there.
 
-Reads the supervisor, changes nothing in it. The folder has what is needed to see the run again: the seed, the faults so
-far, the logs of master and peers, and the command that runs the same plan; further a report for machines and, if
-matplotlib is there, a plot.
+Reads the supervisor, changes nothing in it. The folder has what is needed to see the run again: the settings with the
+seed, the faults so far, the logs of master and peers, after a failure what the latest peers told; further a report for
+machines and, if matplotlib is there, a plot.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import sys
 import time
 from collections import Counter
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .records import spread
+from .paths import missing
+from .records import Bounds, spread
+from .supervisor import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .records import Violation
-    from .supervisor import Settings, Supervisor
+    from .supervisor import Supervisor
 
 VIEW_INTERVAL = 0.5  # seconds between two pictures
 LINE_INTERVAL = 5.0  # seconds between two lines where pictures are not wanted
 CLEAR_LINE = "\x1b[K"
+SETTINGS = "settings.json"  # in the folder of a report
 
 
 class View:
@@ -82,12 +86,12 @@ def _words(counts: dict[str, int]) -> str:
 
 
 def _memory(run: Supervisor) -> str:
-    parts = [f"{name} {sizes[-1] / 1e6:.1f} MB" for name, sizes in run.sizes.items() if sizes]
+    parts = [f"{name} {sizes[-1] / 1e6:.1f} MB" for name, sizes in run.watcher.sizes.items() if sizes]
     return ", ".join(parts) or "-"
 
 
-def _response(run: Supervisor) -> str:
-    found = spread(run.judge.tally.responses)
+def _times(seconds: list[float]) -> str:
+    found = spread(seconds)
     if not found:
         return "-"
     return f"median {found['median'] * 1e3:.0f} ms, p99 {found['p99'] * 1e3:.0f} ms, max {found['max'] * 1e3:.0f} ms"
@@ -95,17 +99,22 @@ def _response(run: Supervisor) -> str:
 
 def picture(run: Supervisor) -> list[str]:
     """The live view, line by line."""
-    tally, violations = run.judge.tally, run.judge.violations
-    remaining = max(run.settings.duration - run.elapsed, 0.0)
+    tally, violations, settings = run.judge.tally, run.judge.violations, run.settings
+    remaining = max(settings.duration - run.elapsed, 0.0)
     faults = dict(sorted(tally.faults.items()))
+    asked = len(missing({}, settings.kinds, settings.groups))
     return [
-        f"pccl stress  {run.phase}  elapsed {run.elapsed:.0f} s  remaining {remaining:.0f} s  seed {run.settings.seed}",
-        f"  peers      {_words(states(run))}",
-        f"  calls      {tally.steps} steps, {tally.rounds} rounds, {tally.joins} joins, {tally.lives} processes",
+        f"pccl stress  {run.phase}  elapsed {run.elapsed:.0f} s  remaining {remaining:.0f} s  seed {settings.seed}",
+        f"  peers      {_words(states(run))}; {tally.lives} processes",
+        f"  steps      {tally.rounds} rounds, {tally.revisions} revisions, {tally.reduces} reduces",
+        f"  state      {tally.syncs} syncs, {tally.received} of them brought content; {tally.joins} joins",
+        f"  undone     {tally.aborts} aborts, {tally.retries} retries, {tally.inspected} restored tensors looked at",
         f"  faults     {_words(faults)}; {tally.missed} missed",
-        f"  after one  {_response(run)}",
-        f"  longest    update_topology {tally.longest:.3f} s; this process was kept waiting {tally.lateness:.3f} s",
+        f"  to go on   {_times(tally.responses)}",
+        f"  to reduce  {_times(tally.recoveries)}",
+        f"  longest    call {tally.longest:.3f} s; this process was kept waiting {tally.lateness:.3f} s",
         f"  memory     {_memory(run)}",
+        f"  paths      {len(tally.paths)} of {asked} rare ones",
         f"  violations {len(violations)}{'; last: ' + str(violations[-1])[:100] if violations else ''}",
     ]
 
@@ -114,30 +123,57 @@ def one_line(run: Supervisor) -> str:
     """The same for logs."""
     tally = run.judge.tally
     return (
-        f"{run.elapsed:7.1f} s {run.phase}: peers {_words(states(run))}; steps {tally.steps}, rounds {tally.rounds}, "
-        f"joins {tally.joins}, faults {sum(tally.faults.values())}, after a fault {_response(run)}, "
+        f"{run.elapsed:7.1f} s {run.phase}: peers {_words(states(run))}; rounds {tally.rounds}, "
+        f"reduces {tally.reduces}, aborts {tally.aborts}, retries {tally.retries}, joins {tally.joins}, "
+        f"faults {sum(tally.faults.values())}, to reduce again {_times(tally.recoveries)}, "
         f"longest {tally.longest:.3f} s, {_memory(run)}, violations {len(run.judge.violations)}"
     )
 
 
+# ---------------------------------------------------------------------------------------------- the folder
+
+
+def write_settings(settings: Settings) -> None:
+    """What `--replay` needs: from it the plan follows."""
+    text = {
+        "duration": settings.duration,
+        "peers": settings.peers,
+        "groups": settings.groups,
+        "lanes": settings.lanes,
+        "interval": settings.interval,
+        "families": settings.families,
+        "seed": settings.seed,
+        "all_paths": settings.all_paths,
+        "call": settings.bounds.call,
+    }
+    (settings.folder / SETTINGS).write_text(json.dumps(text, indent=2) + "\n")
+
+
+def read_settings(folder: Path, report: Path) -> Settings:
+    """The settings of an earlier run, whose report is in `folder`; the new one goes to `report`."""
+    text = json.loads((folder / SETTINGS).read_text())
+    text["interval"], text["families"] = tuple(text["interval"]), tuple(text["families"])
+    return Settings(folder=report, bounds=Bounds(call=text.pop("call")), **text)
+
+
 def replay_command(settings: Settings) -> str:
     """What to type to see the same faults again."""
-    low, high = settings.interval
-    return (
-        f"pccl stress --churn --duration {settings.duration:g}s --peers {settings.peers} --groups {settings.groups} "
-        f"--lanes {settings.lanes} --kill-interval {low:g}-{high:g} --seed {settings.seed}"
-    )
+    return f"pccl stress --replay {settings.folder} --report {settings.folder}-replay"
 
 
 def summary(run: Supervisor) -> dict[str, Any]:
     """Everything that a machine may want to know about a run."""
+    watcher = run.watcher
     return {
         "passed": not run.judge.violations,
         "seed": run.settings.seed,
         "replay": replay_command(run.settings),
         "seconds": round(run.elapsed, 1),
         "tally": run.judge.tally.as_json(),
-        "memory_bytes": {name: {"first": sizes[0], "last": sizes[-1]} for name, sizes in run.sizes.items() if sizes},
+        "never_happened": missing(run.judge.tally.paths, run.settings.kinds, run.settings.groups),
+        "first_and_last": {
+            name: [values[0], values[-1]] for name, values in {**watcher.sizes, **watcher.counts}.items() if values
+        },
         "violations": [f"{_since(run, violation):.3f} s {violation}" for violation in run.judge.violations],
     }
 
@@ -147,12 +183,13 @@ def conclude(run: Supervisor) -> bool:
     folder, found = run.settings.folder, summary(run)
     (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
     (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in run.done))
-    (folder / "replay.txt").write_text(found["replay"] + "\n")
+    write_settings(run.settings)
     _plot(run, folder / "run.png")
     print("\n".join(picture(run)[1:]))
     if found["passed"]:
         print(f"PASSED after {found['seconds']} s; report in {folder}")
         return True
+    _write_journals(run)
     for line in found["violations"][:10]:
         print(f"  {line}")
     if run.judge.tally.lateness > run.settings.bounds.call / 4:
@@ -162,21 +199,37 @@ def conclude(run: Supervisor) -> bool:
     return False
 
 
+def _write_journals(run: Supervisor) -> None:
+    """What the latest lives told, line by line, next to the logs of master and peers."""
+    folder = run.settings.folder / "journals"
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for life, lines in run.journals.items():
+        (folder / f"life-{life}.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+
+
 def _plot(run: Supervisor, path: Path) -> None:
-    """Memory over time and the answers to faults, if matplotlib is there and the run had both."""
-    if find_spec("matplotlib") is None or not run.judge.tally.responses:
+    """The run over time, if matplotlib is there and the run was long enough to have one."""
+    if find_spec("matplotlib") is None or len(run.timeline) < 2:
         return
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
-    for name, sizes in run.sizes.items():
-        upper.plot([size / 1e6 for size in sizes], label=name)
-    upper.set(title="Resident memory", xlabel="seconds watched", ylabel="MB", ylim=(0, None))
-    upper.legend()
-    lower.hist([seconds * 1e3 for seconds in run.judge.tally.responses], bins=60)
-    lower.set(title="From a fault until the last survivor has gone on", xlabel="ms", ylabel="faults", yscale="log")
+    times = [at for at, *_ in run.timeline]
+    pairs = list(pairwise(run.timeline))
+    figure, axes = plt.subplots(4, 1, figsize=(10, 10), layout="constrained", sharex=True)
+    axes[0].step(times, [members for *_, members in run.timeline], where="post")
+    axes[0].set(title=f"pccl stress, seed {run.settings.seed}", ylabel="members", ylim=(0, None))
+    for axis, index, label in ((axes[1], 1, "reduces per second"), (axes[2], 2, "faults per second")):
+        rates = [(after[index] - before[index]) / max(after[0] - before[0], 1e-9) for before, after in pairs]
+        axis.plot(times[1:], rates, linewidth=0.8)
+        axis.set(ylabel=label, ylim=(0, None))
+    tally = run.judge.tally
+    points = [(at - run.began_ns) / 1e9 for at in tally.recovered_ns]
+    axes[3].semilogy(points, [seconds * 1e3 for seconds in tally.recoveries], ".", markersize=3)
+    axes[3].set(xlabel="seconds", ylabel="ms from a kill until\nall survivors reduced")
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -1,40 +1,81 @@
 """Runs the stress: starts a master and peers, commits the faults of the plan, fills empty places, owns the verdict.
 
-One thread, one selector. Whatever processes tell goes to the `Judge`; nothing is judged here except what only an
-outsider can see: processes without a parent, memory, and what is left when everybody has gone. A run has two phases:
-faults, then peace, in which all peers must find together before they are asked to leave.
+One thread, one selector. Whatever processes tell goes to the `Judge`, what only an outsider can see to the `Watcher`;
+here is only what happens. A run has two phases: faults, then peace, in which all peers must find together before they
+are asked to leave.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
+import shutil
 import signal
 import socket
 import time
 import uuid
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pccl import Options
 from pccl.addresses import parse_address
+from pccl.records import replace
 
-from .checkers import Judge, judge_growth
-from .faults import ELDER, ENDINGS, STOPS, Fault, Kind, commit, draw_plan, family_of, send
-from .records import ROUNDS, Bounds, Step, Task, Violation
-from .zygote import MARK, Zygote
+from .checkers import Judge
+from .faults import (
+    ALL_FAMILIES,
+    ELDER,
+    ENDINGS,
+    FAMILIES,
+    LINK_FAULTS,
+    SECOND_DELAY,
+    STOPS,
+    Fault,
+    Kind,
+    commit,
+    draw_plan,
+    family_of,
+    is_proxied,
+    send,
+)
+from .outside import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
+from .paths import missing
+from .proxy import Network
+from .records import ROUNDS, Bounds, Reduced, Step, Task, Violation
+from .watching import Watcher
+from .zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK = 0.05  # seconds of the longest sleep: faults come this late at most
-WATCH_INTERVAL = 1.0  # seconds between two looks at memory and stray processes
+WATCH_INTERVAL = 1.0  # seconds between two looks from outside
 PEACE_TIMEOUT = 15.0  # seconds in which all peers must find together once the faults have stopped
-PIPE_BYTES = 1 << 20  # a peer must not wait because the supervisor is busy
+HUNT = 1.5  # seconds in which a worker that lives for milliseconds is looked for, to kill it
+HUNT_TICK = 0.002  # seconds between two such looks
+EXHIBIT_DELAY = 0.2  # seconds after which a tensor that was restored is looked at: nobody may have written to it since
+EXHIBIT_SECONDS_MAX = 1.2  # after that its owner may use it again
 DESCRIPTORS_SPARE = 32  # what a master holds beside its peers: listener, loop, strangers on their way in
 VIOLATIONS_MAX = 20  # a run that is this broken needs no more evidence
+JOURNAL_LINES = 400  # of each life, for whoever looks into a failure
+JOURNALS_MAX = 64  # lives whose lines are kept
+
+
+def _options() -> Options:
+    """Bounds that suit one machine: what is lost is missed within two seconds."""
+    return Options(
+        heartbeat_interval=0.2,
+        heartbeat_timeout=2.0,
+        retry_interval=0.2,
+        stall_timeout=1.5,
+        connect_timeout=1.0,
+        handshake_timeout=1.0,
+        unreachable_expiry=1.0,
+        check=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +87,17 @@ class Settings:
     groups: int = 2
     lanes: int = 1
     interval: tuple[float, float] = (0.5, 1.0)  # seconds between two faults
+    families: tuple[str, ...] = ALL_FAMILIES
     seed: int = 0
+    all_paths: bool = False  # a rare path that was never taken is a violation
     folder: Path = Path("stress-report")
-    options: Options = field(
-        default_factory=lambda: Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, retry_interval=0.2, check=True)
-    )
+    options: Options = field(default_factory=_options)
     bounds: Bounds = field(default_factory=Bounds)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """What may be done in this run."""
+        return {kind for name in self.families for kind in FAMILIES[name]}
 
 
 @dataclass(slots=True)
@@ -74,24 +120,28 @@ class Supervisor:
 
     def __init__(self, settings: Settings, show: Callable[[Supervisor], None]) -> None:
         self.settings = settings
-        self.judge = Judge(settings.bounds, slack=Task(0, "").wait_timeout + Task(0, "").ask_interval)
+        slack = Task(0, "").wait_timeout + Task(0, "").ask_interval
+        self.judge = Judge(settings.bounds, slack, settings.seed, settings.peers)
         self.peers: dict[int, Peer] = {}  # life -> whoever is not yet buried
         self.done: list[Fault] = []
-        self.sizes: dict[str, list[int]] = {}  # process -> its resident bytes, once a second
+        self.timeline: list[tuple[float, int, int, int]] = []  # seconds; reduces, faults and members until then
+        self.journals: dict[int, deque[bytes]] = {}  # life -> its latest lines
         self.began_ns = time.monotonic_ns()
         self.phase = "starting"
         self._show = show
         self._mark = uuid.uuid4().hex
-        self._descriptors = _count_descriptors(os.getpid())  # before the selector, which holds one
+        self.watcher = Watcher(self._mark, settings.bounds, self._object)
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None
+        self._network: Network | None = None
         self._master_pid = 0
+        self._proxy_pid = 0
         self._address = ""
+        self._ports: set[int] = set()
         self._lives = 0
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._strays: set[int] = set()
+        self._hunt: tuple[float, float] | None = None  # until when, and the pause of the fault
         self._watched = 0.0
-        self._watched_pids: dict[str, int] = {}
         self._places: dict[int, Peer] = {}
         self._interrupted = False
 
@@ -105,26 +155,41 @@ class Supervisor:
         """Where master and peers write."""
         return self.settings.folder / "logs"
 
+    @property
+    def scratch(self) -> Path:
+        """Where peers keep checkpoints, and where whatever they leave behind would lie."""
+        return self.settings.folder / "scratch"
+
     def run(self) -> list[Violation]:
         """Everything, from the first process to the last; Ctrl-C goes to the end in order."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        for path in self.logs.iterdir():
-            path.unlink()  # of an earlier run, which must not speak for this one
-        self._zygote = Zygote(self._mark)
+        for folder in (self.logs, self.scratch):
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, which must not speak for this one
+        self.logs.mkdir(parents=True)
+        checkpoints = self.scratch / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        self._zygote = Zygote(self._mark, self.scratch)
         before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._selector.register(self._zygote, selectors.EVENT_READ)
             self._start_master()
+            self._start_proxy()
             self._make_trouble()
             self._make_peace()
             self._say_goodbye()
         finally:
             signal.signal(signal.SIGINT, before)
             self._zygote.close()
+            if self._network is not None:
+                self._network.close()
             for peer in self.peers.values():
                 os.close(peer.pipe)
             self._selector.close()
-        self._check_remains()
+        shutil.rmtree(checkpoints)
+        addresses = [parse_address(self._address, 0), *(("127.0.0.1", port) for port in self._ports)]
+        self.watcher.judge_remains(addresses, self.scratch, self.logs)
+        if self.settings.all_paths and not self._interrupted:
+            for path in missing(self.judge.tally.paths, self.settings.kinds, self.settings.groups):
+                self._object("paths", f"never happened: {path}")
         return self.judge.violations
 
     # ------------------------------------------------------------------------------------------ phases
@@ -135,12 +200,12 @@ class Supervisor:
         self.began_ns = time.monotonic_ns()
         for place in range(settings.peers):
             self._start_peer(place)
-        plan = draw_plan(settings.seed, settings.peers, settings.interval, settings.bounds.silence)
-        fault = next(plan)
+        plan = draw_plan(settings.seed, settings.peers, settings.interval, settings.bounds.silence, settings.families)
+        fault = next(plan, None)
         while self.elapsed < settings.duration and not self._is_over():
-            if self.elapsed >= fault.at:
+            if fault is not None and self.elapsed >= fault.at:
                 self._commit(fault)
-                fault = next(plan)
+                fault = next(plan, None)
             self._serve()
 
     def _make_peace(self) -> None:
@@ -165,10 +230,12 @@ class Supervisor:
             self._harm(Kind.CLOSE, [peer], 0.0)
         self._serve_until(lambda: not self.peers, "peers that were asked to close are still there")
         self.judge.finish(time.monotonic_ns())
-        fds = _count_descriptors(self._master_pid)
+        self.phase = "end"
+        if not self._master_pid:
+            return  # it has ended by itself, which was objected to
+        fds = count_descriptors(self._master_pid)
         if fds > DESCRIPTORS_SPARE:
             self._object("remains", f"the master holds {fds} descriptors after everybody has left")
-        self.phase = "end"
         send(self._master_pid, signal.SIGTERM)
         self._serve_until(lambda: not self._master_pid, "the master was terminated and is still there")
 
@@ -199,28 +266,58 @@ class Supervisor:
         if not self._address:
             raise RuntimeError(f"the master did not start; see {self.logs / 'master.log'}")
 
+    def _start_proxy(self) -> None:
+        """Only if something is to be done to links."""
+        if not self.settings.kinds & set(LINK_FAULTS):
+            return
+        assert self._zygote is not None
+        ours, theirs = socket.socketpair()
+        with theirs, (self.logs / "proxy.log").open("ab") as log:
+            task = Task(0, self.settings.options.encode(), role="proxy")
+            self._proxy_pid = self._zygote.spawn(task, theirs.fileno(), log.fileno())
+        self._network = Network(ours)
+
     def _start_peer(self, place: int) -> None:
         assert self._zygote is not None
         settings = self.settings
         self._lives += 1
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        _enlarge(reader)
+        enlarge(reader)
+        address, options = self._way_of(place)
         task = Task(
             self._lives,
-            settings.options.encode(),
-            self._address,
+            options.encode(),
+            address,
             group=place % settings.groups,
             lanes=settings.lanes,
             seed=settings.seed * 1_000_003 + self._lives,
+            wait_share=0.0,
+            place=place,
+            places=settings.peers,
+            run_seed=settings.seed,
+            checkpoints=str(self.scratch / "checkpoints"),
         )
-        self.judge.born(self._lives, time.monotonic_ns())
+        self.judge.born(self._lives, time.monotonic_ns(), task.group, place)
         with (self.logs / f"place-{place}.log").open("ab") as log:
             pid = self._zygote.spawn(task, writer, log.fileno())
         os.close(writer)
         peer = Peer(self._lives, place, pid, reader)
         self.peers[peer.life] = self._places[place] = peer
+        self.journals[peer.life] = deque(maxlen=JOURNAL_LINES)
+        while len(self.journals) > JOURNALS_MAX:
+            del self.journals[min(self.journals)]
         self._selector.register(reader, selectors.EVENT_READ, peer)
+
+    def _way_of(self, place: int) -> tuple[str, Options]:
+        """Where a peer finds the master and others find it: straight, or through the proxy."""
+        if self._network is None or not is_proxied(place):
+            return self._address, self.settings.options
+        port = free_port()
+        self._ports.add(port)
+        ring = self._network.open(f"{place}-ring", "127.0.0.1", port)
+        master = self._network.open(f"{place}-master", *parse_address(self._address, 0))
+        return f"127.0.0.1:{master}", replace(self.settings.options, port=port, advertise=f"127.0.0.1:{ring}")
 
     def _bury(self, peer: Peer) -> None:
         """Its pipe is empty and its exit is known."""
@@ -233,6 +330,12 @@ class Supervisor:
 
     def _commit(self, fault: Fault) -> None:
         self.done.append(fault)
+        if fault.kind is Kind.KILL_STATE_WORKER:
+            self._hunt = time.monotonic() + HUNT, fault.pause
+            return
+        if fault.kind is Kind.KILL_TWO:
+            self._kill_two(fault)
+            return
         if fault.kind is Kind.MASS_DEATH:
             victims = [peer for place, peer in self._places.items() if place != fault.place and peer.status is None]
         else:
@@ -243,10 +346,35 @@ class Supervisor:
         if not victims or not self._harm(fault.kind, victims, fault.pause):
             self.judge.tally.missed += 1
 
+    def _kill_two(self, fault: Fault) -> None:
+        """One peer, and a moment later another one of its group."""
+        low, high = SECOND_DELAY
+        group = fault.place % self.settings.groups
+        others = [p for p in range(ELDER + 1, self.settings.peers) if p % self.settings.groups == group]
+        second = others[(others.index(fault.place) + 1) % len(others)]
+        for place, delay in ((fault.place, 0.0), (second, low + (high - low) * fault.pause)):
+            kill = dataclasses.replace(fault, kind=Kind.KILL_TRAINING, place=place)
+            self._later(delay, lambda kill=kill: self._commit(kill))  # type: ignore[misc]
+
+    def _go_hunting(self) -> None:
+        """Kill the first state worker that shows itself."""
+        assert self._hunt is not None
+        until, pause = self._hunt
+        for peer in self._places.values():
+            if peer.status is None and not peer.stopped and family_of(peer.pid).state_workers:
+                self._hunt = None
+                self._harm(Kind.KILL_STATE_WORKER, [peer], pause)
+                return
+        if time.monotonic() > until:
+            self._hunt = None
+            self.judge.tally.missed += 1
+
     def _harm(self, kind: Kind, victims: list[Peer], pause: float) -> bool:
         """Commit a deed. False if nobody was hit; the judge was told beforehand, because news must not overtake it."""
         status = ENDINGS.get(kind)
         self.judge.harmed(kind, [peer.life for peer in victims], time.monotonic_ns(), pause, status)
+        if kind in LINK_FAULTS:
+            return self._harm_links(kind, victims[0].place, pause)
         hit = [pid for peer in victims for pid in commit(kind, peer.pid)]
         for peer in victims:
             if kind in STOPS:
@@ -255,6 +383,14 @@ class Supervisor:
             elif status is not None and self.phase == "faults":
                 self._later(pause, lambda place=peer.place: self._refill(place))  # type: ignore[misc]
         return bool(hit)
+
+    def _harm_links(self, kind: Kind, place: int, pause: float) -> bool:
+        assert self._network is not None
+        order, sides = LINK_FAULTS[kind]
+        arguments = {"seconds": pause} if kind is Kind.BLACK_HOLE else {}
+        for side in sides:
+            self._network.order(order, f"{place}-{side}", **arguments)
+        return True
 
     def _let_go(self, peer: Peer, pids: tuple[int, ...] = ()) -> None:
         peer.stopped = False
@@ -276,8 +412,10 @@ class Supervisor:
     def _serve(self) -> None:
         """One turn: what was told, who ended, what is due."""
         slept = time.monotonic()
-        ready = self._selector.select(TICK)
+        ready = self._selector.select(HUNT_TICK if self._hunt else TICK)
         self.judge.tally.lateness = max(self.judge.tally.lateness, time.monotonic() - slept - TICK)
+        if self._hunt:
+            self._go_hunting()
         for key, _ in ready:
             if isinstance(key.data, Peer):
                 self._read(key.data)
@@ -298,7 +436,10 @@ class Supervisor:
         *lines, peer.rest = (peer.rest + data).split(b"\n")
         for line in lines:
             step = Step.decode(line)
+            self.journals.get(peer.life, deque()).append(line)
             self.judge.told(step)
+            if isinstance(step.fact, Reduced) and step.fact.exhibit is not None:
+                self._later(EXHIBIT_DELAY, lambda step=step: self._inspect(peer, step))  # type: ignore[misc]
             if step.numbers is not None and (step.call in ROUNDS or not peer.world):
                 peer.world = step.numbers.global_world
         if not data:
@@ -316,6 +457,8 @@ class Supervisor:
                 if status or self.phase != "end":
                     self._object("exits", f"the master ended with status {status} in phase {self.phase!r}")
                 continue
+            if pid == self._proxy_pid:
+                raise RuntimeError(f"the proxy ended with status {status}; see {self.logs / 'proxy.log'}")
             peer = next(peer for peer in self.peers.values() if peer.pid == pid and peer.status is None)
             peer.status = status
             if peer.drained:
@@ -323,102 +466,29 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------ from outside
 
+    def _inspect(self, peer: Peer, step: Step) -> None:
+        """Look at a tensor whose reduce failed, in the memory of its owner, who leaves it alone for a while."""
+        fact = step.fact
+        assert isinstance(fact, Reduced)
+        assert fact.exhibit is not None
+        if peer.status is not None:
+            return
+        found = checksum_memory(peer.pid, *fact.exhibit)
+        if found is None or time.monotonic_ns() - step.end_ns > EXHIBIT_SECONDS_MAX * 1e9:
+            return
+        self.judge.tally.inspected += 1
+        if found != self.judge.ledger.contribution_of(step):
+            text = f"the tensor of life {step.life} is {found:08x} in memory, {EXHIBIT_DELAY} s after {fact}"
+            self._object("restoration", text)
+
     def _watch(self) -> None:
-        """Memory of those who live long, and processes that have lost their parent and are still there."""
-        watched = {"master": self._master_pid}
+        assert self._zygote is not None
+        tally = self.judge.tally
+        members = sum(life.joined and not life.ended_ns for life in self.judge.lives.values())
+        self.timeline.append((self.elapsed, tally.reduces, sum(tally.faults.values()), members))
         elder = self._places.get(ELDER)
         if elder is not None and elder.status is None:
-            watched["elder"] = elder.pid
-            for actor in family_of(elder.pid).actors[:1]:
-                watched["elder's actor"] = actor
-        for name, pid in watched.items():
-            if self._watched_pids.get(name) != pid:
-                self._watched_pids[name] = pid
-                self.sizes[name] = []
-            self.sizes[name].append(_resident_bytes(pid))
-        assert self._zygote is not None
-        strays = {pid for pid in marked_processes(self._mark) if not _descends_from(pid, self._zygote.pid)}
-        for pid in strays & self._strays:
-            self._object("orphans", f"process {pid} has outlived its training process: {_describe(pid)}")
-        self._strays = strays
-
-    def _check_remains(self) -> None:
-        """When everybody has gone: no process, and so no memory segment, socket or port; no trace of an error."""
-        deadline = time.monotonic() + self.settings.bounds.exit
-        left = marked_processes(self._mark)
-        while left and time.monotonic() < deadline:
-            time.sleep(TICK)
-            left = marked_processes(self._mark)
-        for pid in left:
-            self._object("remains", f"process {pid} is left: {_describe(pid)}")
-            send(pid, signal.SIGKILL)
-        held = _count_descriptors(os.getpid())
-        if held > self._descriptors:
-            self._object("remains", f"this process holds {held} descriptors, {self._descriptors} before the run")
-        host, port = parse_address(self._address, 0)
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                self._object("remains", f"somebody still listens on {self._address}")
-        for path in sorted(self.logs.iterdir()):
-            count = path.read_text(errors="replace").count("Traceback (most recent call last)")
-            if count:
-                self._object("errors", f"{count} tracebacks in {path}")
-        for name, sizes in self.sizes.items():
-            text = judge_growth(name, sizes, self.settings.bounds.grown_bytes)
-            if text:
-                self._object("memory", text)
+            self.watcher.look(self._zygote.pid, self._master_pid, elder.pid)
 
     def _object(self, law: str, text: str) -> None:
         self.judge.violations.append(Violation(time.monotonic_ns(), law, text))
-
-
-# ---------------------------------------------------------------------------------------------- what /proc shows
-
-
-def marked_processes(mark: str, variable: str = MARK) -> set[int]:
-    """Every process of a run, wherever it hangs by now. One that has ended and waits to be reaped does not count."""
-    wanted = f"{variable}={mark}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            # It may end while we look, or belong to somebody else.
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
-    return found
-
-
-def _descends_from(pid: int, ancestor: int) -> bool:
-    with suppress(OSError, IndexError):
-        while pid > 1:
-            if pid == ancestor:
-                return True
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        return False
-    return True  # it ended while we looked
-
-
-def _resident_bytes(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return 0
-
-
-def _count_descriptors(pid: int) -> int:
-    with suppress(OSError):
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return 0
-
-
-def _describe(pid: int) -> str:
-    with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({command[:120].strip()})"
-    return "gone by now"
-
-
-def _enlarge(pipe: int) -> None:
-    import fcntl
-
-    with suppress(OSError):  # beyond what this user may have: then the default has to do
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

@@ -1,11 +1,11 @@
-"""The training process of a stressed run: connects, takes part in rounds, and tells every call over a pipe.
+"""The training process of a stressed run: connects, syncs its state, reduces, takes part in rounds, and tells it all.
 
 It does what users do and no more, so whatever goes wrong here goes wrong for them. A membership that ends, because its
 actor was killed or because it was stopped for too long, is begun anew by connecting again; every other error ends the
 process, with its traceback in the log, which the supervisor takes for the failure that it is. Two signals of the
 supervisor are obeyed: SIGUSR1 leaves without a goodbye, in the middle of whatever runs; SIGUSR2 closes and exits.
 
-Later calls (collectives, shared state) belong into `Training._step`, with a `Step` told for each.
+Newcomers are let in by a round, so every membership begins with what follows a round: sync, reduce, move on.
 """
 
 from __future__ import annotations
@@ -17,71 +17,25 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
 
-from pccl import Attribute, Communicator, KickedError, MasterLostError, Options, PCCLError, TooFewPeersError
+from pccl import Attribute, KickedError, MasterLostError, Options, PCCLError, PeerLostError, TooFewPeersError
 from pccl.master import serve
 
-from .records import CONNECT, PENDING, Numbers, Step, Task
+from . import proxy
+from .keeping import Keeper
+from .reducing import RoundOfReduces
+from .telling import Teller, WatchedCommunicator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from .arithmetic import Array
+    from .records import Task
 
 VANISHED = 7  # exit status of a process that was asked to leave without a goodbye
 ORDERS = (signal.SIGUSR1, signal.SIGUSR2)  # leave without a goodbye; close and exit
-CONNECT_ATTEMPTS = 5
 AFTER_TIMEOUT = 0.05  # seconds: a call that was given up late may just have been answered; let the others go on first
 ASKER_PATIENCE = 10.0  # seconds until a second thread that does not come back is left behind
-
-
-class Teller:
-    """Writes steps to the supervisor. A line is one write, so that two threads never mix theirs."""
-
-    def __init__(self, fd: int, task: Task) -> None:
-        self._fd = fd
-        self._task = task
-
-    def tell(self, call: str, start_ns: int, numbers: tuple[int, ...] | None, error: BaseException | None) -> None:
-        """Tell of a call that has just ended."""
-        said = f"{type(error).__name__}: {error}" if error is not None else ""
-        seen = Numbers(*numbers) if numbers else None
-        step = Step(self._task.life, self._task.group, call, start_ns, time.monotonic_ns(), seen, said)
-        os.write(self._fd, step.encode())
-
-
-class WatchedCommunicator(Communicator):
-    """Tells of every single round, also of those inside wait_for_world_size: only so can rounds be told apart."""
-
-    def __init__(self, teller: Teller, address: str, group: int, lanes: int, options: Options) -> None:
-        super().__init__(address, group, lanes, options=options)
-        self._teller = teller
-
-    def connect(self, n_attempts: int = CONNECT_ATTEMPTS) -> None:
-        """As `Communicator.connect`."""
-        self._watch(CONNECT, lambda: super(WatchedCommunicator, self).connect(n_attempts))
-
-    def are_peers_pending(self) -> bool:
-        """As `Communicator.are_peers_pending`, of which nobody needs the numbers."""
-        start_ns = time.monotonic_ns()
-        try:
-            pending = super().are_peers_pending()
-        except PCCLError as error:
-            self._teller.tell(PENDING, start_ns, None, error)
-            raise
-        self._teller.tell(PENDING, start_ns, None, None)
-        return pending
-
-    def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
-        self._watch(name, lambda: super(WatchedCommunicator, self)._update_topology(name, wanted, deadline_ns))
-
-    def _watch(self, name: str, call: Callable[[], Any]) -> None:
-        start_ns = time.monotonic_ns()
-        try:
-            call()
-        except PCCLError as error:
-            self._teller.tell(name, start_ns, None, error)
-            raise
-        self._teller.tell(name, start_ns, self._numbers, None)
 
 
 class Training:
@@ -92,6 +46,8 @@ class Training:
         self._options = Options.decode(task.options)
         self._teller = Teller(report_fd, task)
         self._random = random.Random(task.seed)
+        self._exhibits: deque[tuple[float, Array]] = deque()
+        self._keeper = Keeper(task, self._teller) if task.checkpoints else None
         self._closing = False
 
     def run(self) -> None:
@@ -105,8 +61,9 @@ class Training:
             try:
                 membership.connect()
                 self._take_part(membership)
-            except (MasterLostError, KickedError):
-                pass  # was told; the next turn connects again
+            except (MasterLostError, KickedError, PeerLostError):
+                # Was told; the next turn connects again. Whose sync failed cannot know whether the others' did.
+                pass
             finally:
                 membership.close()
 
@@ -120,15 +77,27 @@ class Training:
             asker.start()
         try:
             while not self._closing:
-                self._step(membership)
+                if self._task.places:
+                    self._train(membership)
                 time.sleep(self._random.uniform(0, self._task.pause))
+                if not self._closing:
+                    self._hold_round(membership)
         finally:
             over.set()
             if self._task.ask_interval:
                 asker.join(ASKER_PATIENCE)
 
-    def _step(self, membership: WatchedCommunicator) -> None:
-        """One turn of the training loop."""
+    def _train(self, membership: WatchedCommunicator) -> None:
+        """What lies between two rounds."""
+        number = membership.topology_round
+        if self._keeper is not None:
+            self._keeper.sync(membership, number)
+        outcomes = RoundOfReduces(self._task, self._teller, self._exhibits).run(membership, number)
+        if self._keeper is not None:
+            self._keeper.apply(number, outcomes)
+
+    def _hold_round(self, membership: WatchedCommunicator) -> None:
+        """One round, by either of the calls that make one."""
         if self._random.random() >= self._task.wait_share:
             membership.update_topology()
             return
@@ -143,8 +112,8 @@ class Training:
         try:
             while not over.wait(self._task.ask_interval):
                 membership.are_peers_pending()
-        except (MasterLostError, KickedError):
-            pass  # the main thread learns the same
+        except PCCLError:
+            pass  # was told, and the main thread learns the same; unless it has closed meanwhile
 
 
 def be_master(task: Task, report_fd: int) -> None:
@@ -163,7 +132,9 @@ def _tell_address(fd: int, where: str) -> None:
 def be(task: Task, report_fd: int) -> int:
     """Be what the task says; the exit status. Whatever was not foreseen is shown and is a failure."""
     try:
-        if task.address:
+        if task.role == "proxy":
+            proxy.serve(report_fd)
+        elif task.address:
             Training(task, report_fd).run()
         else:
             be_master(task, report_fd)

@@ -16,12 +16,15 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pccl._core.park import die_with_parent, open_pidfd
 
 from . import workload
 from .records import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MESSAGE_BYTES_MAX = 1 << 16  # larger than any task
 ANSWER_TIMEOUT = 20.0  # seconds; an import on a busy machine may take its time, a fork does not
@@ -39,10 +42,10 @@ class Exit(NamedTuple):
 class Zygote:
     """The supervisor's end."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, scratch: Path | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "pccl.stress.zygote", str(theirs.fileno()), str(os.getpid())]
-        environment = {**os.environ, MARK: mark}
+        environment = {**os.environ, MARK: mark, **({"TMPDIR": str(scratch)} if scratch else {})}
         with theirs:
             self._process = subprocess.Popen(
                 command,

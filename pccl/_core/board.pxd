@@ -96,7 +96,7 @@ cdef struct LaneCount:
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t far                    # 1: the next peer is a long way off, so own blocks go ahead of forwarded ones
+    uint32_t pad0
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
@@ -136,7 +136,6 @@ cdef class Board:
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc) noexcept nogil
     # The next block to send: 1, and the caller must `leave` its operation; or 0.
     cdef int take(self, Job *job) noexcept nogil
-    cdef int take_of(self, int small, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil
     cdef int take_own(self, int small, Job *job) noexcept nogil
     cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil

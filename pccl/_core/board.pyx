@@ -12,9 +12,7 @@ sees the worker, and the last one to leave an aborted operation rings the actor.
 
 **Ready blocks** are in two queues, of small operations and of large ones. Receivers push what they have added or written;
 senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
-in the cache. Over a far link it is the other way round. What we forward depends on what comes in, so whoever forwards
-first keeps its own blocks for last, and then both ends wait for each other by round trips, with links that are empty
-meanwhile; and while the link towards us is congested, own blocks are all that we have. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
+in the cache. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
 actor admits no more blocks than it holds.
 
 **Waking in order.** A sender that finds nothing sets its idle bit, looks again, and sleeps. Who makes work wakes the
@@ -201,10 +199,6 @@ cdef class Board:
             sent += self.shared.lanes[1][lane].payload_bytes
         return sent, received
 
-    def set_far(self, bint far):
-        """Say what the link to the next peer is like; senders find out when they are given a connection."""
-        self.shared.far = far
-
     def call(self, bint sends, int lane):
         """Have a worker look into its mailbox, however busy it is."""
         posix.atomic_store_u32(&self.shared.lanes[sends][lane].attention, 1)
@@ -261,13 +255,10 @@ cdef class Board:
         return 1
 
     cdef int take(self, Job *job) noexcept nogil:
-        return self.take_of(1, job) or self.take_of(0, job)
-
-    cdef int take_of(self, int small, Job *job) noexcept nogil:
-        """A block of the small operations or of the large ones."""
-        if self.shared.far:
-            return self.take_own(small, job) or self.take_forward(&self.shared.queues[small], job)
-        return self.take_forward(&self.shared.queues[small], job) or self.take_own(small, job)
+        return (
+            self.take_forward(&self.shared.queues[1], job) or self.take_own(1, job)
+            or self.take_forward(&self.shared.queues[0], job) or self.take_own(0, job)
+        )
 
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil:
         cdef QueueCell cell

@@ -163,6 +163,11 @@ class Fetching:
         """Whether this link is still of use."""
         return not self.over and link in self._links and not self._links[link].closing
 
+    def awaits(self, link: int) -> bool:
+        """Whether this link was asked for something that has not come yet."""
+        known = self._links.get(link)
+        return known is not None and not known.closing and (known.asked or bool(known.units))
+
     def link_down(self, link: int, reason: str, now_ns: int, *, lied: bool = False) -> list[Any]:
         """A source was not reached, the connection broke, or it carried what does not match (`lied`).
 

@@ -7,7 +7,7 @@ cdef class Mapping:
 
 
 # Some bytes of a mapping. Python code derives from it, so that a buffer can hold on to more than memory.
-cdef class Window:
+cdef class Extent:
     cdef Mapping mapping            # keeps the bytes mapped
     cdef char *place                # the first byte
     cdef readonly Py_ssize_t nbytes # how many there are

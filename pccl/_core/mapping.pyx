@@ -2,11 +2,11 @@
 """Shared memory of a descriptor, as objects that export buffers and that know their address.
 
 Here lives what `mmap` of the standard library lacks: a mapping that keeps no duplicate of the descriptor (before
-Python 3.13 it does, and a thousand segments would need two thousand), that can be populated at once, and a window
-of it that is the owner of every buffer taken from it: an array over a window holds the window, whatever else that
+Python 3.13 it does, and a thousand segments would need two thousand), that can be populated at once, and an extent
+of it that is the owner of every buffer taken from it: an array over an extent holds the extent, whatever else that
 stands for. Which memory is mapped, and when it is reused, is never decided here.
 
-Nothing is unmapped while somebody can reach it: buffers hold their window, windows hold their mapping.
+Nothing is unmapped while somebody can reach it: buffers hold their extent, extents hold their mapping.
 """
 
 cimport cython
@@ -69,10 +69,10 @@ cdef class Mapping:
             posix.madvise(self.place + begin, offset + nbytes - begin, POPULATE_WRITE)
 
 
-# No garbage collection: a window refers to a mapping, which refers to nothing.
+# No garbage collection: an extent refers to a mapping, which refers to nothing.
 @cython.no_gc
-cdef class Window:
-    """`nbytes` of a mapping from `offset` on; its buffers keep the window alive, and not only the mapping."""
+cdef class Extent:
+    """`nbytes` of a mapping from `offset` on; its buffers keep the extent alive, and not only the mapping."""
 
     def __cinit__(self, Mapping mapping not None, Py_ssize_t offset, Py_ssize_t nbytes, *_):
         if offset < 0 or nbytes < 0 or offset > mapping.nbytes - nbytes:

@@ -1,24 +1,30 @@
-"""Fault points: places with a name at which a test may make a process die, stop or dawdle.
+"""Fault points: places with a name at which a test may make a process die, stop or dawdle, or ruin its connections.
 
-`PCCL_FAULT=point:count:action` is read once, when an actor starts. The point is where: `peer.AttachLink` is just
-before the peer actor performs that action, `peer.send.Wired` just before it sends that message, `lane.Attach` just
-before a worker follows that command, `state.serve.answer` just before a state's worker answers, `state.fetch.unit`
-when one has come, `probe.send` and `probe.count` when a probe's worker writes or reads. So every action and message is
-a point, and none can be forgotten. The count says at which visit (1: the first), the action what happens: `kill` and
-`stop` send the process that signal, `delay` holds it up for `DELAY` seconds. Without the variable a point costs one
-comparison.
+`PCCL_FAULT=point:count:action` is read once, when a process starts. The point is where: `training.CallReduce` is just
+before a training process posts that call, `peer.AttachLink` just before the peer actor performs that action,
+`peer.send.Wired` just before it sends that message, `lane.Attach` just before a worker follows that command,
+`state.serve.answer` just before a state's worker answers, `state.fetch.unit` when one has come, `probe.send` and
+`probe.count` when a probe's worker writes or reads. So every call, action and message is a point, and none can be
+forgotten. The count says at which visit (1: the first), the action what happens: `kill` and `stop` send the process
+that signal, `delay` holds it up for `DELAY` seconds; `close`, `reset`, `half-close` and `garble` are done to every
+connection that the process has to others just then, the last by a byte that belongs to nothing. Without the variable a
+point costs one comparison.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 VARIABLE = "PCCL_FAULT"
 DELAY = 0.5  # seconds; longer than anything on loopback takes, shorter than any timeout
-
-_ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "delay": None}
+GARBAGE = b"\xa5"
 
 
 class Fault:
@@ -28,10 +34,10 @@ class Fault:
         try:
             self.point, count, self.action = text.rsplit(":", 2)
             self.visits_left = int(count)
-            if self.action not in _ACTIONS:
+            if self.action not in ACTIONS:
                 raise ValueError
         except ValueError:
-            choices = ", ".join(_ACTIONS)
+            choices = ", ".join(ACTIONS)
             raise ValueError(f"{VARIABLE}={text!r} must be point:count:action, with an action of {choices}") from None
 
     def visit(self, point: str) -> None:
@@ -39,16 +45,60 @@ class Fault:
         if point != self.point:
             return
         self.visits_left -= 1
-        if self.visits_left:
-            return
-        number = _ACTIONS[self.action]
-        if number is None:
-            time.sleep(DELAY)
-        else:
-            os.kill(os.getpid(), number)
+        if self.visits_left == 0:
+            ACTIONS[self.action]()
 
 
 def planned() -> Fault | None:
     """The mishap that the environment asks for; normally none."""
     text = os.environ.get(VARIABLE)
     return Fault(text) if text else None
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Every connection of this process to another, each as a second socket on the same connection."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            duplicate = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # no socket
+        with duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                try:
+                    duplicate.getpeername()
+                except OSError:
+                    continue  # it listens, or is not connected yet
+                yield duplicate
+
+
+def _shut(how: int) -> None:
+    for connection in _connections():
+        connection.shutdown(how)
+
+
+def _reset() -> None:
+    import ctypes  # here, because nobody else needs it
+
+    nowhere = bytes(16)  # an address without a family: the kernel drops the connection with a reset
+    for connection in _connections():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        ctypes.CDLL(None).connect(connection.fileno(), nowhere, len(nowhere))
+
+
+def _garble() -> None:
+    for connection in _connections():
+        try:
+            connection.send(GARBAGE)
+        except OSError:
+            pass  # its buffer is full, or the other side is gone
+
+
+ACTIONS: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "delay": lambda: time.sleep(DELAY),
+    "close": lambda: _shut(socket.SHUT_RDWR),
+    "half-close": lambda: _shut(socket.SHUT_WR),
+    "reset": _reset,
+    "garble": _garble,
+}

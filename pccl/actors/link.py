@@ -26,6 +26,7 @@ from pccl.options import Options, nanoseconds
 from pccl.outcomes import KIND_KICKED, KIND_MASTER_LOST, split
 from pccl.values import Result
 
+from .faults import planned
 from .spawning import ActorProcess
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ActorLink:
         self._left = False  # close() was called, maybe by another thread than the one that waits
         self.over = False  # the membership ended; every further call would only say so again
         self._shared: set[int] = set()  # segments that the actor knows
+        self._fault = planned()
         self.slots = SlotTable.create(options.slots)
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.mailbox.setblocking(False)
@@ -103,6 +105,8 @@ class ActorLink:
 
     def post(self, name: str, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
+        if self._fault is not None:
+            self._fault.visit(f"training.{type(message).__name__}")
         data = pack(message)
         self._looked_ns = monotonic_ns()
         while True:

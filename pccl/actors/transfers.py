@@ -58,7 +58,7 @@ REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its
 class Worker:
     """One child process, its mailbox, and the link that it serves."""
 
-    __slots__ = ("link", "mailbox", "name", "number", "pid")
+    __slots__ = ("heard_ns", "link", "mailbox", "name", "number", "pid")
 
     def __init__(self, pid: int, mailbox: socket.socket, link: int, name: str, number: int) -> None:
         self.pid = pid
@@ -66,6 +66,7 @@ class Worker:
         self.link = link
         self.name = name
         self.number = number  # its owner's number in the window
+        self.heard_ns = monotonic_ns()  # when it last said something, or was last told to do something
 
 
 class Transfer:
@@ -341,11 +342,27 @@ class Transfers:
             sock.close()
         worker = transfer.workers[link] = Worker(pid, mailbox, link, name, owner)
         self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
+        if transfer.fetching is not None:
+            # By its number, because a timer that held the round would hold its memory long after it has ended.
+            self._loop.after(identity.stall_ns, partial(self._look_after, transfer.round, worker))
         return True
+
+    def _look_after(self, number: int, worker: Worker) -> None:
+        """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
+        transfer = self._rounds.get(number)
+        if transfer is None or transfer.workers.get(worker.link) is not worker:
+            return
+        assert transfer.fetching is not None
+        stall_ns = self._identity().stall_ns
+        if transfer.fetching.awaits(worker.link) and monotonic_ns() - worker.heard_ns > stall_ns * 3 // 2:
+            self._close(transfer, worker.link, f"{worker.name} does not answer")
+        else:
+            self._loop.after(stall_ns, partial(self._look_after, number, worker))
 
     def _order(self, transfer: Transfer, link: int, message: object) -> None:
         worker = transfer.workers.get(link)
         if worker is not None:
+            worker.heard_ns = monotonic_ns()
             try:
                 worker.mailbox.send(pack(message))
             except OSError:
@@ -362,6 +379,7 @@ class Transfers:
         if not data:
             self._close(transfer, worker.link, f"{worker.name} ended unexpectedly")
         else:
+            worker.heard_ns = monotonic_ns()
             self._hear(transfer, worker, unpack(data), fds)
 
     def _hear(self, transfer: Transfer, worker: Worker, message: Any, fds: list[int]) -> None:
@@ -415,7 +433,7 @@ class Transfers:
             if transfer.memory.window is not None:
                 transfer.memory.window.reclaim(worker.number)
             last_word = self._drain(transfer, worker)
-            if last_word is not None:
+            if last_word is not None and not lied:  # what we caught it at ourselves weighs more
                 reason, lied = last_word.reason, last_word.lied
             self._link_down(transfer, worker.link, reason, lied)
         if transfer.zombies:

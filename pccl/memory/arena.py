@@ -32,7 +32,7 @@ from collections.abc import Callable
 from itertools import count
 from weakref import WeakMethod, WeakSet
 
-from pccl._core.mapping import Mapping, Window
+from pccl._core.mapping import Extent, Mapping
 from pccl.memory.segments import Segment
 from pccl.records import record
 
@@ -109,7 +109,7 @@ class _Region:
             self.free.setdefault(size, []).append(offset)
 
 
-class Piece(Window):
+class Piece(Extent):
     """Bytes of a segment: `nbytes` at `offset` of number `segment`, here at `address`, to be used through `view`.
 
     The piece returns to its arena by `release()`, or when nobody refers to it any more; arrays and views made from

@@ -4,8 +4,7 @@ Importing this module imports torch; `import pccl` does not, nor does any other 
 `import torch` is the real one, since all imports are absolute.
 """
 
-from pccl.torch.digesting import block_digests
 from pccl.torch.sharing import share_
 from pccl.torch.tensors import empty, zeros
 
-__all__ = ["block_digests", "empty", "share_", "zeros"]
+__all__ = ["empty", "share_", "zeros"]

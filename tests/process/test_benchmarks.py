@@ -88,6 +88,15 @@ def test_quantization_is_measured_over_a_slow_link(tmp_path: Path) -> None:
     assert "times as fast" in table or "left out" in table
 
 
+def test_recovery_is_measured(tmp_path: Path) -> None:
+    """Goal: every kill has a time until all survivors have reduced again, with 3 peers and with 4."""
+    table, numbers = run("recovery", tmp_path, "--kills", "2")
+
+    assert set(numbers["worlds"]) == {"3", "4"}
+    assert all(row["count"] == 2 and 0 < row["median"] <= row["max"] for row in numbers["worlds"].values())
+    assert "wanted: median below" in table
+
+
 def test_latencies_are_measured(tmp_path: Path) -> None:
     """Goal: calls and launches of both sizes, next to Gloo's if torch is here."""
     table, numbers = run("latency", tmp_path, "--rounds", "1", "--calls", "3")
@@ -96,6 +105,17 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
         numbers["kinds"]
     )
     assert "launch, 4 B" in table
+
+
+def test_syncs_are_measured(tmp_path: Path) -> None:
+    """Goal: the usual case beside a dirty one, and a newcomer that gets everything, a part, and loses a source."""
+    table, numbers = run("shared_state", tmp_path, "--rounds", "2", "--calls", "10", "--bytes", "8M", "--fetches", "1")
+
+    assert set(numbers["steady"]) == {"sync", "sync, one dirty", "update_topology"}
+    assert numbers["newcomer"]["received"] == [8 << 20]
+    assert numbers["newcomer"]["part_received"] == [256 << 10]
+    assert numbers["newcomer"]["killed_received"] >= 8 << 20
+    assert "one source killed" in table
 
 
 def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:

@@ -18,8 +18,18 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl import Attribute, Communicator, MasterNode, ReduceOp, Result
-from pccl.errors import MasterLostError, PCCLError, PeerLostError, UsageError
+from pccl import (
+    Attribute,
+    Communicator,
+    DataType,
+    MasterNode,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    Result,
+)
+from pccl.errors import KickedError, MasterLostError, PCCLError, PeerLostError, UsageError
 from pccl.memory.arena import default
 
 from .helpers import (
@@ -107,6 +117,26 @@ RESIDENT = """
         say("ended", type(error).__name__, array.min(), array.max())
     peer.close()
 """
+
+
+def test_whoever_retries_learns_that_it_was_kicked() -> None:
+    """Goal: a peer that was given up does not retry for ever what nobody will ever do with it again."""
+    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, options=OPTIONS) as crew:
+        victim = crew.pop()
+        with stopped(actor_pid(victim)):
+            crew.update()
+        array = filled(LARGE)
+        descriptor = ReduceOpDescriptor.from_numpy(
+            array, array, ReduceDescriptor(LARGE, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT), None)
+        )
+
+        error = background(partial(victim.all_reduce_multiple_with_retry, [descriptor])).error()
+        assert isinstance(error, KickedError)
+        assert "nothing heard" in error.reason
+        with pytest.raises(KickedError):
+            victim.all_reduce_async(array, array, op=ReduceOp.SUM)
+        assert array.min() == array.max() == 1.0
+        victim.close()
 
 
 @pytest.mark.parametrize("who", ["training process", "pccl-peer"])

@@ -27,6 +27,7 @@ from pccl import (
     TensorInfo,
 )
 from pccl.errors import KickedError, UsageError
+from pccl.syncing import Syncs
 
 from .helpers import QUICK, Crew, background, crew_of, everybody, ring_order, running_master
 
@@ -391,3 +392,37 @@ def test_thousands_of_keys(trio: Crew) -> None:
 
     assert infos[2].rx_bytes == 10 * 20
     assert all(np.array_equal(arrays[0][i], arrays[2][i]) for i in range(3000))
+
+
+def test_a_torn_state_is_never_elected(trio: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: who failed in the middle of a transfer holds what nobody agreed on, and says so."""
+    models = [Model(1.0, 5), Model(1.0, 5), Model(0.0)]
+    torn, described = models[2], Syncs._describe
+
+    def break_down(self: Syncs, infos: tuple[TensorInfo, ...]) -> bytes:
+        if infos is torn.state.ordered:
+            torn.arrays["a"][:10] = 1.0  # as if the first block had come
+            raise KeyboardInterrupt
+        return described(self, infos)
+
+    def act(peer: Communicator, rank: int) -> None:
+        try:
+            models[rank].sync(peer)
+        except KeyboardInterrupt:
+            assert models[rank] is torn
+
+    monkeypatch.setattr(Syncs, "_describe", break_down)
+    everybody(trio, act)
+    monkeypatch.undo()
+    assert torn.state.torn is not None
+    for peer in ring_order(trio)[:2]:
+        trio.dismiss(peer)
+    trio.update()
+
+    with pytest.raises(PCCLError) as caught:
+        torn.sync(trio[0])
+    assert caught.value.result is Result.NO_SHARED_STATE_AVAILABLE
+    torn.fill(1.0)
+    torn.sync(trio[0])
+    assert agreed([torn]) == ({1.0}, {5})
+    assert torn.state.torn is None

@@ -150,7 +150,10 @@ class Liar:
         door.arrived(1, "here", 0)
         reader = FrameReader(AT_PEER_DOOR, WIRE_VERSION)
         while 1 in door:
-            for opcode, body in reader.feed(sock.recv(65536)):
+            data = sock.recv(65536)
+            if not data:
+                raise ConnectionResetError("the caller hung up at the door")
+            for opcode, body in reader.feed(data):
                 for action in door.received(1, decode(opcode, body)):
                     assert isinstance(action, Say | Admit)
                     sock.sendall(framed(action.message if isinstance(action, Say) else action.welcome))

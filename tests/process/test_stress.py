@@ -14,12 +14,30 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pccl.cli.stress import stress
 from pccl.stress.checkers import SECOND, Agreement, Judge, Round, judge_growth, judge_round
-from pccl.stress.faults import ELDER, WORKER_KILLS, Kind, draw_plan
-from pccl.stress.records import CONNECT, PENDING, TOPOLOGY, WAIT, Bounds, Numbers, Step, Task, spread
-from pccl.stress.report import replay_command
-from pccl.stress.supervisor import Settings, marked_processes
+from pccl.stress.faults import ALL_FAMILIES, ELDER, FAMILIES, LINK_FAULTS, MENDED, Kind, draw_plan, is_proxied
+from pccl.stress.outside import marked_processes
+from pccl.stress.paths import Path as RarePath
+from pccl.stress.paths import missing
+from pccl.stress.records import (
+    CONNECT,
+    PENDING,
+    REDUCE,
+    SYNC,
+    TOPOLOGY,
+    WAIT,
+    Bounds,
+    Numbers,
+    Reduced,
+    Step,
+    Synced,
+    Task,
+    spread,
+)
+from pccl.stress.report import read_settings, replay_command, write_settings
+from pccl.stress.supervisor import Settings
 
 from tests import leaks
 
@@ -58,20 +76,28 @@ def laws(judge: Judge) -> list[str]:
 def run_stress(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command as users start it."""
     command = [sys.executable, "-m", "pccl.cli", "stress", "--churn", "--no-tty", "--report", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
-def test_twenty_seconds_of_churn_pass(tmp_path: Path) -> None:
+@pytest.mark.timeout(200)
+def test_a_minute_of_churn_passes(tmp_path: Path) -> None:
     """Goal: `pccl stress --churn` holds every promise on this machine, and says so in its report."""
-    outcome = run_stress("--duration", "20s", "--peers", "6", "--seed", "1", folder=tmp_path)
+    outcome = run_stress("--duration", "60s", "--peers", "8", "--seed", "1", "--bound", "3", folder=tmp_path)
 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     report = json.loads((tmp_path / "report.json").read_text())
+    tally = report["tally"]
     assert report["passed"]
     assert report["violations"] == []
-    assert report["tally"]["rounds"] > 100
-    assert sum(report["tally"]["faults"].values()) > 20
+    assert tally["rounds"] > 100
+    assert tally["revisions"] > 100
+    assert tally["reduces"] > 1000
+    assert sum(tally["faults"].values()) > 50
+    assert min(tally["aborts"], tally["retries"], tally["inspected"], tally["received"]) > 0
+    assert tally["recoveries"]["count"] > 5
+    assert {RarePath.MADE_AGAIN, RarePath.RECEIVED, RarePath.REPLACED} <= set(tally["paths"])
     assert (tmp_path / "logs" / "master.log").stat().st_size > 0
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_a_broken_promise_fails_the_run_and_leaves_a_bundle(tmp_path: Path) -> None:
@@ -80,8 +106,12 @@ def test_a_broken_promise_fails_the_run_and_leaves_a_bundle(tmp_path: Path) -> N
 
     assert outcome.returncode == 1, outcome.stdout + outcome.stderr
     assert "promptness" in outcome.stdout
-    assert "--seed 5" in (tmp_path / "replay.txt").read_text()
+    assert f"pccl stress --replay {tmp_path}" in outcome.stdout
+    assert read_settings(tmp_path, Path("again")).seed == 5
     assert (tmp_path / "faults.txt").exists()
+    journals = list((tmp_path / "journals").iterdir())
+    assert all(Step.decode(line) for path in journals for line in path.read_bytes().splitlines())
+    assert len(journals) >= 2
     assert not json.loads((tmp_path / "report.json").read_text())["passed"]
 
 
@@ -120,27 +150,58 @@ def test_a_plan_repeats_from_its_seed() -> None:
 
 
 def test_a_plan_has_everything_and_spares_the_elder() -> None:
-    """Goal: every kind of fault is drawn; place 0 only loses workers; times lie within the interval."""
-    plan = list(islice(draw_plan(3, 5, (0.5, 1.0), 2.0), 3000))
+    """Goal: every kind of fault is drawn; place 0 only loses what is mended; times lie within the interval."""
+    plan = list(islice(draw_plan(3, 5, (0.5, 1.0), 2.0), 5000))
 
     assert {fault.kind for fault in plan} == set(Kind)
-    assert {fault.kind for fault in plan if fault.place == ELDER} == {*WORKER_KILLS, Kind.MASS_DEATH}
+    elder = {fault.kind for fault in plan if fault.place == ELDER}
+    assert elder == (MENDED | {Kind.MASS_DEATH}) - set(LINK_FAULTS)
     assert {fault.place for fault in plan} == set(range(5))
+    assert all(is_proxied(fault.place) for fault in plan if fault.kind in LINK_FAULTS)
     gaps = [after.at - before.at for before, after in pairwise(plan)]
     assert 0.5 <= min(gaps)
     assert max(gaps) <= 1.0
 
 
-def test_the_replay_command_is_understood_by_the_command_line() -> None:
-    """Goal: what is printed can be typed."""
-    settings = Settings(duration=90.0, peers=7, groups=3, interval=(0.25, 2.0), seed=42)
+def test_faults_are_switched_by_family() -> None:
+    """Goal: only what was asked for is drawn; with nothing there is no plan, and rare paths ask for no more."""
+    plan = islice(draw_plan(3, 5, (0.5, 1.0), 2.0, ("term", "mass")), 500)
+
+    assert {fault.kind for fault in plan} == {Kind.TERMINATE, Kind.MASS_DEATH}
+    assert list(draw_plan(3, 5, (0.5, 1.0), 2.0, ())) == []
+    assert {kind for family in FAMILIES.values() for kind in family} == set(Kind)
+    asked = missing({RarePath.MADE_AGAIN: 1}, {Kind.TERMINATE}, 2)
+    assert RarePath.MASS_DEATH not in asked
+    assert RarePath.MADE_AGAIN not in asked
+    assert RarePath.TWO_LOST in asked
+
+
+def test_a_run_can_be_replayed(tmp_path: Path) -> None:
+    """Goal: the command that a failed run prints is understood, and leads to the same plan."""
+    settings = Settings(duration=90.0, peers=7, groups=3, interval=(0.25, 2.0), families=("kill",), seed=42,
+                        folder=tmp_path, bounds=Bounds(call=3.0))  # fmt: skip
+    write_settings(settings)
 
     words = replay_command(settings).split()[2:]
     context = stress.make_context("stress", words)
+    again = read_settings(context.params["replay"], context.params["report"])
 
-    assert context.params["duration"] == 90.0
-    assert context.params["kill_interval"] == (0.25, 2.0)
-    assert (context.params["peers"], context.params["groups"], context.params["seed"]) == (7, 3, 42)
+    assert context.params["report"] != tmp_path
+    assert (again.duration, again.peers, again.groups, again.seed) == (90.0, 7, 3, 42)
+    assert (again.interval, again.families, again.bounds) == ((0.25, 2.0), ("kill",), Bounds(call=3.0))
+
+
+@pytest.mark.parametrize(("word", "families"), [("all", ALL_FAMILIES), ("none", ()), ("mass,kill", ("kill", "mass"))])
+def test_families_are_read(word: str, families: tuple[str, ...]) -> None:
+    assert stress.make_context("stress", ["--churn", "--faults", word]).params["faults"] == families
+
+
+@pytest.mark.parametrize("words", [["--churn", "--faults", "kill,laugh"], [], ["--churn", "--duration", "soon"]])
+def test_a_command_that_makes_no_sense_is_explained(words: list[str]) -> None:
+    outcome = CliRunner().invoke(stress, words)
+
+    assert outcome.exit_code == 2
+    assert "kill, term" in outcome.output or "--replay" in outcome.output or "10m" in outcome.output
 
 
 @pytest.mark.parametrize(("word", "seconds"), [("45", 45.0), ("60s", 60.0), ("10m", 600.0), ("8h", 28800.0)])
@@ -318,6 +379,40 @@ def test_too_few_peers_is_an_answer_to_waiting_only() -> None:
     assert laws(judge) == ["innocence"]
 
 
+@pytest.mark.parametrize(("pause", "found"), [(0.3, ["innocence"]), (3.0, [])])
+def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> None:
+    """Goal: a stop or a silence that the run can sit out must be sat out."""
+    for kind in (Kind.STOP_PEER, Kind.BLACK_HOLE):
+        judge = judge_of(1, 2)
+        judge.harmed(kind, [2], SECOND, pause, None)
+        judge.told(step(2, 1.0, 1.5, None, TOPOLOGY, "MasterLostError: silent"))
+        assert laws(judge) == found
+
+
+def test_a_lost_state_needs_a_reason() -> None:
+    """Goal: a sync may fail because those who had the state died, and not for no reason."""
+    judge = judge_of(1, 2)
+    judge.told(step(1, 1.0, 1.1, None, SYNC, "PeerLostError: gone"))
+    assert laws(judge) == ["innocence"]
+    judge.harmed(Kind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
+    judge.told(step(1, 2.0, 2.1, None, SYNC, "PCCLError: [NO_SHARED_STATE_AVAILABLE]"))
+    assert laws(judge) == ["innocence"]
+
+
+def test_the_time_to_the_next_reduce_is_measured() -> None:
+    """Goal: from a kill to the last survivor's success in an attempt that was begun after it, within the group."""
+    judge = judge_of(1, 2, 3)
+    judge.born(4, 0, group=1)
+    judge.told(Step(4, 1, CONNECT, 0, SECOND // 2, numbers(4, world=4)))
+    judge.harmed(Kind.KILL_TRAINING, [3], SECOND, 0.0, -9)
+    for life, start, end, ok in [(1, 0.99, 1.01, False), (1, 1.02, 1.04, True), (2, 1.02, 1.05, True)]:
+        fact = Reduced(1, 0, 1, ok, 2 * ok, 7, 7)
+        judge.told(Step(life, 0, REDUCE, int(start * SECOND), int(end * SECOND), fact=fact))
+
+    assert judge.tally.recoveries == [pytest.approx(0.05)]
+    assert (judge.tally.reduces, judge.tally.aborts) == (2, 1)
+
+
 def test_exits_must_follow_from_what_was_done() -> None:
     """Goal: a killed process ends by that signal; one that nobody touched does not end."""
     judge = judge_of(1, 2, 3)
@@ -365,6 +460,8 @@ def test_tasks_and_steps_survive_the_pipe() -> None:
     """Goal: what is written is what is read, also errors with line ends."""
     task = Task(3, "a=1\nb=2", "127.0.0.1:1", group=1, seed=9)
     told = [step(1, 1.0, 2.0, numbers()), step(2, 1.0, 2.0, None, CONNECT, "E: two\nlines")]
+    told.append(Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, True, 2, 7, 8, who=((0, 1), (1, 2)), span=(0.5, 1.5))))
+    told.append(Step(1, 0, SYNC, 1, 2, fact=Synced(1, 0, 7, 1, 8, 0, 100)))
 
     assert Task.decode(task.encode()) == task
     assert [Step.decode(one.encode()) for one in told] == told

@@ -16,6 +16,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -29,6 +31,13 @@ COUNT = 1 << 20  # elements: a few milliseconds, so that most kills meet a reduc
 REDUCES = 5  # between two topology rounds; the first two are quantized, and need most memory
 QUANTIZATION = QuantizationOptions()
 STEP_MAX = 1020 / 255 * 1.01  # of one contribution
+
+
+class Living(Protocol):
+    """Whoever is forked."""
+
+    def live(self) -> None:
+        """Take part until it is killed."""
 
 
 class Trainee:
@@ -85,14 +94,15 @@ class Trainee:
                 return
 
 
-def main(address: str, options: str) -> None:
+def run(make: Callable[[int], Living]) -> None:
+    """Fork one for each number on standard input."""
     parent = os.getpid()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             # The one that forked ends with its standard input; so do all of its trainees.
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-            Trainee(int(line), address, Options.decode(options)).live()
+            make(int(line)).live()
         os.write(1, f"{int(line)} born {time.monotonic_ns()} {pid} 0 0 0\n".encode())
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -103,6 +113,11 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.05)  # between two looks; nothing is waited for here but the end
     os._exit(0)
+
+
+def main(address: str, options: str) -> None:
+    """Trainees of the run at this address."""
+    run(lambda number: Trainee(number, address, Options.decode(options)))
 
 
 if __name__ == "__main__":

@@ -173,26 +173,6 @@ def test_what_was_aborted_is_swept_out_and_the_rest_is_kept() -> None:
             assert [read_frame(out_far)[:2] for _ in range(4)] == [(1, 1), (3, 1), (1, 0), (3, 0)]
 
 
-def test_own_blocks_come_first_over_a_far_link() -> None:
-    with ExitStack() as stack:
-        member = Member()
-        stack.callback(member.close)
-        member.memory(SEND, 100)
-        near, far = connect()
-        member.worker(False, 0, far)
-        stack.enter_context(near)
-        for sequence in (1, 2):
-            place = SEND, 10 * sequence
-            assert member.board.begin(sequence, operation(2, DataType.UINT8, send=place, recv=place), *RING_OF_TWO)
-            near.sendall(frame(sequence, 0, 1, 0, b"\x01"))
-        eventually(lambda: member.board.totals() == (0, 2))
-        member.board.set_far(True)
-        out_near, out_far = connect()
-        member.worker(True, 0, out_near)
-        with out_far:
-            assert [read_frame(out_far)[:2] for _ in range(4)] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-
-
 WORLD, ROUNDS, OPERATIONS, LANES = 800, 2, 50, 4
 HOPS = 2 * WORLD - 2
 FRAME = np.dtype(

@@ -97,6 +97,21 @@ def test_one_source_from_call_to_done() -> None:
     assert sink.machine.fetched_bytes == BLOCK
 
 
+def test_what_a_link_owes_is_known_until_it_has_come() -> None:
+    """Goal: an actor can tell a worker that has nothing to do from one that is stopped."""
+    table = describe(row("a", 3 * BLOCK, 1))
+    sink = Sink(describe(row("a", 3 * BLOCK, 0)), table, [7])
+    (link,) = sink.links
+    assert not sink.machine.awaits(link)
+
+    sink.up(link)
+    assert sink.machine.awaits(link)  # the table
+    sink.machine.table_came(link, table, 0)
+    assert sink.machine.awaits(link)  # blocks
+    sink.machine.link_down(link, "gone", 0)
+    assert not sink.machine.awaits(link)
+
+
 def test_nothing_to_do_is_done_at_once() -> None:
     sink = Sink(large(3, 1), large(3, 1), [7])
     sink.up(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl._core.mapping import Mapping, Window
+from pccl._core.mapping import Extent, Mapping
 from pccl._core.park import create_memfd
 from pccl.memory.segments import Segment
 
@@ -137,25 +137,25 @@ def test_memory_is_unmapped_with_its_last_view():
 def test_a_mapping_knows_its_address():
     with Segment.create("pccl-test", 4096) as segment:
         mapping = segment.mapping
-        window = Window(mapping, 64, 128)
+        extent = Extent(mapping, 64, 128)
         segment.view[64:68] = b"pccl"
 
-        assert (mapping.nbytes, window.nbytes) == (4096, 128)
-        assert window.address == mapping.address + 64
-        assert ctypes.string_at(window.address, 4) == b"pccl"
-        assert bytes(window.view[:4]) == b"pccl"
-        assert not window.view.readonly
+        assert (mapping.nbytes, extent.nbytes) == (4096, 128)
+        assert extent.address == mapping.address + 64
+        assert ctypes.string_at(extent.address, 4) == b"pccl"
+        assert bytes(extent.view[:4]) == b"pccl"
+        assert not extent.view.readonly
 
 
 def test_a_window_is_held_by_its_buffers():
-    class Watched(Window):
+    class Watched(Extent):
         __slots__ = ("__weakref__",)
 
     with Segment.create("pccl-test", 4096) as segment:
-        window = Watched(segment.mapping, 0, 64)
-        alive = weakref.ref(window)
-        part = window.view[3:5]
-        del window
+        extent = Watched(segment.mapping, 0, 64)
+        alive = weakref.ref(extent)
+        part = extent.view[3:5]
+        del extent
         assert alive() is not None
         del part
         assert alive() is None
@@ -163,15 +163,15 @@ def test_a_window_is_held_by_its_buffers():
 
 def test_a_window_is_surrendered_once():
     with Segment.create("pccl-test", 4096) as segment:
-        window = Window(segment.mapping, 0, 64)
+        extent = Extent(segment.mapping, 0, 64)
 
-        assert [window.surrender() for _ in range(3)] == [True, False, False]
+        assert [extent.surrender() for _ in range(3)] == [True, False, False]
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 10), (0, 4097), (4096, 1), (10, -1), (2**62, 2**62)])
 def test_a_window_lies_in_its_mapping(offset, nbytes):
     with Segment.create("pccl-test", 4096) as segment, pytest.raises(ValueError, match="do not lie in a mapping"):
-        Window(segment.mapping, offset, nbytes)
+        Extent(segment.mapping, offset, nbytes)
 
 
 def test_what_cannot_be_mapped_is_an_error_with_its_reason():

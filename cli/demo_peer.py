@@ -1,0 +1,270 @@
+"""One training process of `pccl demo`: async DiLoCo on a small network, with numpy alone.
+
+The algorithm is that of examples/async_diloco.py, which explains it at leisure; there it is torch, here the network,
+its gradient and both optimizers are written out, because the demo must not need torch. Run as
+
+    python -m pccl.cli.demo_peer HOST:PORT
+
+it tells the demo by lines of JSON on standard output what it does. SIGTERM is a wish to end: it travels with the delta,
+as one more number in the all-reduce, so all peers hear of it in the same step and end together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import pccl
+from pccl import (
+    Attribute,
+    Communicator,
+    Options,
+    ReduceInfo,
+    ReduceOp,
+    SharedState,
+    SharedStateSyncStrategy,
+    TensorInfo,
+)
+from pccl.errors import PeerLostError, TooFewPeersError, UsageError
+
+if TYPE_CHECKING:
+    from pccl import AsyncReduceHandle
+
+    Array = np.ndarray[Any, np.dtype[np.float32]]
+
+FEATURES, HIDDEN, TARGETS, TEACHER = 16, 8192, 4, 8  # wide, so that there is something to send
+SIZE = FEATURES * HIDDEN + HIDDEN + HIDDEN * TARGETS
+BATCH, INNER_STEPS, INNER_RATE = 32, 10, 0.0006
+OUTER_RATE, OUTER_MOMENTUM = 0.3, 0.5
+NOISE = 0.1
+STEP_SECONDS = 0.4  # an outer step takes at least so long, for the sake of the viewer
+PEERS_MIN = 2
+
+
+def unpack(flat: Array) -> tuple[Array, Array, Array]:
+    """The weights of a network with one hidden layer, as views of one vector, however wide it is."""
+    hidden = flat.size // (FEATURES + 1 + TARGETS)
+    first, bias, second = np.split(flat, [FEATURES * hidden, FEATURES * hidden + hidden])
+    return first.reshape(FEATURES, hidden), bias, second.reshape(hidden, TARGETS)
+
+
+def first_weights(chance: np.random.Generator, hidden: int) -> Array:
+    """Small numbers, the same for the same seed."""
+    flat = np.zeros(hidden * (FEATURES + 1 + TARGETS), np.float32)
+    first, _, second = unpack(flat)
+    first[:] = chance.standard_normal(first.shape) / FEATURES**0.5
+    second[:] = chance.standard_normal(second.shape) / hidden**0.5
+    return flat
+
+
+def samples(chance: np.random.Generator, teacher: Array, count: int) -> tuple[Array, Array]:
+    """Inputs, and what another, smaller network makes of them, with noise."""
+    first, bias, second = unpack(teacher)
+    inputs = chance.standard_normal((count, FEATURES), np.float32)
+    outputs = np.tanh(inputs @ first + bias) @ second
+    return inputs, outputs + np.float32(NOISE) * chance.standard_normal(outputs.shape, np.float32)
+
+
+def loss_and_gradient(flat: Array, gradient: Array, batch: tuple[Array, Array]) -> float:
+    """The mean squared error of the network, and its gradient, by hand."""
+    inputs, targets = batch
+    first, bias, second = unpack(flat)
+    hidden = np.tanh(inputs @ first + bias)
+    error = hidden @ second - targets
+    slope = (2 / error.size) * error
+    inner = (slope @ second.T) * (1 - hidden * hidden)
+    to_first, to_bias, to_second = unpack(gradient)
+    to_first[:], to_bias[:], to_second[:] = inputs.T @ inner, inner.sum(0), hidden.T @ slope
+    return float(np.mean(error * error))
+
+
+class Inner:
+    """The local network and its optimizer, Adam; everybody's own."""
+
+    def __init__(self) -> None:
+        self.weights, self._gradient = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+        self._mean, self._square = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+        self._steps = 0
+
+    def train(self, chance: np.random.Generator, teacher: Array) -> float:
+        """Some steps without any communication; returns their mean loss."""
+        losses = []
+        for _ in range(INNER_STEPS):
+            losses.append(loss_and_gradient(self.weights, self._gradient, samples(chance, teacher, BATCH)))
+            self._steps += 1
+            self._mean += 0.1 * (self._gradient - self._mean)
+            self._square += 0.01 * (self._gradient**2 - self._square)
+            rate = INNER_RATE * (1 - 0.99**self._steps) ** 0.5 / (1 - 0.9**self._steps)
+            self.weights -= rate * self._mean / (np.sqrt(self._square) + 1e-8)
+        return sum(losses) / len(losses)
+
+
+class Outer:
+    """The state that all peers agree on, and two deltas: one on its way round the ring, one being measured.
+
+    The last number of a delta is no weight but the wish to end.
+    """
+
+    def __init__(self, weights: Array) -> None:
+        self.weights, self._momentum = pccl.empty(SIZE), pccl.zeros(SIZE)
+        self.weights[:] = weights
+        self.count = np.zeros(2, np.int64)  # of deltas that were sent, and of wishes to end that were heard
+        self._measured, self._sent = pccl.zeros(SIZE + 1), pccl.zeros(SIZE + 1)
+        self._handle: AsyncReduceHandle | None = None
+        self._is_pending = False
+        tensors = {"weights": self.weights, "momentum": self._momentum, "count": self.count}
+        self.state = SharedState([TensorInfo.from_numpy(tensor, name) for name, tensor in tensors.items()])
+
+    @property
+    def steps(self) -> int:
+        """How many deltas were sent round the ring since the run began."""
+        return int(self.count[0])
+
+    @property
+    def ends(self) -> bool:
+        """Whether somebody wished to end; a newcomer learns it with the state."""
+        return bool(self.count[1])
+
+    def measure(self, weights: Array, wish: bool) -> None:
+        """How far the inner steps have come."""
+        np.subtract(self.weights, weights, out=self._measured[:-1])
+        self._measured[-1] = wish
+
+    def launch(self, comm: Communicator) -> None:
+        """Send what was measured round the ring, in the background."""
+        self._measured, self._sent = self._sent, self._measured
+        self._is_pending = True
+        self.count[0] += 1
+        try:
+            self._handle = comm.all_reduce_async(self._sent, self._sent, op=ReduceOp.AVG)
+        except TooFewPeersError:
+            self._handle = None
+
+    def finish(self, comm: Communicator) -> ReduceInfo:
+        """Wait for the reduce under way; if a peer was lost in it, make it again with the others."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return ReduceInfo(1, 0, 0)
+        ok, _, info = handle.wait()
+        while not ok:
+            try:
+                return comm.all_reduce(self._sent, self._sent, op=ReduceOp.AVG)
+            except PeerLostError:
+                tell(state="retries without the lost peer")
+            except TooFewPeersError:
+                break
+        return info
+
+    def apply(self) -> None:
+        """Move the weights by the average of the deltas that were sent, and hear of wishes to end."""
+        if not self._is_pending:
+            return
+        self._is_pending = False
+        gradient = self._sent[:-1]
+        self._momentum *= np.float32(OUTER_MOMENTUM)
+        self._momentum += gradient
+        self.weights -= np.float32(OUTER_RATE) * (gradient + np.float32(OUTER_MOMENTUM) * self._momentum)
+        self.count[1] += bool(self._sent[-1] > 0)
+
+    def digest(self) -> str:
+        """A name for all the bits of the state."""
+        hasher = hashlib.blake2b(digest_size=8)
+        for info in self.state.tensor_infos:
+            hasher.update(np.asarray(info.memory.owner).tobytes())
+        return hasher.hexdigest()
+
+
+class Peer:
+    """One member of the demo's run."""
+
+    def __init__(self, comm: Communicator) -> None:
+        chance = np.random.default_rng(0)
+        self._comm = comm
+        self._teacher = first_weights(chance, TEACHER)
+        self._held_out = samples(chance, self._teacher, 1024)
+        self._outer, self._inner = Outer(first_weights(chance, HIDDEN)), Inner()
+        self._is_newcomer = True
+        self.wish = False
+
+    def run(self) -> None:
+        """Train until somebody wished to end, then say what the state is."""
+        chance = np.random.default_rng(self._comm.peer_id)
+        outer = self._outer
+        while not outer.ends:
+            joined, began = self._meet(), time.monotonic()
+            tell(state="trains")
+            self._inner.weights[:] = outer.weights
+            loss = self._inner.train(chance, self._teacher)
+            time.sleep(max(began + STEP_SECONDS - time.monotonic(), 0))
+            info = outer.finish(self._comm)
+            outer.measure(self._inner.weights, self.wish)
+            outer.apply()
+            if joined and outer.steps:
+                self._give_or_take()
+            self._is_newcomer = False
+            if not outer.ends:
+                outer.launch(self._comm)
+            rate = (info.tx_bytes + info.rx_bytes) / (time.monotonic() - began)
+            tell(step=outer.steps, loss=loss, rate=rate, world=info.world_size)
+        self._sync()
+        loss = loss_and_gradient(outer.weights, self._inner.weights, self._held_out)
+        tell(state="done", digest=outer.digest(), held_out=loss)
+
+    def _meet(self) -> bool:
+        """Let in who waits, between two reduces; whether somebody may have joined."""
+        if not self._is_newcomer:
+            world = self._comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+            if not self._comm.are_peers_pending() and world >= PEERS_MIN:
+                return False
+            tell(state="lets others in")
+            self._outer.finish(self._comm)
+            self._comm.update_topology()
+        self._comm.wait_for_world_size(PEERS_MIN)
+        self._sync()
+        return True
+
+    def _sync(self) -> None:
+        if not self._is_newcomer:
+            self._outer.state.push_revision()
+        else:
+            tell(state="receives the state")
+        self._comm.sync_shared_state(self._outer.state)
+
+    def _give_or_take(self) -> None:
+        """The second sync: newcomers catch up with the update that was under way when they came."""
+        state = self._outer.state
+        if not self._is_newcomer:
+            state.push_revision()
+            self._comm.sync_shared_state(state, SharedStateSyncStrategy.SEND_ONLY)
+            return
+        try:
+            self._comm.sync_shared_state(state, SharedStateSyncStrategy.RECEIVE_ONLY)
+        except UsageError:  # nobody is left who has it, so it never was
+            self._comm.sync_shared_state(state)
+
+
+def tell(**what: object) -> None:
+    """One line for the demo."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main(address: str) -> None:
+    """Take part in the run of that master."""
+    with Communicator(address, options=Options(heartbeat_timeout=5.0)) as comm:
+        peer = Peer(comm)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(peer, "wish", True))
+        tell(state="waits to be let in")
+        comm.connect()
+        tell(id=comm.peer_id)
+        peer.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,141 @@
+"""Prints `docs/reference.md` from the docstrings and signatures of the public names.
+
+    python docs/make_reference.py > docs/reference.md
+
+A test compares the page with what this prints, so a changed signature or docstring is in the page or fails the test. A
+public name without a docstring fails here.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import sys
+from typing import Any
+
+import pccl
+import pccl.torch
+
+HEAD = """# API reference
+
+Printed from the docstrings by `docs/make_reference.py`. How it all fits together is in
+[the programming model](programming-model.md); what to do about an error is in [troubleshooting](troubleshooting.md).
+
+"""
+
+# Sections in the order in which a newcomer needs them; a test of completeness is in `render`.
+SECTIONS = {
+    "Taking part": ["Communicator", "AsyncReduceHandle", "MasterNode", "Options"],
+    "Tensors in shared memory": ["empty", "zeros", "torch.empty", "torch.zeros", "torch.share_", "torch.block_digests"],
+    "Reducing": [
+        *("ReduceOp", "ReduceInfo", "DataType", "DistributionHint", "QuantizationAlgorithm", "QuantizationOptions"),
+        *("ReduceOperandDescriptor", "ReduceDescriptor", "ReduceOpDescriptor"),
+    ],
+    "Shared state": ["SharedState", "TensorInfo", "SharedStateSyncStrategy", "SharedStateSyncInfo"],
+    "What the run looks like": ["Attribute", "DeviceType", "cuda"],
+    "Errors": [
+        *("PCCLError", "TooFewPeersError", "PeerLostError", "KickedError", "MasterLostError"),
+        *("MasterConnectionError", "UsageError", "Result"),
+    ],
+}
+
+# Classes whose constructor says nothing: handles are made by the library, options have a table.
+MADE_OTHERWISE = (pccl.AsyncReduceHandle, pccl.Options)
+
+
+def render() -> str:
+    """The whole page."""
+    listed = [name for names in SECTIONS.values() for name in names]
+    missing = set(pccl.__all__) - set(listed)
+    assert not missing, f"public names without a section: {sorted(missing)}"
+    parts = [HEAD]
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n\n")
+        parts += [entry(name) for name in names]
+    return "".join(parts).rstrip() + "\n"
+
+
+def entry(name: str) -> str:
+    """One public name."""
+    thing: Any = pccl
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    if inspect.ismodule(thing):
+        return "".join(_function(f"pccl.{name}.{function}", getattr(thing, function)) for function in _names(thing))
+    if not inspect.isclass(thing):
+        return _function(f"pccl.{name}", thing)
+    if issubclass(thing, enum.Enum):
+        return _enum(name, thing)
+    return _class(name, thing)
+
+
+def _names(module: Any) -> list[str]:
+    own = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, function in own if function.__module__ == module.__name__ and not name.startswith("_")]
+
+
+def _function(name: str, function: Any) -> str:
+    return f"### `{name}`\n\n`{name.rpartition('.')[2]}{_signature(function)}`\n\n{_text(function, name)}\n\n"
+
+
+def _enum(name: str, members: type[enum.Enum]) -> str:
+    rows = "".join(f"| `{member}` | {value.value} |\n" for member, value in members.__members__.items())
+    methods = "".join(_members(members))
+    return f"### `pccl.{name}`\n\n{_text(members, name)}\n\n| member | value |\n|---|---|\n{rows}\n{methods}"
+
+
+def _class(name: str, cls: type) -> str:
+    base = cls.__bases__[0]
+    parent = f"A `{base.__name__}`. " if issubclass(base, pccl.PCCLError) else ""
+    made = "" if cls in MADE_OTHERWISE or parent else f"`{name}{_signature(cls)}`\n\n"
+    head = f"### `pccl.{name}`\n\n{made}{parent}{_text(cls, name)}\n\n"
+    return head + _fields(cls) + "".join(_members(cls))
+
+
+def _fields(cls: type) -> str:
+    """Fields with defaults and reasons, where the source keeps them side by side; only options do."""
+    if cls is not pccl.Options:
+        return ""
+    rows = re.findall(r"^    (\w+): \w+ = (\S+)  # (.*)$", inspect.getsource(cls), re.MULTILINE)
+    lines = "".join(f"| `{name}` | `{value}` | `PCCL_{name.upper()}` | {why} |\n" for name, value, why in rows)
+    return f"| field | default | environment | why |\n|---|---|---|---|\n{lines}\n"
+
+
+def _members(cls: type) -> list[str]:
+    """Methods and properties that the class itself defines and a user may call."""
+    found = []
+    for name, member in vars(cls).items():
+        if name.startswith("_") or (isinstance(member, enum.Enum)):
+            continue
+        if isinstance(member, property):
+            found.append(f"- **`.{name}`**: {_text(member, f'{cls.__name__}.{name}')}\n")
+        elif isinstance(member, classmethod | staticmethod) or inspect.isfunction(member):
+            function = getattr(cls, name)
+            text = _text(function, f"{cls.__name__}.{name}").replace("\n\n", "\n\n  ")
+            found.append(f"- **`.{name}{_signature(function)}`**: {text}\n")
+    return [*found, "\n"] if found else []
+
+
+def _signature(function: Any) -> str:
+    """As a caller writes it: without self, and with short names of our types."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return ""
+    shown = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    text = str(signature.replace(parameters=shown))
+    # Types are texts of the sources, which come in quotes; enum members are shown by their long repr.
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
+    return re.sub(r"\b(?:pccl\.\w+|typing|collections\.abc)\.(?=\w)", "", text).replace(" -> None", "")
+
+
+def _text(thing: Any, name: str) -> str:
+    text = inspect.getdoc(thing)
+    assert text, f"{name} has no docstring"
+    return re.sub(r"(?<=[^\n])\n(?=[^\n|])", " ", text)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,56 @@
+"""Rare paths: what a long run must have met at least once, or it has proved nothing about it.
+
+Recognised from outside, by what peers tell and what was done to them. `pccl stress --all-paths` fails a run in which
+one of them never happened; paths of faults that were switched off are not asked for.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .faults import Kind
+
+
+class Path(StrEnum):
+    """What is to have happened."""
+
+    MADE_AGAIN = "a reduce was undone, and made again by the survivors"
+    UNDONE_QUANTIZED = "a quantized reduce was undone"
+    FAILED_TWICE = "a reduce failed twice in a row"
+    TWO_LOST = "two peers were lost in one round"
+    DIED_AFTER_VOTE = "a peer died after it had voted that its part was complete"
+    GREW_AGAIN = "a group fell to one and grew again"
+    RECEIVED = "a newcomer received the state"
+    SOURCE_LOST = "a member died while state was on its way"
+    SINK_LOST = "a newcomer died before it had the state"
+    RESUMED = "a group that had lost its state resumed from a checkpoint"
+    SAT_OUT = "a stopped peer went on, and was a member all the time"
+    GIVEN_UP = "a stopped peer was given up, and came back"
+    HOLE_SAT_OUT = "a link was silent, and nobody noticed"
+    HOLE_NOTICED = "a silent link cost a membership"
+    FLIPPED = "a flipped bit broke a link, and nothing else"
+    REPLACED = "a worker was killed and replaced, and its peer stayed a member"
+    MASS_DEATH = "all but one died at once"
+
+
+NEEDS: dict[Path, frozenset[Kind]] = {
+    Path.RESUMED: frozenset({Kind.MASS_DEATH}),
+    Path.FAILED_TWICE: frozenset({Kind.KILL_TWO}),
+    Path.TWO_LOST: frozenset({Kind.KILL_TWO}),
+    Path.MASS_DEATH: frozenset({Kind.MASS_DEATH}),
+    Path.SAT_OUT: frozenset({Kind.STOP_PEER}),
+    Path.GIVEN_UP: frozenset({Kind.STOP_PEER}),
+    Path.HOLE_SAT_OUT: frozenset({Kind.BLACK_HOLE}),
+    Path.HOLE_NOTICED: frozenset({Kind.BLACK_HOLE}),
+    Path.FLIPPED: frozenset({Kind.FLIP_RING}),
+    Path.REPLACED: frozenset({Kind.KILL_SENDER}),
+    Path.GREW_AGAIN: frozenset({Kind.MASS_DEATH}),
+}
+
+
+def missing(taken: dict[str, int], kinds: set[Kind], groups: int) -> list[Path]:
+    """Paths that these kinds of faults should have led to, and did not."""
+    asked = [path for path in Path if NEEDS.get(path, frozenset()) <= kinds]
+    if groups < 2:
+        asked = [path for path in asked if path is not Path.RESUMED]  # the elder always keeps the one group's state
+    return [path for path in asked if not taken.get(path)]

@@ -1,0 +1,63 @@
+"""`pccl demo` as a newcomer sees it: it ends well, soon, and with equal bits; and it says what is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .helpers import ROOT, Script
+
+PATIENCE = 120.0  # seconds: what the demo promises at most
+
+
+@pytest.mark.timeout(200)
+def test_the_demo_survives_a_killed_peer_and_a_newcomer(tmp_path: Path) -> None:
+    """Goal: its last line says that bits are equal and where the curve is; the peers learned something on the way."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curves" / "loss.png"
+    command = (sys.executable, "-m", "pccl.cli", "demo", "--peers", 3, "--steps", 4, "--plot", picture)
+    with Script.command(*command) as script:
+        last = script.expect("all 3 peers", PATIENCE)
+        assert script.end() == 0, script.errors()
+
+    assert re.match(r"hold bit-identical parameters \(digest [0-9a-f]{16}\); loss curve: ", last)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    story = "\n".join(script.lines)
+    assert re.search(r"kill -9 \d+: peer B is gone", story)
+    assert "peer D received the state" in story
+    assert len(re.findall(r"^[ACD] .* done$", story, re.MULTILINE)) == 3
+
+
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+from pathlib import Path
+{code}
+"""
+
+
+def without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter that lacks a package."""
+    program = WITHOUT.format(missing=missing, code=code)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_without_numpy_the_demo_says_how_to_get_it() -> None:
+    """Goal: exit code 1 and one line."""
+    done = without("numpy", "from pccl.cli import main; main(['demo'])")
+
+    assert done.returncode == 1
+    assert done.stderr == "Error: pccl demo needs numpy; install it: pip install numpy\n"
+
+
+def test_without_matplotlib_the_demo_says_how_to_get_the_curve() -> None:
+    """Goal: the demo itself does not need it."""
+    done = without("matplotlib", "from pccl.cli.demo_view import plot; print(plot([], Path('x.png'), {}))")
+
+    assert done.stdout.startswith("no loss curve: matplotlib is not installed; pip install 'pccl[plots]'")

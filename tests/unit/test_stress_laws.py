@@ -1,0 +1,185 @@
+"""The laws of content: a sound run breaks none of them, and every kind of lie breaks the right one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pccl.stress.arithmetic import (
+    NOTES,
+    WEIGHTS,
+    Operation,
+    ballast_of,
+    base_of,
+    checksum,
+    contribution,
+    draw_operations,
+    expected,
+    move_on,
+    who_took_part,
+)
+from pccl.stress.ledger import Ledger
+from pccl.stress.paths import Path
+from pccl.stress.records import APPLY, REDUCE, SYNC, Applied, Reduced, Step, Synced
+
+SEED = 5
+PLACES = 4
+LIVES = {0: 11, 1: 12, 2: 13}  # place -> life
+FOREVER = 1 << 62
+
+
+def facts_of(rounds: int) -> list[Step]:
+    """A run of one group in which nothing happens: every member syncs, reduces and moves on, round after round."""
+    weights, notes = np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)
+    who = tuple(sorted(LIVES.items()))
+    steps: list[Step] = []
+
+    def tell(call: str, facts: dict[int, Reduced | Synced | Applied]) -> None:
+        for life, fact in facts.items():
+            steps.append(Step(life, 0, call, len(steps), len(steps) + 1, fact=fact))
+
+    for number in range(1, rounds + 1):
+        held = checksum(weights, notes)
+        revision = number - 1
+        tell(SYNC, {life: Synced(number, revision, held, revision, held, 0, 0) for life in LIVES.values()})
+        results = []
+        for operation in draw_operations(SEED, 0, number, PLACES):
+            result = expected(operation, number, PLACES, who)
+            after = 4711 if operation.quantized else checksum(result)
+            tell(REDUCE, {
+                life: Reduced(
+                    number, operation.index, 1, True, 3,
+                    checksum(contribution(operation, number, place, PLACES, life)), after,
+                    who=() if operation.quantized else who,
+                    span=span_of(operation, number) if operation.quantized else (0.0, 0.0),
+                )
+                for place, life in LIVES.items()
+            })  # fmt: skip
+            results.append((operation.index, after))
+            move_on(weights, notes, operation, result, after)
+        notes[0] = number
+        moved = Applied(number, number, held, checksum(weights, notes), tuple(results))
+        tell(APPLY, dict.fromkeys(LIVES.values(), moved))
+    return steps
+
+
+def span_of(operation: Operation, number: int) -> tuple[float, float]:
+    total = float(sum(base_of(life, number, operation.index) for life in LIVES.values()))
+    return total, total + 18
+
+
+def judged(steps: list[Step]) -> list[str]:
+    """The laws that these steps break."""
+    ledger = Ledger(SEED, PLACES)
+    for place, life in LIVES.items():
+        ledger.born(life, 0, place)
+    for step in reversed(steps):  # the order in which pipes are read must not matter
+        ledger.add(step)
+    ledger.settle(FOREVER)
+    return [violation.law for violation in ledger.found]
+
+
+def changed(steps: list[Step], call: str, wanted: bool = True, **change: object) -> list[Step]:
+    """The same run in which the last member tells one thing that is not so."""
+    for index in reversed(range(len(steps))):
+        fact = steps[index].fact
+        exact = not isinstance(fact, Reduced) or bool(fact.who) == wanted
+        if steps[index].call == call and steps[index].life == 13 and exact:
+            steps[index] = replace(steps[index], fact=replace(fact, **change))  # type: ignore[type-var]
+            return steps
+    raise AssertionError("there is no such step")
+
+
+def test_a_sound_run_breaks_no_law() -> None:
+    """Goal: no false alarm, in whatever order the pipes are read."""
+    assert judged(facts_of(30)) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "exact", "change", "law"),
+    [
+        (REDUCE, True, {"after": 1}, "sums"),
+        (REDUCE, True, {"who": ((0, 11), (1, 12))}, "sums"),
+        (REDUCE, False, {"after": 1}, "sums"),
+        (REDUCE, False, {"span": (-900.0, 0.0)}, "sums"),
+        (REDUCE, True, {"ok": False, "after": 1}, "restoration"),
+        (REDUCE, True, {"ok": False, "before": 1, "after": 1}, "restoration"),
+        (SYNC, True, {"after": 1}, "agreement"),
+        (SYNC, True, {"revision": 99}, "agreement"),
+        (SYNC, True, {"rx_bytes": 8}, "economy"),
+        (APPLY, True, {"after": 1}, "state"),
+        (APPLY, True, {"results": ()}, "state"),
+    ],
+)
+def test_a_lie_breaks_the_right_law(call: str, exact: bool, change: dict[str, object], law: str) -> None:
+    """Goal: whatever one peer tells that cannot be is found, and named for what it is."""
+    assert law in judged(changed(facts_of(12), call, exact, **change))
+
+
+def test_a_lie_that_all_tell_is_found() -> None:
+    """Goal: agreement is not enough; the content must follow from who took part."""
+    steps = [
+        replace(step, fact=replace(step.fact, after=77)) if step.call == REDUCE and step.fact.who else step
+        for step in facts_of(3)
+        if isinstance(step.fact, Reduced)
+    ]
+    assert set(judged(steps)) == {"sums"}
+
+
+@pytest.mark.parametrize("jump", [0, 2, 5])
+def test_revisions_grow_by_one(jump: int) -> None:
+    """Goal: a group that skips a revision, or tells another content for the same one, is found."""
+    ledger = Ledger(SEED, PLACES)
+    ledger.born(11, 0, 0)
+    zeros = checksum(np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64))
+    ledger.add(Step(11, 0, SYNC, 0, 1, fact=Synced(1, 0, zeros, 0, zeros, 0, 0)))
+    ledger.add(Step(11, 0, SYNC, 1, 2, fact=Synced(2, jump, 5, jump, 5, 0, 0)))
+    ledger.settle(FOREVER)
+
+    assert "revisions" in {violation.law for violation in ledger.found}
+
+
+def test_a_group_may_resume_from_what_it_agreed_on() -> None:
+    """Goal: when everybody was lost, the last agreed content comes back, at its own revision."""
+    steps = [step for step in facts_of(3) if step.fact is not None]
+    last = next(step for step in reversed(steps) if step.call == SYNC)
+    assert isinstance(last.fact, Synced)
+    again = replace(last.fact, round=9, rx_bytes=5, before=1, resumed=True)
+
+    ledger = Ledger(SEED, PLACES)
+    for place, life in LIVES.items():
+        ledger.born(life, 0, place)
+    for step in [*steps, replace(last, end_ns=FOREVER - 1, fact=again)]:
+        ledger.add(step)
+    ledger.settle(FOREVER)
+
+    assert ledger.found == []
+    assert Path.RESUMED in ledger.paths
+
+
+def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
+    """Goal: a call that returns long after the others have gone on without its peer is no step back, nor a lie."""
+    steps = facts_of(6)
+    late = next(step for step in steps if step.call == SYNC and step.life == 13)
+    steps.remove(late)
+    assert judged([*steps, replace(late, end_ns=FOREVER - 1)]) == []
+
+    assert isinstance(late.fact, Synced)
+    assert judged([*steps, replace(late, end_ns=FOREVER - 1, fact=replace(late.fact, after=3))]) == ["agreement"]
+
+
+def test_the_list_in_a_result_names_who_took_part() -> None:
+    """Goal: contributions add up to what is expected of their members, and to nothing else."""
+    for number in range(1, 40):
+        for operation in draw_operations(SEED, 1, number, PLACES):
+            if operation.quantized:
+                continue
+            parts = [contribution(operation, number, place, PLACES, life) for place, life in LIVES.items()]
+            total = sum(parts[1:], parts[0])
+            assert who_took_part(total, PLACES) == tuple(LIVES.items())
+            assert np.array_equal(total, expected(operation, number, PLACES, LIVES.items()))
+
+
+def test_ballast_tells_revisions_apart() -> None:
+    assert len({ballast_of(revision) for revision in range(8000)}) == 8000
