@@ -28,6 +28,7 @@ from .guest import Guest
 from .helpers import Crew, Script, actor_pid, background, children, crew_of, eventually, quick, running_master, together
 
 OPTIONS = quick(probe_time=0.2)
+SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 is what was measured
 WORKERS = ("pccl-probe", "pccl-count")
 
 VICTIM = """
@@ -146,7 +147,7 @@ def test_a_death_in_any_phase_disturbs_nobody(phase: str, monkeypatch: pytest.Mo
         with Script(VICTIM, address, PCCL_FAULT=fault) as victim:
             eventually(partial(_let_in, crew), "the victim is a member")
             took = optimize(crew)
-            assert took < 3.0, "two rounds of 0.2 s, a loss, and another ring"
+            assert took < SECONDS_MAX
             if dies:
                 victim.expect("failed")
                 reduce(crew, 2)
