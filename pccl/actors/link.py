@@ -174,6 +174,8 @@ class ActorLink:
     def leave(self, timeout: float) -> None:
         """Say goodbye and give the actor a moment to pass it on."""
         self._left = True
+        if self._fault is not None:
+            self._fault.visit("training.CallLeave")
         try:
             slot = self.slots.acquire()
             self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))

@@ -173,7 +173,7 @@ def test_faults_are_switched_by_family() -> None:
     asked = missing({RarePath.MADE_AGAIN: 1}, {Kind.TERMINATE}, 2)
     assert RarePath.MASS_DEATH not in asked
     assert RarePath.MADE_AGAIN not in asked
-    assert RarePath.TWO_LOST in asked
+    assert RarePath.DIED_AFTER_VOTE in asked
 
 
 def test_a_run_can_be_replayed(tmp_path: Path) -> None:
