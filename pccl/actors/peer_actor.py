@@ -66,12 +66,13 @@ from pccl.records import replace
 
 from .dialling import Dialler
 from .faults import planned
+from .identity import Identity
 from .lanes import LanePool
 from .listening import Listening, bind_peer_port
 from .loop import IDLE_NS, Loop
 from .probes import Probes
 from .reducing import Reducing
-from .transfers import Identity, Transfers
+from .transfers import Transfers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

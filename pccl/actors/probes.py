@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pccl._core.messages import Welcome
 
     from .connection import Connection
+    from .identity import Identity
     from .loop import Loop
-    from .transfers import Identity
 
 GRACE_NS = 1_000_000_000  # beyond dialling and counting: a worker that is not done by then was stopped or starved
 DURATION_NS_MAX = 60_000_000_000  # that a target counts for somebody: no master asks for more

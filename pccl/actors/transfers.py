@@ -28,7 +28,6 @@ from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 from pccl.options import STATE_LINKS_MAX
 from pccl.outcomes import RANK_CONNECTION_FAILED
-from pccl.records import record
 
 from . import forking
 from .dialling import Dialler
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from pccl._core.sources import Source
 
     from .connection import Connection
+    from .identity import Identity
     from .loop import Loop
 
 HOLD_NS = 2_000_000_000  # how long a link may be ahead of the order that explains it
@@ -89,21 +89,6 @@ class Transfer:
     def expects(self, link: int) -> bool:
         """Whether a link to a source is still of use."""
         return not self.over and self.fetching is not None and self.fetching.expects(link)
-
-
-@record
-class Identity:
-    """What this peer is called, and how long it waits; known once it is registered."""
-
-    run: bytes
-    peer: int
-    lanes: int  # size of the pool, which the links to all sources share
-    token: bytes
-    stall_ns: int
-    dial_ns: int  # for one call with its handshake
-    connect_ns: int  # for one call to somebody who is known to answer
-    new_link: Callable[[], int]  # numbers the connections
-    check: bool  # machines verify their invariants after every event
 
 
 class Transfers:

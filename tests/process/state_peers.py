@@ -27,9 +27,10 @@ from pccl._core.events import EndTransfer, FetchState, ServeState, TransferEnded
 from pccl._core.messages import AT_PEER_DOOR, JoinState
 from pccl._core.park import die_with_parent, monotonic_ns, set_process_name
 from pccl._core.sources import Source
+from pccl.actors.identity import Identity
 from pccl.actors.listening import Listening, bind
 from pccl.actors.loop import IDLE_NS, Loop
-from pccl.actors.transfers import Identity, Transfers
+from pccl.actors.transfers import Transfers
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 from pccl.options import Options
