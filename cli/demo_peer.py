@@ -147,7 +147,7 @@ class Outer:
             self._handle, self.world = None, 1
 
     def finish(self, comm: Communicator) -> int:
-        """Wait for the reduce under way, if there is one: bytes that it moved. If a peer was lost, make it again."""
+        """Wait for the reduce under way, if there is one: bytes it moved. With a peer lost in it, make it again."""
         handle, self._handle = self._handle, None
         if handle is None:
             return 0

@@ -27,7 +27,7 @@ Printed from the docstrings by `docs/make_reference.py`. How it all fits togethe
 # Sections in the order in which a newcomer needs them; a test of completeness is in `render`.
 SECTIONS = {
     "Taking part": ["Communicator", "AsyncReduceHandle", "MasterNode", "Options"],
-    "Tensors in shared memory": ["empty", "zeros", "torch.empty", "torch.zeros", "torch.share_"],
+    "Tensors in shared memory": ["empty", "zeros", *(f"torch.{name}" for name in pccl.torch.__all__)],
     "Reducing": [
         *("ReduceOp", "ReduceInfo", "DataType", "DistributionHint", "QuantizationAlgorithm", "QuantizationOptions"),
         *("ReduceOperandDescriptor", "ReduceDescriptor", "ReduceOpDescriptor"),
