@@ -158,7 +158,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(alone: Alone)
 
 @pytest.mark.timeout(300)
 def test_one_checkpoint_is_enough_to_resume_a_run(alone: Alone) -> None:
-    """Goal: with a new master, the highest revision is given to those who have none. They look for a better ring, too."""
+    """Goal: with a new master, the highest revision is given to who has none. They look for a better ring, too."""
     with running_master() as master, ExitStack() as stack:
         flags = (master.address, "--steps", 40, "--optimize-every", 25)
         resumed = stack.enter_context(start("naive_ddp", *flags, "--checkpoint", alone.checkpoint))
