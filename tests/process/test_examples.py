@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds for a process that begins by importing torch, on a ma
 EXAMPLES = {
     "naive_ddp": (("--steps", 120), 0.05),
     "diloco": (("--steps", 20), 0.10),
-    "async_diloco": (("--steps", 60, "--sync-every", 7), 0.25),
+    "async_diloco": (("--steps", 80, "--sync-every", 7), 0.25),
     "language_model": (("--steps", 40), 0.05),
 }
 
