@@ -60,7 +60,7 @@ class Outer:
         self.parameters = pccl.torch.share_(parameters_to_vector(model.parameters()).detach())
         self._measured, self._sent = (pccl.torch.zeros(self.parameters.numel()) for _ in range(2))
         # Less momentum than without the delay: what comes a step late is easily overdone.
-        self._optimizer = torch.optim.SGD([self.parameters], lr=0.3, momentum=0.5, nesterov=True)
+        self._optimizer = torch.optim.SGD([self.parameters], lr=0.4, momentum=0.2, nesterov=True)
         # Syncs are rarer than steps, so the revision does not count these; a tensor of the state does.
         self.count = torch.zeros((), dtype=torch.int64)
         memory = named("optimizer", optimizer_tensors(self._optimizer))

@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds for a process that begins by importing torch, on a ma
 EXAMPLES = {
     "naive_ddp": (("--steps", 120), 0.05),
     "diloco": (("--steps", 20), 0.10),
-    "async_diloco": (("--steps", 60, "--sync-every", 7), 0.25),
+    "async_diloco": (("--steps", 80, "--sync-every", 7), 0.25),
     "language_model": (("--steps", 40), 0.05),
 }
 
@@ -158,7 +158,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(alone: Alone)
 
 @pytest.mark.timeout(300)
 def test_one_checkpoint_is_enough_to_resume_a_run(alone: Alone) -> None:
-    """Goal: with a new master, the highest revision is given to those who have none; they look for a better ring."""
+    """Goal: with a new master, the highest revision is given to who has none. They look for a better ring, too."""
     with running_master() as master, ExitStack() as stack:
         flags = (master.address, "--steps", 40, "--optimize-every", 25)
         resumed = stack.enter_context(start("naive_ddp", *flags, "--checkpoint", alone.checkpoint))
