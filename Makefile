@@ -83,6 +83,7 @@ demo: build
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
+	@PCCL_KILLS=1000 $(BIN)/python -m pytest -q tests/process/test_kills.py
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
 	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
 	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py

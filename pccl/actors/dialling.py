@@ -125,11 +125,11 @@ class Dialler:
             self._connection.close()
         if kind == "version":
             self._fail(reason, final=True)
-        elif kind in ("magic", "opcode", "length", "crc", "body"):
+        elif kind in ("magic", "opcode", "length", "body"):
             what = "what listens there does not speak pccl's protocol: is the port right?"
             self._fail(what if kind == "magic" else f"{what} ({reason})", final=True)
         else:
-            self._next_after(reason)
+            self._next_after(reason)  # a damaged frame among them: the next attempt may meet a better line
 
     def _time_out(self, timeout_ns: int) -> None:
         what = "no answer"

@@ -147,6 +147,7 @@ def _is_stopped(pid: int) -> bool:
 def test_every_message_a_peer_sends_is_a_point() -> None:
     """The list above misses no message that a healthy peer sends to the master."""
     failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat", "Awaiting", "WithdrawReduce", "Layout"}
+    failures |= {"VoteOptimize", "Probed"}  # no failures, but test_optimize has a victim for these
     sent = {layout.cls.__name__ for layout in messages_to_master()}
 
     assert {point.rsplit(".", 1)[1] for point in SENT} == sent - failures

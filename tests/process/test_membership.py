@@ -7,13 +7,17 @@ told anybody within the bound of the test.
 from __future__ import annotations
 
 import gc
+import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, Result
+from pccl._core.messages import Challenge
 from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
 
+from .guest import framed
 from .helpers import Script, background, crew_of, eventually, quick, running_master, together
 
 PATIENT = quick(heartbeat_timeout=60.0)
@@ -380,3 +384,28 @@ def test_the_same_communicator_connects_again_after_it_was_kicked() -> None:
         together(second.connect, lambda: first.wait_for_world_size(2))
 
         assert world(first) == world(second) == (2, 2, 1, 2)
+
+
+def test_a_damaged_answer_of_the_master_is_tried_again() -> None:
+    """Goal: a flipped bit at the door is a bad line, not another program on that port; the next attempt succeeds."""
+    port_is_free = threading.Event()
+
+    def answer_badly(listener: socket.socket) -> None:
+        with listener:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                whole = framed(Challenge(bytes(32)))
+                connection.sendall(whole[:-1] + b"!")
+                connection.recv(4096)  # until it hangs up
+        port_is_free.set()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    threading.Thread(target=answer_badly, args=(listener,), daemon=True).start()
+    with Communicator(address, options=quick()) as peer:
+        connecting = background(lambda: peer.connect(n_attempts=50))
+        assert port_is_free.wait(15)
+        with MasterNode(address):
+            connecting.result()
+            assert peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1
