@@ -130,6 +130,7 @@ def test_digests_are_measured_next_to_plain_reads(tmp_path: Path) -> None:
     assert "float32 tensor of 4 MiB" in table
 
 
+# A box needs root and TUN devices; the reason says which is missing.
 @pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
 def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
     """Goal: every contender reduces rightly over a link with a delay, and none is faster than the link."""
@@ -145,6 +146,7 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
     assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+# A box needs root and TUN devices; the reason says which is missing.
 @pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
 def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
     """Goal: every edge is measured and the ring with the best bottleneck chosen; rates are for machines at rest."""

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.box import Box, Link, mesh, reason_against
 from tests.process.helpers import BOUND, ROOT, eventually
 
+# Namespaces and TUN devices are root's; without them there is nothing to test, and the reason says which is missing.
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "there is a box")
 
 # Accepts one connection; says the rate in bit/s between the first and the last byte of what it reads.
@@ -140,7 +141,7 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
         with Box(mesh(2, Link(1e9))) as box:
             program = box.spawn(1, ["sleep", "1000"])
             print(program.pid, box._emulator.pid, flush=True)
-            time.sleep(1000)
+            time.sleep(1000)  # it is killed in here
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     names = namespaces()

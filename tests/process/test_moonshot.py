@@ -274,6 +274,7 @@ def test_garbage_ends_the_child(sky: Observatory, monkeypatch: pytest.MonkeyPatc
     better = solve(RATES, COUNT, steps=3000)
     assert best is not None
     assert better is not None
+    # It stays, so that its end is the parent's doing.
     tell(monkeypatch, packed(best.order), garbage, packed(better.order), then=lambda: time.sleep(60))
     sky.begin()
     sky.until(lambda: sky.ends, "its end")
@@ -313,6 +314,7 @@ def test_a_child_that_fails_is_reported(sky: Observatory, monkeypatch: pytest.Mo
 
 
 def test_a_child_that_wants_the_whole_memory_gets_an_error(sky: Observatory, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It never sleeps: the argument is the memory that it does not get; if it did, the test would wait in vain.
     tell(monkeypatch, then=lambda: time.sleep(len(bytes(1 << 30))))
     sky.begin()
     sky.until(lambda: sky.ends, "its end")

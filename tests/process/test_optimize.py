@@ -293,7 +293,7 @@ def _send_until_answered(sock: socket.socket) -> bytes:
             sock.send(bytes(10_000))
         with contextlib.suppress(BlockingIOError):
             answer += sock.recv(ANSWER.size)
-        time.sleep(0.001)
+        time.sleep(0.001)  # between two looks at the answer, which alone decides
     return answer
 
 

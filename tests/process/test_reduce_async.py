@@ -351,9 +351,8 @@ def test_an_interrupted_reduce() -> None:
             peer.connect()
             for call in ("all_reduce", "wait", "list"):
                 script.expect(f"waiting {call}")
-                time.sleep(
-                    0.1
-                )  # into its sleep, the harder case; a signal that comes earlier must end the call as well
+                # Into its sleep, the harder case; a signal that comes earlier must end the call as well.
+                time.sleep(0.1)
                 script.signal(signal.SIGINT)
                 script.expect("interrupted", timeout=3)
             array = filled(1000, 1)

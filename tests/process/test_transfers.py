@@ -12,7 +12,7 @@ import pytest
 from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.events import DropSource, EndTransfer, StateFetched, StateUnfetched, TransferEnded
 
-from .helpers import eventually
+from .helpers import eventually, sockets
 from .state_peers import STALL, StatePeer, is_gone, peers_with
 
 MIB = 1 << 20
@@ -320,8 +320,9 @@ def test_a_link_may_come_before_the_order_to_serve() -> None:
     state, stale = {"a": content_of(1, MIB)}, {"a": bytes(MIB)}
     with peers_with(state, stale) as (source, sink):
         content = source.describe().content_digest()
+        before = sockets(source.process.pid)
         sink.fetch(content, source)
-        time.sleep(0.3)  # the sink's call is on its way, or held
+        eventually(lambda: sockets(source.process.pid) - before, "the sink's call has come")
         source.serve()
         assert sink.hear() == StateFetched(1)
 
