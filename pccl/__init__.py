@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .master import MasterNode
     from .options import Options
     from .shared_state import SharedState, TensorInfo
+    from .tensors import ReduceOpDescriptor
     from .values import (
         Attribute,
         DataType,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         ReduceDescriptor,
         ReduceInfo,
         ReduceOp,
-        ReduceOpDescriptor,
         ReduceOperandDescriptor,
         Result,
         SharedStateSyncInfo,
@@ -102,6 +102,7 @@ _HOMES = {
     "master": ("MasterNode",),
     "options": ("Options",),
     "shared_state": ("SharedState", "TensorInfo"),
+    "tensors": ("ReduceOpDescriptor",),
     "values": (
         "Attribute",
         "DataType",
@@ -112,7 +113,6 @@ _HOMES = {
         "ReduceDescriptor",
         "ReduceInfo",
         "ReduceOp",
-        "ReduceOpDescriptor",
         "ReduceOperandDescriptor",
         "Result",
         "SharedStateSyncInfo",

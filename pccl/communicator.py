@@ -31,7 +31,8 @@ from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .values import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
+    from .tensors import ReduceOpDescriptor
+    from .values import QuantizationOptions, ReduceOperandDescriptor
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
 DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting

@@ -15,15 +15,17 @@ from ._core.board import FLAG_BACKED_UP
 from ._core.codec import area_bytes
 from ._core.copying import copy
 from ._core.events import NUMBERS, REDUCED
-from ._core.operations import Operation
+from ._core.operations import pack_operation
 from .memory.arena import default
 from .outcomes import KIND_REDUCE, split
-from .values import DeviceType, QuantizationAlgorithm, ReduceInfo, TensorMemory, check_operands, check_quantization
+from .tensors import TensorMemory, check_operands, check_quantization
+from .values import DeviceType, QuantizationAlgorithm, ReduceInfo
 
 if TYPE_CHECKING:
     from .memory.arena import Piece
     from .memory.slots import Slot
-    from .values import QuantizationOptions, ReduceOp, ReduceOpDescriptor, ReduceOperandDescriptor
+    from .tensors import ReduceOpDescriptor
+    from .values import QuantizationOptions, ReduceOp, ReduceOperandDescriptor
 
 NOTHING = ReduceInfo(0, 0, 0)
 
@@ -121,10 +123,10 @@ class Launched:
         places = self._places
         return places[0], places[2], places[4], 0 if self._area is None else self._area.segment
 
-    def operation(self) -> Operation:
-        """What the actor is told."""
+    def operation(self) -> bytes:
+        """What the actor is told: an `Operation`."""
         asked, places, area = self._request, self._places, self._area
-        return Operation(
+        return pack_operation(
             self.slot.index,
             self.slot.sequence,
             asked.tag,

@@ -11,7 +11,7 @@ from _thread import RLock
 from typing import TYPE_CHECKING
 
 from ._core.mailbox import CallAwait, CallReduce
-from ._core.operations import OPERATIONS_MAX, pack_operations
+from ._core.operations import OPERATIONS_MAX
 from ._core.park import monotonic_ns
 from .errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
 from .launching import NOTHING, Launched, Request, read_failure
@@ -83,7 +83,7 @@ class Reduces:
         for one in launched:
             self._pending[one.tag] = one
         try:
-            self._link.post(name, CallReduce(pack_operations([one.operation() for one in launched])))
+            self._link.post(name, CallReduce(b"".join([one.operation() for one in launched])))
         except BaseException:
             for one in launched:
                 self._abandon(one)

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.layout import LayoutRow, digest_layout, pack_layout
-from pccl.values import DataType, DeviceType, TensorMemory
+from pccl.tensors import TensorMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
     import torch
+
+    from pccl.values import DataType, DeviceType
 
 # The revision travels as an unsigned 64-bit integer.
 _REVISION_MAX = 2**64 - 1

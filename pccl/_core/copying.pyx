@@ -1,6 +1,7 @@
 # cython: language_level=3
 """Copying tensors without the GIL: staging one takes milliseconds in which other threads may run."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
 from libc.string cimport memmove
 
@@ -32,3 +33,12 @@ def copy_from(uintptr_t target, source):
     cdef const unsigned char[::1] view = source
     if view.shape[0]:
         copy(target, <uintptr_t> &view[0], view.shape[0])
+
+
+def address_of(buffer):
+    """Where the bytes of a contiguous buffer begin; they stay there as long as the buffer does."""
+    cdef Py_buffer exported
+    PyObject_GetBuffer(buffer, &exported, PyBUF_SIMPLE)
+    address = <uintptr_t> exported.buf
+    PyBuffer_Release(&exported)
+    return address

@@ -28,6 +28,7 @@ OPS = ("SUM", "AVG", "PROD", "MAX", "MIN")
 ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE", 100: "MIN_MAX_4BIT", 101: "ZERO_POINT_SCALE_4BIT"}
 
 _OPERATION = struct.Struct("<IIQQBBBBIIQIQIQIQ")
+pack_operation = _OPERATION.pack  # of the fields of an `Operation`, by whoever has them and needs no record
 _SHAPE = struct.Struct("<QQBBBB")
 _PAIR = struct.Struct("<QQ")
 SHAPE_BYTES = _SHAPE.size
@@ -84,7 +85,7 @@ def pack_operations(operations: Sequence[Operation]) -> bytes:
     """A list of operations for the mailbox."""
     return b"".join(
         [
-            _OPERATION.pack(
+            pack_operation(
                 *(o.slot, o.sequence, o.tag, o.count, o.datatype, o.op, o.algorithm, o.quantized, o.flags),
                 *(o.send_segment, o.send_offset, o.recv_segment, o.recv_offset, o.backup_segment, o.backup_offset),
                 *(o.area_segment, o.area_offset),

@@ -15,9 +15,9 @@ beside what is in use and when it was not wanted for a great many allocations; o
 refused, or by `trim()`. The clock is the count of allocations because training steps take milliseconds or hours.
 
 Pieces come back from any thread at any point, also from a finaliser that interrupts the arena itself, in the thread
-that holds the lock. So giving back appends to a queue, and sorts it in only if this thread is not inside already; who
-is inside looks at the queue again after letting go. Nothing slow happens under the lock: segments are created and
-destroyed outside it. `find` takes no lock at all: it reads one immutable index, which is replaced as a whole.
+that holds the lock. So giving back only appends to a queue; the next allocation sorts it in. Nothing slow happens
+under the lock: segments are created and destroyed outside it. `find` takes no lock at all: it reads one immutable
+index, which is replaced as a whole.
 
 After `os.fork` the child keeps reading what it inherited, but the bytes belong to the parent: in the child the
 inherited arena hands out nothing and takes nothing back, and `default()` is a fresh one.
@@ -170,8 +170,10 @@ class Arena:
             is_slab = size < LARGE_BYTES
             region = _Region(self._create(self._slab_bytes() if is_slab else size), is_slab=is_slab)
             piece = self._adopt(region, size)
-        if self._returned or self._is_wasteful():
-            self._settle()
+        if self._idle_bytes > IDLE_BYTES_MIN and self._is_wasteful():
+            with self._lock:
+                dropped = self._retire(self._idle_bytes_max(), self._clock - IDLE_ALLOCATIONS_MAX)
+            self._drop(dropped)
         return piece
 
     def _reuse(self, size: int) -> Piece | None:
@@ -227,15 +229,6 @@ class Arena:
     def _give_back(self, region: _Region, offset: int, size: int) -> None:
         if not self._refusal:
             self._returned.append((region, offset, size))
-            self._settle()
-
-    def _settle(self) -> None:
-        """Sorts in what came back and gives up what is idle for too long, unless we are inside and about to."""
-        while (self._returned or self._is_wasteful()) and not self._is_inside():
-            with self._lock:
-                self._sort_in()
-                dropped = self._retire(self._idle_bytes_max(), self._clock - IDLE_ALLOCATIONS_MAX)
-            self._drop(dropped)
 
     def _is_inside(self) -> bool:
         """Whether this very thread holds the lock, and has been interrupted by a finaliser."""
@@ -261,8 +254,6 @@ class Arena:
             self._sort_in()
             dropped = self._retire(keep_bytes, self._clock + 1)
         self._drop(dropped)
-        if self._returned:
-            self._settle()
 
     def _idle_bytes_max(self) -> int:
         return max(IDLE_BYTES_MIN, self._bytes_in_use // IDLE_SHARE)
@@ -351,10 +342,7 @@ class Arena:
         with self._lock:
             self._sort_in()
             mapped, in_use = self._bytes_mapped, self._bytes_in_use
-            found = ArenaStatistics(len(self._regions), mapped, in_use, mapped - in_use)
-        if self._returned:
-            self._settle()
-        return found
+            return ArenaStatistics(len(self._regions), mapped, in_use, mapped - in_use)
 
     def _disown(self) -> None:
         """In the child of a fork: the lock may be held by a thread that is not here, and the memory is not ours."""

@@ -32,26 +32,27 @@ class Keeper(Trainee):
         self._tensors = [pccl.zeros(COUNT), np.zeros(COUNT, np.float32)]  # synced where it is, and through the window
         infos = [TensorInfo.from_numpy(tensor, f"tensor {i}") for i, tensor in enumerate(self._tensors)]
         self._state = SharedState(infos)
+        self._agreed = 0  # the revision of the last sync that succeeded: a step is made from there, however often
 
     def live(self) -> None:
-        self._peer.connect()
-        self.tell("in")
         while True:
             try:
-                self._step()
-                self._peer.update_topology()
+                self._peer.connect()
+                self.tell("in")
+                while True:
+                    self._step()
+                    self._peer.update_topology()
             except MasterLostError:
                 self.tell("again")
                 self._peer.close()
-                self._peer.connect()
-                self.tell("in")
 
     def _step(self) -> None:
-        revision = self._state.revision
+        revision = self._agreed
         if revision == 0 or (revision + self._number) % LAZY:
+            self._state.revision = revision + 1
             self._fill(revision + 1)
-            self._state.push_revision()
         else:
+            self._state.revision = revision
             for tensor in self._tensors:
                 tensor[:] = -1
         while True:
@@ -71,6 +72,7 @@ class Keeper(Trainee):
                 self.tell("wrong", f"revision {self._state.revision} does not hold its pattern")
         if self._state.revision < revision:
             self.tell("wrong", f"revision {revision} became {self._state.revision}")
+        self._agreed = self._state.revision
         self.tell("ok", self._state.revision)
 
     def _fill(self, revision: int) -> None:

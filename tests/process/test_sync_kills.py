@@ -61,7 +61,8 @@ def kill_one(ring: Ring, chance: random.Random, role: str) -> tuple[float, int]:
     revisions: dict[int, int] = {}
     while revisions.keys() < survivors:
         waited = (time.monotonic_ns() - killed_ns) / 1e9
-        assert waited < WHOLE_SECONDS_MAX, f"{role} of {number} was killed: {survivors - revisions.keys()} stand still"
+        still = survivors - revisions.keys()
+        assert waited < WHOLE_SECONDS_MAX, f"{role} of {number} was killed, {still} stand still; {ring.errors()}"
         told = ring.read(0.1)
         if told is not None and told.event == "ok" and told.time_ns > killed_ns and told.number in survivors:
             revisions[told.number] = int(told.words)

@@ -57,20 +57,22 @@ class Trainee:
         os.write(1, line.encode() + b"\n")
 
     def live(self) -> None:
-        self._peer.connect()
-        self.tell("in")
         while True:
             try:
-                for step in range(REDUCES):
-                    self._reduce(self._tensors[step % 2], QUANTIZATION if step < 2 else None)
-                self._peer.update_topology()
-            except TooFewPeersError:
-                self._peer.update_topology()
+                self._peer.connect()
+                self.tell("in")
+                while True:
+                    self._work()
             except MasterLostError:
                 self.tell("again")
                 self._peer.close()
-                self._peer.connect()
-                self.tell("in")
+
+    def _work(self) -> None:
+        """What lies between two topology rounds, and the next one. Nobody is left to reduce with: wait for others."""
+        with contextlib.suppress(TooFewPeersError):
+            for step in range(REDUCES):
+                self._reduce(self._tensors[step % 2], QUANTIZATION if step < 2 else None)
+        self._peer.update_topology()
 
     def _reduce(self, tensor: np.ndarray, how: QuantizationOptions | None) -> None:  # type: ignore[type-arg]
         tensor[:] = self._pattern

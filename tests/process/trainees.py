@@ -79,6 +79,10 @@ class Ring:
             self.footprints.setdefault(told.number, []).append((told.bytes_in_use, told.descriptors))
         return told
 
+    def errors(self) -> str:
+        """The last that trainees wrote to their standard error."""
+        return self.script.errors()[-3000:]
+
     def until_whole(self) -> int:
         """Wait until the last success of everybody was of one full ring; its epoch."""
         deadline = time.monotonic() + WHOLE_SECONDS_MAX
@@ -87,7 +91,7 @@ class Ring:
             epochs = {told.epoch for told in lasts}
             if len(lasts) == PEERS and {told.world for told in lasts} == {PEERS} and len(epochs) == 1:
                 return epochs.pop()
-            assert time.monotonic() < deadline, f"the ring is not whole: {lasts}; {self.script.errors()[-3000:]}"
+            assert time.monotonic() < deadline, f"the ring is not whole: {lasts}; {self.errors()}"
             self.read(0.1)
 
     def processes(self) -> list[tuple[int, str, int]]:

@@ -356,12 +356,15 @@ def test_large_memory_that_is_not_wanted_any_more_is_given_back(impatient: Arena
     assert gone == [segment]
 
 
-def test_idle_memory_that_is_little_beside_what_is_in_use_is_kept(impatient: Arena) -> None:
+@pytest.mark.parametrize(("idle_mib", "segments"), [(9, 3), (12, 2)])
+def test_idle_memory_that_is_little_beside_what_is_in_use_is_kept(
+    impatient: Arena, idle_mib: int, segments: int
+) -> None:
+    """Goal: up to a quarter of it; what is used all the time does not count as idle."""
     guard = impatient.allocate(40 * MIB)
-    impatient.allocate(9 * MIB).release()
+    impatient.allocate(idle_mib * MIB).release()
     for _ in range(30):
         impatient.allocate(2 * MIB).release()
 
-    # Eleven idle MiB are more than the quarter of forty; without the two that are used all the time they are not.
-    assert impatient.statistics().segments == 2
+    assert impatient.statistics().segments == segments
     assert guard.nbytes == 40 * MIB

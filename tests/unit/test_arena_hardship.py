@@ -144,16 +144,15 @@ def test_a_release_inside_the_arena_neither_waits_nor_is_lost(arena: Arena) -> N
     assert arena.allocate(100).address == address
 
 
-def test_a_release_waits_for_another_thread_and_not_for_ever(arena: Arena) -> None:
-    """Goal: who is outside waits its turn; what it gives back is there for the next request."""
+def test_a_release_does_not_wait_for_another_thread(arena: Arena) -> None:
+    """Goal: it may come from a finaliser, anywhere; what it gives back is there for the next request."""
     piece = arena.allocate(100)
     address = piece.address
     thread = threading.Thread(target=piece.release)
     with arena._lock:
         thread.start()
-        thread.join(0.05)
-        assert thread.is_alive()
-    thread.join(10)
+        thread.join(10)
+        assert not thread.is_alive()
 
     assert arena.allocate(100).address == address
 
@@ -161,6 +160,7 @@ def test_a_release_waits_for_another_thread_and_not_for_ever(arena: Arena) -> No
 def test_an_interrupt_between_two_lists_costs_nothing_but_the_segment(arena: Arena) -> None:
     """Goal: Ctrl-C after a spare segment was taken and before it was handed out; the rest goes on."""
     arena.allocate(2 * MIB).release()
+    assert arena.statistics().segments == 1  # and it is sorted in
     arena._spare[2 * MIB].clear()
 
     assert arena.allocate(2 * MIB).nbytes == 2 * MIB

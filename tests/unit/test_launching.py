@@ -11,9 +11,11 @@ import pytest
 import pccl
 from pccl._core.board import FLAG_BACKED_UP
 from pccl._core.events import REDUCED
+from pccl._core.operations import Operation, unpack_operations
 from pccl.launching import Launched, Request
 from pccl.memory.arena import default
-from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceInfo, ReduceOp, TensorMemory
+from pccl.tensors import TensorMemory
+from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceInfo, ReduceOp
 
 from .loopback import Member, connect, eventually, frame
 
@@ -25,6 +27,12 @@ def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationO
     asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, quantization)
     slot: Any = SimpleNamespace(index=3, sequence=4)
     return Launched(slot, asked, world)
+
+
+def told(launched: Launched) -> Operation:
+    """What the actor reads."""
+    (operation,) = unpack_operations(launched.operation())
+    return operation
 
 
 def find(array: Array) -> tuple[int, int]:
@@ -42,7 +50,7 @@ def shared(count: int = 100) -> Array:
 def test_shared_tensors_are_reduced_where_they_are() -> None:
     send, recv = shared(), pccl.zeros(100)
     launched = launch(send, recv)
-    what = launched.operation()
+    what = told(launched)
 
     assert (what.send_segment, what.send_offset) == find(send)
     assert (what.recv_segment, what.recv_offset) == find(recv)
@@ -61,7 +69,7 @@ def test_a_quantized_reduce_has_an_area(kind: str) -> None:
     recv = send if kind == "in place" else np.zeros_like(send) if kind == "staged" else pccl.zeros(100)
     held = default().statistics().bytes_in_use
     launched = launch(send, recv, quantization=QuantizationOptions(DataType.INT8))
-    what = launched.operation()
+    what = told(launched)
 
     assert (what.datatype, what.algorithm, what.quantized) == (10, 1, 1)
     assert what.area_segment == launched.segments[3] > 0
@@ -74,7 +82,7 @@ def test_no_algorithm_has_neither_area_nor_type() -> None:
     """Goal: peers that ask for nothing agree, whatever type they did not ask for."""
     tensor = shared()
     what = launch(tensor, tensor, quantization=QuantizationOptions(DataType.INT8, QuantizationAlgorithm.NONE))
-    assert (what.operation().algorithm, what.operation().quantized, what.operation().area_segment) == (0, 0, 0)
+    assert (told(what).algorithm, told(what).quantized, told(what).area_segment) == (0, 0, 0)
     what.fail()
 
 
@@ -95,7 +103,7 @@ def test_memory_that_cannot_be_had_leaves_nothing_behind(monkeypatch: pytest.Mon
 def test_a_shared_tensor_in_place_has_a_backup() -> None:
     tensor = shared()
     launched = launch(tensor, tensor)
-    what = launched.operation()
+    what = told(launched)
 
     assert (what.send_segment, what.send_offset) == (what.recv_segment, what.recv_offset) == find(tensor)
     assert what.flags == FLAG_BACKED_UP
@@ -109,7 +117,7 @@ def test_other_tensors_are_staged(send_is_shared: bool, recv_is_shared: bool) ->
     send = shared() if send_is_shared else np.arange(100, dtype=np.float32)
     recv = pccl.zeros(100) if recv_is_shared else np.zeros(100, np.float32)
     launched = launch(send, recv)
-    what = launched.operation()
+    what = told(launched)
 
     assert (what.send_segment, what.send_offset) == (what.recv_segment, what.recv_offset)
     assert (what.flags, what.backup_segment) == (0, 0)
@@ -147,7 +155,7 @@ def test_tensors_that_overlap_are_staged() -> None:
 def test_nothing_is_reduced_as_well() -> None:
     empty = pccl.empty(0)
     launched = launch(empty, empty)
-    assert launched.operation().count == 0
+    assert told(launched).count == 0
     launched.succeed(REDUCED.pack(1, 0, 0, 0, 0, 0))
 
 
@@ -155,11 +163,11 @@ def test_memory_is_given_back_once() -> None:
     tensor = shared()
     for _ in range(3):
         launched = launch(tensor, tensor)
-        place = launched.operation().backup_segment, launched.operation().backup_offset
+        place = told(launched).backup_segment, told(launched).backup_offset
         launched.release()
         launched.release()
         again = launch(tensor, tensor)
-        assert (again.operation().backup_segment, again.operation().backup_offset) == place
+        assert (told(again).backup_segment, told(again).backup_offset) == place
         again.release()
 
 
@@ -174,7 +182,7 @@ def test_a_real_worker_fills_the_backup_and_a_failure_empties_it() -> None:
             for segment in filter(None, launched.segments):
                 member.segments[segment] = default().descriptor(segment)
             worker = member.worker(False, 0, far)
-            assert member.board.begin(1, launched.operation(), 0, 2)
+            assert member.board.begin(1, told(launched), 0, 2)
             near.sendall(frame(1, 0, 1, 0, np.ones(500, np.float32).tobytes()))
             eventually(lambda: member.board.statistics(1)[1] == 2000)
             assert (tensor[500:] == np.arange(501, 1001)).all()

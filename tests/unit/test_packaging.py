@@ -77,7 +77,7 @@ def test_values_work_without_array_libraries(blocked: set[str]) -> None:
     """Goal: with only numpy, only torch, or neither, the values do what does not need the missing one."""
     code = """
 import pccl
-from pccl.values import TensorMemory
+from pccl.tensors import TensorMemory
 assert pccl.DataType.FLOAT.itemsize == 4
 try:
     TensorMemory.of([1.0])

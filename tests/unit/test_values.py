@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pccl.tensors import ReduceOpDescriptor, TensorMemory
 from pccl.values import (
     Attribute,
     DataType,
@@ -21,12 +22,10 @@ from pccl.values import (
     ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
-    ReduceOpDescriptor,
     ReduceOperandDescriptor,
     Result,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
-    TensorMemory,
 )
 
 # Written out once more, on purpose: the source and this table must both change
