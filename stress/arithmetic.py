@@ -31,6 +31,7 @@ OPERATIONS_MAX = 5  # in one round
 WEIGHTS = 8_192  # elements of the part of a state that results are added to
 NOTES = 64  # elements of the part that a training process keeps in ordinary memory
 BALLAST = 1 << 18  # elements that follow from the revision alone: something to move for those who lack it
+OPTIMIZED_EVERY = 50  # one of so many rounds ends with an optimisation of the rings
 PERIOD = 7  # of the pattern in every tensor
 BASES = 100  # how many different contributions there are
 TOLERANCE = 0.02  # of a quantized sum, for each of its members: half a step of 256 over the range, with room
@@ -53,6 +54,11 @@ class Operation:
         """As the library matches it."""
         return self.index + 1
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a failure leaves in the target what was there by then: workers write to it, and nobody restores it."""
+        return self.shared and not self.in_place and not self.quantized
+
 
 def draw_operations(seed: int, group: int, number: int, places: int) -> list[Operation]:
     """The operations of one round of one group."""
@@ -73,6 +79,11 @@ def draw_operations(seed: int, group: int, number: int, places: int) -> list[Ope
             )
         )
     return operations
+
+
+def is_optimized(seed: int, number: int) -> bool:
+    """Whether a round ends with an optimisation of the rings. All groups take part in it, so the group has no say."""
+    return zlib.crc32(f"{seed} rings {number}".encode()) % OPTIMIZED_EVERY == 0
 
 
 def base_of(life: int, number: int, index: int) -> int:
@@ -100,6 +111,21 @@ def contribution(operation: Operation, number: int, place: int, places: int, lif
 def who_took_part(result: Array, places: int) -> tuple[tuple[int, int], ...]:
     """Place and life of everyone in the list at the beginning of an exact result."""
     return tuple((place, int(life)) for place, life in enumerate(result[:places].tolist()) if life)
+
+
+def how_far(target: Array, places: int) -> tuple[int, float]:
+    """How far an exact reduce got that was begun with zeros in its target, and failed.
+
+    The steps of the pattern are as high as contributions were added. Returns how many those are where they are most,
+    and in how much of the tensor they are so many.
+    """
+    begin = places + -places % PERIOD
+    rows = target[begin : begin + (len(target) - begin) // PERIOD * PERIOD].reshape(-1, PERIOD)
+    steps = np.diff(rows[:, :3])
+    # Where the two differ, the border between two blocks lies among them.
+    counts = np.bincount(steps[steps[:, 0] == steps[:, 1], 0].clip(0, places).astype(np.int64), minlength=2)
+    most = int(counts.nonzero()[0].max(initial=0))
+    return most, float(counts[most] / max(counts.sum(), 1))
 
 
 def expected(operation: Operation, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:

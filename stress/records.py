@@ -84,6 +84,7 @@ class Reduced:
     who: tuple[tuple[int, int], ...] = ()  # place and life of everyone who took part, read from the result
     span: tuple[float, float] = (0.0, 0.0)  # of a quantized result: smallest and largest element
     exhibit: tuple[int, int] | None = None  # of a failed one: where the tensor lies, untouched, and how long it is
+    progress: tuple[int, float] = (0, 0.0)  # of a failed one whose target shows it: see `arithmetic.how_far`
 
 
 @dataclass(frozen=True, slots=True)
