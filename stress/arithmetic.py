@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a failure leaves in the target what was there by then: workers write to it, and nobody restores it."""
+        """Whether a failure leaves in the target what had come: workers write straight to it, nobody restores it."""
         return self.shared and not self.in_place and not self.quantized
 
 
@@ -73,7 +73,7 @@ def draw_operations(seed: int, group: int, number: int, places: int) -> list[Ope
                 max(chance.choice(COUNTS), places),
                 "float32" if quantized else chance.choice(("float32", "int32", "int64")),
                 quantized,
-                in_place=chance.random() < 0.7,
+                in_place=chance.random() < 0.6,
                 shared=chance.random() < 0.7,
                 in_list=listed and index < 3,
             )

@@ -57,11 +57,11 @@ class Round:
     """What is known about one topology round, or about the optimisation at its end."""
 
     first_return_ns: int
-    optimizes: bool = False
     last_start_ns: int = 0
     common: tuple[Numbers, int] | None = None  # what somebody was told, and which life
     groups: dict[int, tuple[Numbers, int]] = field(default_factory=dict)
     lives: set[int] = field(default_factory=set)
+    optimizes: bool = False
 
 
 class Agreement:
@@ -82,7 +82,7 @@ class Agreement:
         self._last[step.life] = step
         key = step.numbers.round, step.call == OPTIMIZE
         if key not in self._rounds:
-            self._rounds[key] = Round(step.end_ns, key[1])
+            self._rounds[key] = Round(step.end_ns, optimizes=key[1])
             self.count += not key[1]
         found = self._rounds[key]
         found.first_return_ns = min(found.first_return_ns, step.end_ns)

@@ -55,7 +55,7 @@ class Kind(StrEnum):
 FAMILIES: dict[str, dict[Kind, int]] = {
     "kill": {
         Kind.KILL_TRAINING: 30,
-        Kind.KILL_TWO: 8,
+        Kind.KILL_TWO: 10,
         Kind.KILL_ACTOR: 15,
         Kind.KILL_SENDER: 10,
         Kind.KILL_RECEIVER: 10,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 STATES_KEPT = 256  # contents of a group that are remembered: those of the last rounds
 OPERATIONS_KEPT = 4096  # operations that somebody may still tell of
-SPREADING = 1.25  # times a chunk: complete in more than the one that a peer completes itself; chunks are not quite equal
+SPREADING = 1.25  # chunks that are complete: more than the one that a peer completes itself; they are not quite equal
 SAMPLED = 8  # of so many contributions that were left alone, one is looked at
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -212,10 +212,9 @@ class RoundOfReduces:
             self._exhibits.append((now + EXHIBIT_SECONDS, flight.source))
             exhibit = (flight.source.ctypes.data, flight.source.nbytes)
         operation, attempt = flight.operation, flight.attempt
-        progress = how_far(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
-        return Reduced(
-            *(self._number, operation.index, attempt, False, 0, flight.before, after), exhibit=exhibit, progress=progress
-        )
+        far = how_far(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
+        fact = Reduced(self._number, operation.index, attempt, False, 0, flight.before, after)
+        return replace(fact, exhibit=exhibit, progress=far)
 
     def _tell(self, flight: Flight, fact: Reduced) -> None:
         self._teller.tell(REDUCE, flight.start_ns, None, None, fact)

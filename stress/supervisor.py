@@ -74,7 +74,7 @@ def _options() -> Options:
         handshake_timeout=1.0,
         unreachable_expiry=1.0,
         probe_time=0.04,
-        probe_rounds=6,
+        probe_rounds=4,
         rates_expiry=10.0,
         moonshot_time=1.0,
         check=True,
