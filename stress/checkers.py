@@ -348,6 +348,8 @@ class Judge:
         allowed_ns = self._allowed(step.life, step.start_ns + self._call_ns, step.end_ns)
         if step.call in (WAIT, PENDING):
             allowed_ns += self._slack_ns
+        elif step.call == OPTIMIZE:
+            allowed_ns += int(self.bounds.measuring * SECOND)
         if step.end_ns > allowed_ns:
             late = (step.end_ns - allowed_ns) / SECOND
             text = (

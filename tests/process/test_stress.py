@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -19,13 +18,11 @@ from click.testing import CliRunner
 from pccl.cli.stress import stress
 from pccl.stress.checkers import SECOND, Agreement, Judge, Round, judge_growth, judge_round
 from pccl.stress.faults import ALL_FAMILIES, ELDER, FAMILIES, LINK_FAULTS, MENDED, Kind, draw_plan, is_proxied
-from pccl.stress.hunting import FAILURE, RETRY, Hunter
 from pccl.stress.outside import marked_processes
 from pccl.stress.paths import Path as RarePath
 from pccl.stress.paths import missing
 from pccl.stress.records import (
     CONNECT,
-    OPTIMIZE,
     PENDING,
     REDUCE,
     SYNC,
@@ -212,28 +209,6 @@ def test_durations_are_read(word: str, seconds: float) -> None:
     assert stress.make_context("stress", ["--churn", "--duration", word]).params["duration"] == seconds
 
 
-def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: it meets the retry of its own group; where nothing fails it comes all the same."""
-    now = 100.0
-    monkeypatch.setattr("pccl.stress.hunting.time.monotonic", lambda: now)
-    hunter = Hunter()
-    drawn = next(iter(draw_plan(3, 5, (0.5, 1.0), 2.0)))
-    first, second = (replace(drawn, kind=Kind.KILL_TRAINING, place=place, pause=1.0) for place in (2, 3))
-    failed = Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, False, 0, 7, 7))
-    hunter.await_failure(first, 0)
-    hunter.await_failure(second, 1)
-    hunter.hear(replace(failed, fact=Reduced(1, 0, 1, True, 2, 7, 8)))
-    hunter.hear(failed)
-    assert hunter.due() == []
-
-    now += RETRY + 1e-6
-    assert hunter.due() == [first]
-    now += FAILURE
-    assert hunter.waits
-    assert hunter.due() == [second]
-    assert not hunter.waits
-
-
 # --- Laws -------------------------------------------------------------------
 
 
@@ -412,56 +387,6 @@ def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> No
         judge.harmed(kind, [2], SECOND, pause, None)
         judge.told(step(2, 1.0, 1.5, None, TOPOLOGY, "MasterLostError: silent"))
         assert laws(judge) == found
-
-
-def test_optimisations_are_told_to_all_alike() -> None:
-    """Goal: an optimisation makes no round, may raise epochs, and tells the same to everybody."""
-    agreement = Agreement()
-    for life in (1, 2):
-        agreement.add(step(life, 1.0, 1.1, numbers(life, number=4)))
-        agreement.add(step(life, 2.0, 2.5, numbers(life, number=4, epoch=2), OPTIMIZE))
-        agreement.add(step(life, 3.0, 3.1, numbers(life, number=5, epoch=2)))
-    assert agreement.found == []
-    assert agreement.count == 2
-
-    agreement.add(step(1, 4.0, 4.1, numbers(1, number=5, epoch=3), OPTIMIZE))
-    agreement.add(step(2, 4.0, 4.1, numbers(2, number=5, epoch=4), OPTIMIZE))
-    assert [violation.law for violation in agreement.found] == ["agreement"]
-
-    agreement.add(step(2, 4.0, 4.1, numbers(2, number=6, epoch=4), OPTIMIZE))
-    assert [violation.law for violation in agreement.found] == ["agreement", "order"]
-
-
-def test_only_who_is_alone_has_nothing_to_optimise() -> None:
-    """Goal: the refusal needs that nobody else was there; no other refusal is excused."""
-    refusal = "UsageError: optimize_topology needs at least 2 peers in the run, and there is 1: let others join first"
-    other = "UsageError: deadlock"
-    for victims, error, found in [([2], refusal, []), ([], refusal, ["innocence"]), ([2], other, ["innocence"])]:
-        judge = judge_of(1, 2)
-        judge.harmed(Kind.KILL_TRAINING, victims, SECOND, 0.0, -9)
-        judge.told(step(1, 1.1, 1.2, None, OPTIMIZE, error))
-        assert laws(judge) == found
-
-
-@pytest.mark.parametrize(("asked", "died", "paths"), [
-    (1.5, 1.5, {RarePath.JOINED_OPTIMIZING, RarePath.DIED_OPTIMIZING}),
-    (0.8, 0.9, {RarePath.JOINED_OPTIMIZING}),
-    (2.2, 2.3, set()),
-])  # fmt: skip
-def test_what_happens_during_an_optimisation_is_noticed(asked: float, died: float, paths: set[RarePath]) -> None:
-    """Goal: a death while all survivors were in it, and a newcomer that asked before and was let in after."""
-    judge = judge_of(1, 2)
-    judge.born(3, 0)
-    judge.told(step(3, 0.5, 0.6, numbers(3, number=2, world=3, group=3, largest=3), CONNECT))
-    judge.born(4, int(asked * SECOND))
-    judge.harmed(Kind.KILL_TRAINING, [3], int(died * SECOND), 0.0, -9)
-    for life in (1, 2):
-        judge.told(step(life, 1.0 + life / 100, 1.98 + life / 100, numbers(life), OPTIMIZE))
-    judge.told(step(4, asked, 3.0, numbers(4, number=3, world=3, group=3, largest=3), CONNECT))
-    judge.finish(4 * SECOND)
-
-    assert laws(judge) == []
-    assert paths == {RarePath.JOINED_OPTIMIZING, RarePath.DIED_OPTIMIZING} & judge.tally.paths.keys()
 
 
 def test_a_lost_state_needs_a_reason() -> None:
