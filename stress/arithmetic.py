@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COUNTS = (256, 4_001, 40_000, 160_000)  # elements: one small block up to several blocks per peer
+COUNT_LONG = 320_000  # elements of every other reduce whose target shows how far it got: long enough to be caught at it
 OPERATIONS_MAX = 5  # in one round
 WEIGHTS = 8_192  # elements of the part of a state that results are added to
 NOTES = 64  # elements of the part that a training process keeps in ordinary memory
@@ -56,8 +57,11 @@ class Operation:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a failure leaves in the target what had come: workers write straight to it, nobody restores it."""
-        return self.shared and not self.in_place and not self.quantized
+        """Whether a failure leaves in the target what had come: workers write straight to it, nobody restores it.
+
+        Those of a list are retried before anybody can look.
+        """
+        return self.shared and not (self.in_place or self.in_list or self.quantized)
 
 
 def draw_operations(seed: int, group: int, number: int, places: int) -> list[Operation]:
@@ -67,17 +71,18 @@ def draw_operations(seed: int, group: int, number: int, places: int) -> list[Ope
     operations = []
     for index in range(chance.randint(1, OPERATIONS_MAX)):
         quantized = chance.random() < 0.3
-        operations.append(
-            Operation(
-                index,
-                max(chance.choice(COUNTS), places),
-                "float32" if quantized else chance.choice(("float32", "int32", "int64")),
-                quantized,
-                in_place=chance.random() < 0.6,
-                shared=chance.random() < 0.7,
-                in_list=listed and index < 3,
-            )
+        operation = Operation(
+            index,
+            max(chance.choice(COUNTS), places),
+            "float32" if quantized else chance.choice(("float32", "int32", "int64")),
+            quantized,
+            in_place=chance.random() < 0.6,
+            shared=chance.random() < 0.7,
+            in_list=listed and index < 3,
         )
+        if operation.shows_progress and chance.random() < 0.5:
+            operation = replace(operation, count=COUNT_LONG)
+        operations.append(operation)
     return operations
 
 

@@ -214,6 +214,7 @@ class Supervisor:
     def _make_peace(self) -> None:
         """Faults have stopped: whoever is stopped goes on, places are filled, and everybody must meet."""
         self.phase = "peace"
+        self._hunter = Hunter()  # what still waits for its moment is called off
         deadline = time.monotonic() + PEACE_TIMEOUT
         while not self._is_over():
             self._serve()
