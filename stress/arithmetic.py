@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COUNTS = (256, 4_001, 40_000, 160_000)  # elements: one small block up to several blocks per peer
+COUNT_LONG = 320_000  # elements of every other reduce whose target shows how far it got: long enough to be caught at it
 OPERATIONS_MAX = 5  # in one round
 WEIGHTS = 8_192  # elements of the part of a state that results are added to
 NOTES = 64  # elements of the part that a training process keeps in ordinary memory
 BALLAST = 1 << 18  # elements that follow from the revision alone: something to move for those who lack it
+OPTIMIZED_EVERY = 50  # one of so many rounds ends with an optimisation of the rings
 PERIOD = 7  # of the pattern in every tensor
 BASES = 100  # how many different contributions there are
 TOLERANCE = 0.02  # of a quantized sum, for each of its members: half a step of 256 over the range, with room
@@ -53,6 +55,14 @@ class Operation:
         """As the library matches it."""
         return self.index + 1
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a failure leaves in the target what had come: workers write straight to it, nobody restores it.
+
+        Those of a list are retried before anybody can look.
+        """
+        return self.shared and not (self.in_place or self.in_list or self.quantized)
+
 
 def draw_operations(seed: int, group: int, number: int, places: int) -> list[Operation]:
     """The operations of one round of one group."""
@@ -61,18 +71,24 @@ def draw_operations(seed: int, group: int, number: int, places: int) -> list[Ope
     operations = []
     for index in range(chance.randint(1, OPERATIONS_MAX)):
         quantized = chance.random() < 0.3
-        operations.append(
-            Operation(
-                index,
-                max(chance.choice(COUNTS), places),
-                "float32" if quantized else chance.choice(("float32", "int32", "int64")),
-                quantized,
-                in_place=chance.random() < 0.7,
-                shared=chance.random() < 0.7,
-                in_list=listed and index < 3,
-            )
+        operation = Operation(
+            index,
+            max(chance.choice(COUNTS), places),
+            "float32" if quantized else chance.choice(("float32", "int32", "int64")),
+            quantized,
+            in_place=chance.random() < 0.6,
+            shared=chance.random() < 0.7,
+            in_list=listed and index < 3,
         )
+        if operation.shows_progress and chance.random() < 0.5:
+            operation = replace(operation, count=COUNT_LONG)
+        operations.append(operation)
     return operations
+
+
+def is_optimized(seed: int, number: int) -> bool:
+    """Whether a round ends with an optimisation of the rings. All groups take part in it, so the group has no say."""
+    return zlib.crc32(f"{seed} rings {number}".encode()) % OPTIMIZED_EVERY == 0
 
 
 def base_of(life: int, number: int, index: int) -> int:
@@ -100,6 +116,21 @@ def contribution(operation: Operation, number: int, place: int, places: int, lif
 def who_took_part(result: Array, places: int) -> tuple[tuple[int, int], ...]:
     """Place and life of everyone in the list at the beginning of an exact result."""
     return tuple((place, int(life)) for place, life in enumerate(result[:places].tolist()) if life)
+
+
+def how_far(target: Array, places: int) -> tuple[int, float]:
+    """How far an exact reduce got that was begun with zeros in its target, and failed.
+
+    The steps of the pattern are as high as contributions were added. Returns how many those are where they are most,
+    and in how much of the tensor they are so many.
+    """
+    begin = places + -places % PERIOD
+    rows = target[begin : begin + (len(target) - begin) // PERIOD * PERIOD].reshape(-1, PERIOD)
+    steps = np.diff(rows[:, :3])
+    # Where the two differ, the border between two blocks lies among them.
+    counts = np.bincount(steps[steps[:, 0] == steps[:, 1], 0].clip(0, places).astype(np.int64), minlength=2)
+    most = int(counts.nonzero()[0].max(initial=0))
+    return most, float(counts[most] / max(counts.sum(), 1))
 
 
 def expected(operation: Operation, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:

@@ -2,7 +2,8 @@
 
 **Agreement.** Every round has a number, which all its members are told. Whoever was told the same number was told the
 same world; members of one group also the same epoch and size. A member takes part in every round, so its rounds follow
-each other without a gap, unless it gave a call up that was answered all the same. Epochs never fall.
+each other without a gap, unless it gave a call up that was answered all the same. Epochs never fall. An optimisation of
+the rings is told to all alike, too, and makes no round.
 
 **Promptness.** A call may take `Bounds.call`, counted from its beginning or from the last fault, whichever is later;
 a stopped peer, or one behind a silent link, holds the others up until it goes on or its silence is noticed.
@@ -24,6 +25,7 @@ from .paths import Path
 from .records import (
     APPLY,
     CONNECT,
+    OPTIMIZE,
     PENDING,
     ROUNDS,
     SYNC,
@@ -47,17 +49,19 @@ SAMPLES_MIN = 12  # fewer say nothing about a trend
 LINK_LOSSES = frozenset({Kind.HALF_CLOSE_RING, Kind.HALF_CLOSE_MASTER, Kind.FLIP_RING, Kind.FLIP_MASTER})
 ATTEMPTS_MAX = 50  # at one reduce; every one of them but the last needs a fault of its own
 NO_STATE = "NO_SHARED_STATE_AVAILABLE"
+ALONE = "needs at least 2 peers in the run"
 
 
 @dataclass(slots=True)
 class Round:
-    """What is known about one topology round."""
+    """What is known about one topology round, or about the optimisation at its end."""
 
     first_return_ns: int
     last_start_ns: int = 0
     common: tuple[Numbers, int] | None = None  # what somebody was told, and which life
     groups: dict[int, tuple[Numbers, int]] = field(default_factory=dict)
     lives: set[int] = field(default_factory=set)
+    optimizes: bool = False
 
 
 class Agreement:
@@ -67,20 +71,20 @@ class Agreement:
         self.found: list[Violation] = []
         self.finished: deque[Round] = deque()  # complete, for others to look at and take
         self.count = 0
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[tuple[int, bool], Round] = {}  # by number, and whether it is the optimisation
         self._last: dict[int, Step] = {}  # life -> its previous round, unless a call failed since
 
     def add(self, step: Step) -> None:
-        """A connect or a round of some peer."""
+        """A connect, a round or an optimisation of some peer."""
         previous = self._last.pop(step.life, None)
         if step.numbers is None:
             return  # given up or failed: whether a round took place without its answer is not known
         self._last[step.life] = step
-        number = step.numbers.round
-        if number not in self._rounds:
-            self._rounds[number] = Round(step.end_ns)
-            self.count += 1
-        found = self._rounds[number]
+        key = step.numbers.round, step.call == OPTIMIZE
+        if key not in self._rounds:
+            self._rounds[key] = Round(step.end_ns, optimizes=key[1])
+            self.count += not key[1]
+        found = self._rounds[key]
         found.first_return_ns = min(found.first_return_ns, step.end_ns)
         found.lives.add(step.life)
         if step.call != CONNECT:  # a newcomer may have asked long before the round began
@@ -90,8 +94,8 @@ class Agreement:
 
     def settle(self, until_ns: int) -> None:
         """Nobody will tell of rounds that ended before that time any more."""
-        for number in [n for n, found in self._rounds.items() if found.first_return_ns < until_ns]:
-            self.finished.append(self._rounds.pop(number))
+        for key in [key for key, found in self._rounds.items() if found.first_return_ns < until_ns]:
+            self.finished.append(self._rounds.pop(key))
 
     def forget(self, life: int) -> None:
         """It has ended; its number is never used again."""
@@ -116,7 +120,8 @@ class Agreement:
         if previous is None or previous.numbers is None or step.numbers is None:
             return
         before, after = previous.numbers, step.numbers
-        if before.peer == after.peer and (after.epoch < before.epoch or after.round != before.round + 1):
+        number = before.round + (step.call != OPTIMIZE)
+        if before.peer == after.peer and (after.epoch < before.epoch or after.round != number):
             text = f"life {step.life} went from {before} to {after}"
             self.found.append(Violation(step.end_ns, "order", text))
 
@@ -164,6 +169,7 @@ class Life:
     heard_ns: int
     group: int = 0
     joined: bool = False
+    joined_ns: int = 0
     synced: bool = False  # in this membership
     ended_ns: int = 0  # when it was harmed so that it ends, or was found ended
     expected: set[int] = field(default_factory=set)  # exit statuses that follow from what was done to it
@@ -182,6 +188,7 @@ class Judge:
         self._call_ns = int(bounds.call * SECOND)
         self._hang_ns = int(bounds.hang * SECOND)
         self._deeds: deque[Deed] = deque()
+        self._joins: deque[tuple[int, int]] = deque()  # begin and end of connects
         self._agreement = Agreement()
 
     # ------------------------------------------------------------------------------------------ what happens
@@ -249,7 +256,7 @@ class Judge:
             self._judge_join(step, life)
         elif step.call != APPLY:
             self._judge_duration(step)
-        if step.call == CONNECT or step.call in ROUNDS:
+        if step.call in (CONNECT, OPTIMIZE) or step.call in ROUNDS:
             self._agreement.add(step)
         if step.call in ROUNDS and step.numbers is not None:
             self._note_response(step)
@@ -295,6 +302,8 @@ class Judge:
             for deed in self._deeds:
                 deed.waiting.discard(step.life)  # it waited for more peers, not for the answer to a fault
             return
+        if step.call == OPTIMIZE and ALONE in step.error and self._was_alone(step):
+            return
         if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
             self.lives[step.life].joined = self.lives[step.life].synced = False
             return
@@ -310,6 +319,12 @@ class Judge:
                 found = deed.cost = True
         return found
 
+    def _was_alone(self, step: Step) -> bool:
+        """Whether there was no other member all the time to whom nothing had been done."""
+        harmed = {number for deed in self._deeds for number in deed.victims}
+        others = [life for life in self.lives.values() if life.number not in harmed | {step.life}]
+        return not any(life.joined and life.joined_ns < step.start_ns and not life.ended_ns for life in others)
+
     def _is_mended(self, deed: Deed) -> bool:
         """Whether a membership survives this."""
         return deed.kind in MENDED or 0 < deed.pause_ns < self.bounds.silence * SECOND / 2
@@ -317,7 +332,8 @@ class Judge:
     def _judge_join(self, step: Step, life: Life) -> None:
         if step.numbers is None:
             return
-        life.joined = True
+        life.joined, life.joined_ns = True, step.end_ns
+        self._joins.append((step.start_ns, step.end_ns))
         self.tally.joins += 1
         allowed_ns = self._allowed(step.life, step.start_ns, step.end_ns) + int(self.bounds.join * SECOND)
         if step.end_ns > allowed_ns:
@@ -332,6 +348,8 @@ class Judge:
         allowed_ns = self._allowed(step.life, step.start_ns + self._call_ns, step.end_ns)
         if step.call in (WAIT, PENDING):
             allowed_ns += self._slack_ns
+        elif step.call == OPTIMIZE:
+            allowed_ns += int(self.bounds.measuring * SECOND)
         if step.end_ns > allowed_ns:
             late = (step.end_ns - allowed_ns) / SECOND
             text = (
@@ -389,6 +407,8 @@ class Judge:
                 life.heard_ns = now_ns  # once is enough
         self._settle(now_ns - SETTLED_NS)
         old_ns = now_ns - REMEMBERED_NS
+        while self._joins and self._joins[0][1] < old_ns:
+            self._joins.popleft()
         while self._deeds and self._deeds[0].victim_deadline_ns < old_ns:
             self._note_end(self._deeds.popleft())
         for number in [n for n, life in self.lives.items() if life.ended_ns and life.ended_ns < old_ns]:
@@ -436,6 +456,22 @@ class Judge:
             )
             for text in judge_round(found, living):
                 self._object(found.first_return_ns, "world", text)
+            if found.optimizes:
+                self._mark_meanwhile(found)
+
+    def _mark_meanwhile(self, found: Round) -> None:
+        """What happened from the moment when all who tell of it were in an optimisation until the first had left it."""
+        begin_ns, end_ns = found.last_start_ns, found.first_return_ns
+        if any(start_ns < end_ns < until_ns for start_ns, until_ns in self._joins):
+            self._mark(Path.JOINED_OPTIMIZING)
+        for deed in self._deeds:
+            lost = deed.kind in ENDINGS and deed.kind is not Kind.CLOSE
+            if lost and begin_ns < deed.at_ns < end_ns and any(self._was_member(n, deed.at_ns) for n in deed.victims):
+                self._mark(Path.DIED_OPTIMIZING)
+
+    def _was_member(self, number: int, at_ns: int) -> bool:
+        life = self.lives.get(number)
+        return life is not None and life.joined and life.joined_ns < at_ns
 
     def _object(self, at_ns: int, law: str, text: str) -> None:
         self.violations.append(Violation(at_ns, law, text))

@@ -55,7 +55,7 @@ class Kind(StrEnum):
 FAMILIES: dict[str, dict[Kind, int]] = {
     "kill": {
         Kind.KILL_TRAINING: 30,
-        Kind.KILL_TWO: 8,
+        Kind.KILL_TWO: 10,
         Kind.KILL_ACTOR: 15,
         Kind.KILL_SENDER: 10,
         Kind.KILL_RECEIVER: 10,
@@ -74,7 +74,7 @@ FAMILIES: dict[str, dict[Kind, int]] = {
         Kind.FLIP_RING: 4,
         Kind.FLIP_MASTER: 2,
     },
-    "mass": {Kind.MASS_DEATH: 1},
+    "mass": {Kind.MASS_DEATH: 2},
 }
 ALL_FAMILIES = tuple(FAMILIES)
 
@@ -109,7 +109,6 @@ ENDINGS = {
 
 SHORT_STOP = (0.05, 0.5)  # seconds: a stall that the run sits out
 LONG_STOP = (0.5, 1.5)  # seconds beyond the heartbeat timeout: the run goes on without the stopped peer
-SECOND_DELAY = (0.01, 0.12)  # seconds between the two of KILL_TWO: the second meets what the first has made necessary
 RESPAWN = (0.0, 1.0)  # seconds until the place of a dead peer is taken by the next
 PROXIED_EVERY = 3  # every so many places are behind a proxy, so that most traffic takes the way of most users
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 STATES_KEPT = 256  # contents of a group that are remembered: those of the last rounds
 OPERATIONS_KEPT = 4096  # operations that somebody may still tell of
+SPREADING = 1.25  # chunks that are complete: more than the one that a peer completes itself; they are not quite equal
 SAMPLED = 8  # of so many contributions that were left alone, one is looked at
 
 
@@ -162,6 +163,10 @@ class Ledger:
             self.paths.append(Path.UNDONE_QUANTIZED)
         if fact.attempt > 1:
             self.paths.append(Path.FAILED_TWICE)
+        # While a peer still reduces, the part with the most contributions is one chunk, of as many chunks or more.
+        most, share = fact.progress
+        if share * most > SPREADING:
+            self.paths.append(Path.UNDONE_SPREADING if share < 1.0 else Path.UNDONE_COMPLETE)
 
     def contribution_of(self, step: Step) -> int:
         """The checksum of what a life put into the reduce that it tells of."""

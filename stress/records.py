@@ -84,6 +84,7 @@ class Reduced:
     who: tuple[tuple[int, int], ...] = ()  # place and life of everyone who took part, read from the result
     span: tuple[float, float] = (0.0, 0.0)  # of a quantized result: smallest and largest element
     exhibit: tuple[int, int] | None = None  # of a failed one: where the tensor lies, untouched, and how long it is
+    progress: tuple[int, float] = (0, 0.0)  # of a failed one whose target shows it: see `arithmetic.how_far`
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,7 @@ class Bounds:
     call: float = 1.0  # a call after the last fault, or after its own start
     silence: float = 2.0  # heartbeat_timeout of the run: how long a stopped peer may hold up the others
     stall: float = 1.5  # stall_timeout of the run: how long a link without a sign of life may hold up a reduce
+    measuring: float = 1.0  # what the probes of the run add to an optimisation, each with processes to be started
     join: float = 5.0  # from the start of a training process until it is a member
     exit: float = 5.0  # from the deed until the training process and all of its processes are gone
     hang: float = 4.0  # how much longer a call may take because of what is done to others, however much that is

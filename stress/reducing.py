@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,7 @@ from pccl import (
     TooFewPeersError,
 )
 
-from .arithmetic import Array, Operation, checksum, contribution, draw_operations, who_took_part
+from .arithmetic import Array, Operation, checksum, contribution, draw_operations, how_far, who_took_part
 from .records import REDUCE, Reduced, Task
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class RoundOfReduces:
         source = _tensor(operation)
         np.copyto(source, values)
         target = source if operation.in_place else _tensor(operation)
+        if operation.shows_progress:
+            target.fill(0)
         return Flight(operation, attempt, source, target, checksum(source), time.monotonic_ns())
 
     def _launch(self, membership: Communicator, operation: Operation, attempt: int) -> Flight:
@@ -210,7 +212,9 @@ class RoundOfReduces:
             self._exhibits.append((now + EXHIBIT_SECONDS, flight.source))
             exhibit = (flight.source.ctypes.data, flight.source.nbytes)
         operation, attempt = flight.operation, flight.attempt
-        return Reduced(self._number, operation.index, attempt, False, 0, flight.before, after, exhibit=exhibit)
+        far = how_far(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
+        fact = Reduced(self._number, operation.index, attempt, False, 0, flight.before, after)
+        return replace(fact, exhibit=exhibit, progress=far)
 
     def _tell(self, flight: Flight, fact: Reduced) -> None:
         self._teller.tell(REDUCE, flight.start_ns, None, None, fact)

@@ -31,7 +31,6 @@ from .faults import (
     ENDINGS,
     FAMILIES,
     LINK_FAULTS,
-    SECOND_DELAY,
     STOPS,
     Fault,
     Kind,
@@ -41,6 +40,8 @@ from .faults import (
     is_proxied,
     send,
 )
+from .hunting import TICK as HUNT_TICK
+from .hunting import Hunter
 from .outside import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
 from .paths import missing
 from .proxy import Network
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 TICK = 0.05  # seconds of the longest sleep: faults come this late at most
 WATCH_INTERVAL = 1.0  # seconds between two looks from outside
 PEACE_TIMEOUT = 15.0  # seconds in which all peers must find together once the faults have stopped
-HUNT = 1.5  # seconds in which a worker that lives for milliseconds is looked for, to kill it
-HUNT_TICK = 0.002  # seconds between two such looks
 EXHIBIT_DELAY = 0.2  # seconds after which a tensor that was restored is looked at: nobody may have written to it since
 EXHIBIT_SECONDS_MAX = 1.2  # after that its owner may use it again
 DESCRIPTORS_SPARE = 32  # what a master holds beside its peers: listener, loop, strangers on their way in
@@ -65,7 +64,7 @@ JOURNALS_MAX = 64  # lives whose lines are kept
 
 
 def _options() -> Options:
-    """Bounds that suit one machine: what is lost is missed within two seconds."""
+    """Bounds that suit one machine: what is lost is missed within two seconds, and links are measured in a moment."""
     return Options(
         heartbeat_interval=0.2,
         heartbeat_timeout=2.0,
@@ -74,6 +73,10 @@ def _options() -> Options:
         connect_timeout=1.0,
         handshake_timeout=1.0,
         unreachable_expiry=1.0,
+        probe_time=0.04,
+        probe_rounds=4,
+        rates_expiry=10.0,
+        moonshot_time=1.0,
         check=True,
     )
 
@@ -140,7 +143,7 @@ class Supervisor:
         self._ports: set[int] = set()
         self._lives = 0
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._hunt: tuple[float, float] | None = None  # until when, and the pause of the fault
+        self._hunter = Hunter()
         self._watched = 0.0
         self._places: dict[int, Peer] = {}
         self._interrupted = False
@@ -211,6 +214,7 @@ class Supervisor:
     def _make_peace(self) -> None:
         """Faults have stopped: whoever is stopped goes on, places are filled, and everybody must meet."""
         self.phase = "peace"
+        self._hunter = Hunter()  # what still waits for its moment is called off
         deadline = time.monotonic() + PEACE_TIMEOUT
         while not self._is_over():
             self._serve()
@@ -331,7 +335,7 @@ class Supervisor:
     def _commit(self, fault: Fault) -> None:
         self.done.append(fault)
         if fault.kind is Kind.KILL_STATE_WORKER:
-            self._hunt = time.monotonic() + HUNT, fault.pause
+            self._hunter.await_worker(fault)
             return
         if fault.kind is Kind.KILL_TWO:
             self._kill_two(fault)
@@ -347,26 +351,23 @@ class Supervisor:
             self.judge.tally.missed += 1
 
     def _kill_two(self, fault: Fault) -> None:
-        """One peer, and a moment later another one of its group."""
-        low, high = SECOND_DELAY
+        """One peer, and another one of its group when the others try again without the first."""
         group = fault.place % self.settings.groups
         others = [p for p in range(ELDER + 1, self.settings.peers) if p % self.settings.groups == group]
         second = others[(others.index(fault.place) + 1) % len(others)]
-        for place, delay in ((fault.place, 0.0), (second, low + (high - low) * fault.pause)):
-            kill = dataclasses.replace(fault, kind=Kind.KILL_TRAINING, place=place)
-            self._later(delay, lambda kill=kill: self._commit(kill))  # type: ignore[misc]
+        kill = dataclasses.replace(fault, kind=Kind.KILL_TRAINING)
+        self._commit(kill)
+        self._hunter.await_failure(dataclasses.replace(kill, place=second), group)
 
     def _go_hunting(self) -> None:
-        """Kill the first state worker that shows itself."""
-        assert self._hunt is not None
-        until, pause = self._hunt
-        for peer in self._places.values():
-            if peer.status is None and not peer.stopped and family_of(peer.pid).state_workers:
-                self._hunt = None
-                self._harm(Kind.KILL_STATE_WORKER, [peer], pause)
-                return
-        if time.monotonic() > until:
-            self._hunt = None
+        """Commit what was waiting for this moment."""
+        for fault in self._hunter.due():
+            self._commit(fault)
+        found = self._hunter.find(self._places.values())
+        if found is None:
+            return
+        fault, peer = found
+        if peer is None or not self._harm(fault.kind, [peer], fault.pause):
             self.judge.tally.missed += 1
 
     def _harm(self, kind: Kind, victims: list[Peer], pause: float) -> bool:
@@ -412,9 +413,9 @@ class Supervisor:
     def _serve(self) -> None:
         """One turn: what was told, who ended, what is due."""
         slept = time.monotonic()
-        ready = self._selector.select(HUNT_TICK if self._hunt else TICK)
+        ready = self._selector.select(HUNT_TICK if self._hunter.waits else TICK)
         self.judge.tally.lateness = max(self.judge.tally.lateness, time.monotonic() - slept - TICK)
-        if self._hunt:
+        if self._hunter.waits:
             self._go_hunting()
         for key, _ in ready:
             if isinstance(key.data, Peer):
@@ -438,6 +439,7 @@ class Supervisor:
             step = Step.decode(line)
             self.journals.get(peer.life, deque()).append(line)
             self.judge.told(step)
+            self._hunter.hear(step)
             if isinstance(step.fact, Reduced) and step.fact.exhibit is not None:
                 self._later(EXHIBIT_DELAY, lambda step=step: self._inspect(peer, step))  # type: ignore[misc]
             if step.numbers is not None and (step.call in ROUNDS or not peer.world):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl import Communicator, PCCLError
 
-from .records import CONNECT, PENDING, Numbers, Step, Task
+from .records import CONNECT, OPTIMIZE, PENDING, Numbers, Step, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +52,10 @@ class WatchedCommunicator(Communicator):
     def connect(self, n_attempts: int = CONNECT_ATTEMPTS) -> None:
         """As `Communicator.connect`."""
         self._watch(CONNECT, lambda: super(WatchedCommunicator, self).connect(n_attempts))
+
+    def optimize_topology(self) -> None:
+        """As `Communicator.optimize_topology`."""
+        self._watch(OPTIMIZE, super().optimize_topology)
 
     def are_peers_pending(self) -> bool:
         """As `Communicator.are_peers_pending`, of which nobody needs the numbers."""

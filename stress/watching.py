@@ -54,7 +54,10 @@ class Watcher:
                 self.sizes[name] = []
                 self.counts[f"descriptors of {name}"] = []
                 self.counts[f"segments of {name}"] = []
-            self.sizes[name].append(resident_bytes(pid))
+            size = resident_bytes(pid)
+            if not size:
+                continue  # it has just ended, and what it held then says nothing
+            self.sizes[name].append(size)
             self.counts[f"descriptors of {name}"].append(count_descriptors(pid))
             self.counts[f"segments of {name}"].append(count_segments(pid))
         if len(self.sizes["master"]) % GROWTH_INTERVAL == 0:

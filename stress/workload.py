@@ -20,10 +20,20 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pccl import Attribute, KickedError, MasterLostError, Options, PCCLError, PeerLostError, TooFewPeersError
+from pccl import (
+    Attribute,
+    KickedError,
+    MasterLostError,
+    Options,
+    PCCLError,
+    PeerLostError,
+    TooFewPeersError,
+    UsageError,
+)
 from pccl.master import serve
 
 from . import proxy
+from .arithmetic import is_optimized
 from .keeping import Keeper
 from .reducing import RoundOfReduces
 from .telling import Teller, WatchedCommunicator
@@ -95,6 +105,11 @@ class Training:
         outcomes = RoundOfReduces(self._task, self._teller, self._exhibits).run(membership, number)
         if self._keeper is not None:
             self._keeper.apply(number, outcomes)
+        if is_optimized(self._task.run_seed, number):
+            try:
+                membership.optimize_topology()
+            except UsageError:
+                pass  # was told: who is alone in the run has nothing to measure, and nothing else is an excuse
 
     def _hold_round(self, membership: WatchedCommunicator) -> None:
         """One round, by either of the calls that make one."""

@@ -16,6 +16,8 @@ from pccl.stress.arithmetic import (
     contribution,
     draw_operations,
     expected,
+    how_far,
+    is_optimized,
     move_on,
     who_took_part,
 )
@@ -179,6 +181,65 @@ def test_the_list_in_a_result_names_who_took_part() -> None:
             total = sum(parts[1:], parts[0])
             assert who_took_part(total, PLACES) == tuple(LIVES.items())
             assert np.array_equal(total, expected(operation, number, PLACES, LIVES.items()))
+
+
+# --- How far an undone reduce got -------------------------------------------
+
+
+def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A target whose chunks have so many contributions, in the ring's order."""
+    operation = Operation(0, elements, "int64", False, False, True, False)
+    borders = [elements * index // len(counts) for index in range(len(counts) + 1)]
+    target = np.zeros(elements, np.int64)
+    for chunk, count in enumerate(counts):
+        for life in range(count):
+            part = slice(borders[chunk], borders[chunk + 1])
+            target[part] += contribution(operation, 1, life, PLACES + 1, life + 1)[part]
+    return target
+
+
+@pytest.mark.parametrize(
+    ("counts", "path"),
+    [
+        ([0, 0, 0, 0, 0], None),
+        ([2, 0, 0, 0, 0], None),
+        ([2, 0, 5, 4, 3], None),
+        ([2, 5, 5, 4, 3], Path.UNDONE_SPREADING),
+        ([5, 5, 5, 5, 3], Path.UNDONE_SPREADING),
+        ([5, 5, 5, 5, 5], Path.UNDONE_COMPLETE),
+        ([2, 0], None),
+        ([2, 2], Path.UNDONE_COMPLETE),
+    ],
+)
+def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | None) -> None:
+    """Goal: a peer that reduces completes one chunk itself; more than one complete chunk was spread to it."""
+    ledger = Ledger(SEED, PLACES)
+    ledger.born(11, 0, 0)
+    operation = draw_operations(SEED, 0, 1, PLACES)[0]
+    before = checksum(contribution(operation, 1, 0, PLACES, 11))
+    fact = Reduced(1, 0, 1, False, 0, before, before, progress=how_far(target_of(counts), PLACES + 1))
+    ledger.add(Step(11, 0, REDUCE, 0, 1, fact=fact))
+    ledger.settle(FOREVER)
+
+    assert ledger.found == []
+    undone = {Path.UNDONE_SPREADING, Path.UNDONE_COMPLETE} & set(ledger.paths)
+    assert undone == ({path} if path else set())
+
+
+@pytest.mark.parametrize("elements", [0, 4, 12, 13, 256])
+def test_a_short_target_tells_little(elements: int) -> None:
+    """Goal: no tensor is too short to be looked at."""
+    most, share = how_far(target_of([3], elements=elements) if elements > PLACES else np.zeros(elements), PLACES + 1)
+
+    assert (most, share) in {(0, 0.0), (3, 1.0)}
+
+
+def test_rings_are_optimised_now_and_then() -> None:
+    """Goal: about one round in fifty, another one for every seed."""
+    rounds = {seed: [number for number in range(5000) if is_optimized(seed, number)] for seed in (1, 2)}
+
+    assert all(60 < len(found) < 150 for found in rounds.values())
+    assert rounds[1] != rounds[2]
 
 
 def test_ballast_tells_revisions_apart() -> None:
