@@ -188,6 +188,7 @@ def run_field(
             "dropped": round(dropped / packets, 5),  # of the packets of all who took turns
             "emulator_late_s_max": counted.late_s_max,
         }
+        row["wanted"] = goal(row, link.loss)
         rows.append(row)
         progress(f"{experiment}, {row['round_trip_ms']:g} ms, {name}: {100 * row['warm_share']:.0f} % of the link")
     return rows
@@ -198,13 +199,13 @@ def share(numbers: dict[str, float], rate_bits: float) -> float:
     return round(numbers["bytes_per_second"] * 8 / rate_bits, 3)
 
 
-def goal(row: dict[str, Any], results: dict[str, Any]) -> float | None:
+def goal(row: dict[str, Any], loss: float) -> float | None:
     """What the warm share of a row should be at least; None where we have promised nothing."""
     promised = (
         row["connections"] >= WANTED_LANES
         and row["round_trip_ms"] >= WANTED_ROUND_TRIP
         and row["bytes"] >= WANTED_BYTES
-        and results["loss"] == 0
+        and loss == 0
     )
     return WANTED if promised else None
 
@@ -234,7 +235,7 @@ def show(results: dict[str, Any]) -> None:
                 f"{100 * row['warm_share']:.0f} %",
                 f"{100 * row['dropped']:.2f} %",
             ]
-            wanted = goal(row, results)
+            wanted = row["wanted"]
             short = "" if wanted is None or row["warm_share"] >= wanted else ", short"
             mark = "" if wanted is None else f"  (≥ {100 * wanted:g} %{short})"
             print(f"{row['round_trip_ms']:>7g} ms  {row['name']:14}" + "".join(f"{cell:>12}" for cell in cells) + mark)

@@ -6,11 +6,11 @@ as long as the all-reduce, as long, and twice as long. Four things are timed, in
 * **compute** and **communication**, each alone, the latter after a time of idleness;
 * **waited for**: compute, then reduce, step by step. This takes the sum of both.
 * **hidden**: the reduce of a step is under way while the next one computes, and is waited for after that, as in
-  `examples/async_diloco.py`. This should take as long as the longer of the two.
+  `examples/async_diloco.py`. This should take as long as the longer of the two, and 10 % above that are allowed. Where
+  that is communication it may take less, because then no idleness closes the windows of connections.
 
-What is hidden is counted by what can be: the shorter of the two. 90 % of that are wanted. Filling and checking a delta,
-which stand for measuring and applying it, are part of computing. The link is slow enough that two cores have time for
-computing, reducing and the emulator. Started by itself, this file is a rank.
+Filling and checking a delta, which stand for measuring and applying it, are part of computing. The link is slow enough
+that two cores have time for computing, reducing and the emulator. Started by itself, this file is a rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ LINK = Link(rate_bits=100e6, delay_s=0.05)
 BYTES, QUICK_BYTES = 16 << 20, 2 << 20
 LOADS, QUICK_LOADS = (0.5, 1.0, 2.0), (1.0,)  # time of computing by that of communication
 STEPS = 4  # that follow each other in a round
-WANTED = 0.9  # of what can be hidden
+ALONE = 2  # times that compute and communication are timed alone in a round
+WANTED = 1.1  # what a step with a hidden reduce may take at most, by the longer of its two parts
 IDLE_SECONDS = 1.0  # ahead of a reduce alone, which finds its connections as training would leave them
 SIDE = 256  # of the matrices that are multiplied: they and their product stay in a cache
 CALIBRATION = 200  # products that are timed to know how many to make
@@ -76,11 +78,11 @@ def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
 
 
 def row_of(load: float, times: list[dict[str, Pairs]], nbytes: int) -> dict[str, Any]:
-    """How long each kind takes, and how much of what can be hidden is."""
+    """How long each kind takes, and a hidden step by the longer of its parts."""
     row: dict[str, Any] = {"load": load}
     row |= {kind: summarize([rank[kind] for rank in times], nbytes) for kind in KINDS}
     compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
-    row["hidden_share"] = round((compute + communication - hidden) / min(compute, communication), 3)
+    row["by_longer"] = round(hidden / max(compute, communication), 3)
     progress(f"hidden, load {load:g}: waited for {time_text(waited)}, hidden {time_text(hidden)} a step")
     return row
 
@@ -169,9 +171,10 @@ def be_rank(plan: dict[str, Any]) -> None:
             trainer.products = max(1, round(load * reduce_ns / product_ns))
             report[load] = {kind: [] for kind in KINDS}
             for number in range(plan["rounds"]):
-                report[load]["compute"].append(meeting.timed(lambda: trainer.compute(number)))  # noqa: B023
-                time.sleep(IDLE_SECONDS)
-                report[load]["communication"].append(meeting.timed(trainer.reduce))
+                for _ in range(ALONE):
+                    report[load]["compute"].append(meeting.timed(partial(trainer.compute, number)))
+                    time.sleep(IDLE_SECONDS)
+                    report[load]["communication"].append(meeting.timed(trainer.reduce))
                 report[load]["waited for"] += trainer.waited_for(STEPS)
                 report[load]["hidden"] += trainer.hidden(STEPS)
         say(report)
@@ -197,14 +200,14 @@ def show(found: dict[str, Any]) -> None:
         f"\nhidden, {size_text(found['bytes'])}, {found['rate_bits'] / 1e6:g} Mbit/s, {found['round_trip_ms']:g} ms, "
         f"a step; in brackets what is expected"
     )
-    print(f"{'compute':>9}{'communication':>15}{'waited for':>20}{'hidden':>20}{'of what can be':>17}")
+    print(f"{'compute':>9}{'communication':>15}{'waited for':>20}{'hidden':>20}{'by the longer':>16}")
     for row in found["loads"]:
         compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
         sums = f"{time_text(waited)} ({time_text(compute + communication)})"
         longer = f"{time_text(hidden)} ({time_text(max(compute, communication))})"
-        short = "" if row["hidden_share"] >= found["wanted"] else ", short"
+        long = "" if row["by_longer"] <= found["wanted"] else ", too long"
         print(f"{time_text(compute):>9}{time_text(communication):>15}{sums:>20}{longer:>20}", end="")
-        print(f"{100 * row['hidden_share']:>15.0f} %  (≥ {100 * found['wanted']:g} %{short})")
+        print(f"{row['by_longer']:>16.2f}  (≤ {found['wanted']:g}{long})")
 
 
 def plot(figure: Any, found: dict[str, Any]) -> None:
@@ -225,9 +228,8 @@ def plot(figure: Any, found: dict[str, Any]) -> None:
     panel.bar(list(range(len(rows))), seconds["waited for"], 0.25, color="#cf222e", label="step, reduce waited for")
     right = [place + 0.27 for place in range(len(rows))]
     panel.bar(right, seconds["hidden"], 0.25, color="#1a7f37", label="step, reduce hidden")
-    names = [f"compute {row['load']:g} of communication" for row in rows]
-    panel.set_xticks(list(range(len(rows))), names, fontsize="small")
-    panel.set(ylabel="seconds", title=f"an outer step over {found['rate_bits'] / 1e6:g} Mbit/s")
+    panel.set_xticks(list(range(len(rows))), [f"{row['load']:g}" for row in rows])
+    panel.set(xlabel="time of computing by that of communication", ylabel="seconds", title="an outer step")
     panel.grid(visible=True, axis="y", alpha=0.3)
     panel.legend(fontsize="small")
 
