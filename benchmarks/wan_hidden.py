@@ -7,7 +7,8 @@ as long as the all-reduce, as long, and twice as long. Four things are timed, in
 * **waited for**: compute, then reduce, step by step. This takes the sum of both.
 * **hidden**: the reduce of a step is under way while the next one computes, and is waited for after that, as in
   `examples/async_diloco.py`. This should take as long as the longer of the two, and 10 % above that are allowed. Where
-  that is communication it may take less, because then no idleness closes the windows of connections.
+  that is communication it may take less, because then no idleness closes the windows of connections. Where it is
+  computing it cannot: if it seems so, others were busy on this machine, and the row says that it is disturbed.
 
 Filling and checking a delta, which stand for measuring and applying it, are part of computing. The link is slow enough
 that two cores have time for computing, reducing and the emulator. Started by itself, this file is a rank.
@@ -45,6 +46,7 @@ LOADS, QUICK_LOADS = (0.5, 1.0, 2.0), (1.0,)  # time of computing by that of com
 STEPS = 4  # that follow each other in a round
 ALONE = 2  # times that compute and communication are timed alone in a round
 WANTED = 1.1  # what a step with a hidden reduce may take at most, by the longer of its two parts
+DISTURBED = 0.95  # of its own computing: no step is shorter, unless others took the cores from one and not the other
 IDLE_SECONDS = 1.0  # ahead of a reduce alone, which finds its connections as training would leave them
 SIDE = 256  # of the matrices that are multiplied: they and their product stay in a cache
 CALIBRATION = 200  # products that are timed to know how many to make
@@ -83,6 +85,7 @@ def row_of(load: float, times: list[dict[str, Pairs]], nbytes: int) -> dict[str,
     row |= {kind: summarize([rank[kind] for rank in times], nbytes) for kind in KINDS}
     compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
     row["by_longer"] = round(hidden / max(compute, communication), 3)
+    row["is_disturbed"] = hidden < DISTURBED * compute
     progress(f"hidden, load {load:g}: waited for {time_text(waited)}, hidden {time_text(hidden)} a step")
     return row
 
@@ -206,6 +209,7 @@ def show(found: dict[str, Any]) -> None:
         sums = f"{time_text(waited)} ({time_text(compute + communication)})"
         longer = f"{time_text(hidden)} ({time_text(max(compute, communication))})"
         long = "" if row["by_longer"] <= found["wanted"] else ", too long"
+        long = ", disturbed: measure again" if row["is_disturbed"] else long
         print(f"{time_text(compute):>9}{time_text(communication):>15}{sums:>20}{longer:>20}", end="")
         print(f"{row['by_longer']:>16.2f}  (≤ {found['wanted']:g}{long})")
 

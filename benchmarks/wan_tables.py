@@ -74,7 +74,10 @@ def optimised(found: dict[str, Any], tally: Tally) -> str:
 
 
 def hidden(found: dict[str, Any], tally: Tally) -> str:
-    """A line for each load: what each part takes alone, and a step of both ways beside sum and maximum."""
+    """A line for each load: what each part takes alone, and a step of both ways beside sum and maximum.
+
+    A row that says that it was disturbed by others on the machine meets no goal and misses none.
+    """
     lines = []
     for row in found["loads"]:
         compute, communication, waited, asynchronous = (row[kind]["median_us"] for kind in KINDS)
@@ -84,7 +87,9 @@ def hidden(found: dict[str, Any], tally: Tally) -> str:
                 time_text(communication),
                 f"{time_text(waited)} ({time_text(compute + communication)})",
                 f"{time_text(asynchronous)} ({time_text(max(compute, communication))})",
-                tally.most(row["by_longer"], found["wanted"], times),
+                f"{times(row['by_longer'])} (disturbed)"
+                if row["is_disturbed"]
+                else tally.most(row["by_longer"], found["wanted"], times),
             )
         )
     heads = ("compute", "communication", "waited for (sum)", "hidden (the longer one)", "hidden by the longer one")

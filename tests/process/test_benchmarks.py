@@ -157,7 +157,7 @@ def test_optimising_and_hiding_over_a_wide_area_network_are_measured(tmp_path: P
     assert [row["order"] for row in optimised["rings"]] == [[0, 1, 2, 3], [0, 2, 1, 3]]
     assert optimised["rings"][1]["bottleneck_mbit"] == optimised["best_bottleneck_mbit"] == 200
     assert len(optimised["links"]) == 12
-    assert [set(row) for row in hidden["loads"]] == [{"load", *KINDS, "by_longer"}]
+    assert [set(row) for row in hidden["loads"]] == [{"load", *KINDS, "by_longer", "is_disturbed"}]
     assert "times as fast" in table
     assert "by the longer" in table
 

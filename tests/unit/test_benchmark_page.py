@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tables import Tally, table, times
+from benchmarks.wan_hidden import row_of
+from benchmarks.wan_tables import hidden
 
 ROOT = Path(__file__).parents[2]
 MEND = "run: python docs/make_benchmarks.py"
@@ -67,3 +69,18 @@ def test_a_table_is_markdown() -> None:
     assert (
         table(("call", "median"), [("a", 1), ("b", 2)]) == "| call | median |\n| --- | ---: |\n| a | 1 |\n| b | 2 |\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("hidden_ms", "cell", "wanted", "missed"),
+    [(21, "1.05 (≤ 1.10)", 1, 0), (25, "**1.25** (≤ 1.10, missed)", 1, 1), (15, "0.75 (disturbed)", 0, 0)],
+)
+def test_a_step_shorter_than_its_computing_is_no_success(hidden_ms: int, cell: str, wanted: int, missed: int) -> None:
+    """Goal: on a busy machine a goal is neither met nor missed."""
+    spent_ms = {"compute": 20, "communication": 10, "waited for": 30, "hidden": hidden_ms}
+    rank = {kind: [(0, value * 1_000_000)] for kind, value in spent_ms.items()}
+    found = {"bytes": 4, "rate_bits": 1e8, "round_trip_ms": 100, "wanted": 1.1, "loads": [row_of(2.0, [rank], 4)]}
+    tally = Tally()
+
+    assert f"| {cell} |" in hidden(found, tally)
+    assert (tally.wanted, tally.missed) == (wanted, missed)
