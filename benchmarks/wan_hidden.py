@@ -232,7 +232,8 @@ def plot(figure: Any, found: dict[str, Any]) -> None:
     panel.bar(list(range(len(rows))), seconds["waited for"], 0.25, color="#cf222e", label="step, reduce waited for")
     right = [place + 0.27 for place in range(len(rows))]
     panel.bar(right, seconds["hidden"], 0.25, color="#1a7f37", label="step, reduce hidden")
-    panel.set_xticks(list(range(len(rows))), [f"{row['load']:g}" for row in rows])
+    names = [f"{row['load']:g}{' (disturbed)' if row['is_disturbed'] else ''}" for row in rows]
+    panel.set_xticks(list(range(len(rows))), names)
     panel.set(xlabel="time of computing by that of communication", ylabel="seconds", title="an outer step")
     panel.grid(visible=True, axis="y", alpha=0.3)
     panel.legend(fontsize="small")
