@@ -91,7 +91,9 @@ def size_text(nbytes: int) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """Three digits and a unit."""
+    """Up to three digits and a unit."""
+    if microseconds < 10:
+        return f"{microseconds:.2g} µs"
     if microseconds < 1000:
         return f"{microseconds:.0f} µs"
     if microseconds < 1_000_000:

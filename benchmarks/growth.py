@@ -9,13 +9,13 @@ a thousand times the work of a run of one; a row that grows is a bug in `master_
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.facts import RESULTS, facts, keep
 from pccl._core.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
 from pccl._core.master_state import MasterState
 from pccl._core.messages import Accepted, Beat, Register, VotePending, VoteTopology, Wire, Wired
@@ -24,7 +24,6 @@ from pccl.options import Options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RESULTS = Path(__file__).parent / "results" / "growth.json"
 MILLISECOND = 1_000_000
 
 # What is measured, in the order of the table.
@@ -129,7 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.split("\n\n")[0])
     parser.add_argument("--peers", default="10,100,1000,3000", help="numbers of peers, separated by commas")
     parser.add_argument("--rounds", type=int, default=15, help="rounds per work; the median counts")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--output", type=Path, default=RESULTS / "growth.json", help="where the JSON goes")
     arguments = parser.parse_args()
     sizes = [int(part) for part in arguments.peers.split(",")]
     results = {size: grow(size, arguments.rounds) for size in sizes}
@@ -138,8 +137,7 @@ def main() -> int:
         cells = [results[size][work] for size in sizes]
         print(f"{work:38}" + "".join(f"{cell['microseconds']:6.1f} us ({cell['actions']:3.1f})" for cell in cells))
         print(f"  {meaning}")
-    arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(json.dumps({"python": sys.version.split()[0], "per_peer": results}, indent=2) + "\n")
+    keep({"facts": facts(), "per_peer": results}, arguments.output)
     return 0
 
 

@@ -10,7 +10,6 @@ without backup touches three times as many, a memcpy twice. Of quantization, too
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import statistics
 import sys
@@ -18,13 +17,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.facts import RESULTS, facts, keep
 from pccl._core import codec, kernels
 from pccl.values import DataType, QuantizationAlgorithm, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RESULTS = Path(__file__).parent / "results" / "kernels.json"
 
 # What is reduced, in the order of the table.
 REDUCES = {
@@ -119,7 +118,7 @@ def main() -> int:
     parser.add_argument("--block-bytes", type=int, default=1 << 18, help="bytes per block, a multiple of 8")
     parser.add_argument("--rounds", type=int, default=21, help="rounds; the median counts")
     parser.add_argument("--calls", type=int, default=20, help="calls per round and work")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--output", type=Path, default=RESULTS / "kernels.json", help="where the JSON goes")
     arguments = parser.parse_args()
     results = measure(arguments.block_bytes, arguments.rounds, arguments.calls)
     print(
@@ -127,9 +126,7 @@ def main() -> int:
     )
     for name, by_simd in results.items():
         print(f"{name:34}", *(f"{number:9.1f}" for number in by_simd.values()))
-    arguments.output.parent.mkdir(exist_ok=True)
-    report = {"python": sys.version.split()[0], "block_bytes": arguments.block_bytes, "gigabytes_per_second": results}
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    keep({"facts": facts(), "block_bytes": arguments.block_bytes, "gigabytes_per_second": results}, arguments.output)
     return 0
 
 

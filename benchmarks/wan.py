@@ -3,6 +3,10 @@
 * **Connections**: one reduce striped over pools of 1 to 32 connections, for each round trip.
 * **At once**: the same bytes as one striped reduce, and as many reduces that run at the same time; longest round trip.
 * **Gloo** beside it, in the same rounds and over the same link, with a smaller tensor, because Gloo takes its time.
+* **Optimised**: two sites, on the ring as peers joined and on the one that was measured; see `wan_optimised`.
+* **Hidden**: training that waits for its all-reduce, and training that goes on; see `wan_hidden`.
+
+The last two have links of their own. The others:
 
 Two peers, a float32 tensor in shared memory, SUM, in place. Over two peers each sends as many bytes as the tensor has,
 so the share of the link is the bits of the tensor by time and rate. 96.5 % can be reached at most: that is what headers
@@ -12,6 +16,8 @@ and the last block needs half of one to arrive: with 512 MiB at 1 Gbit/s and 100
 Every reduce is measured twice: after a second of idleness, and right after another one, when the connections are warm
 (`wan_ranks`). One round before those that count opens the windows of new connections. Queues of links hold what the
 link carries in a round trip, and drop what is more. Connections use the congestion control that this system has.
+
+Experiments that are left out by `--only` stay in the results as they are, with the facts of the run they are from.
 
     python -m benchmarks.wan --quick
     python -m benchmarks.wan --round-trips 100 --pools 1 8 32 --loss 0.0001
@@ -27,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import wan_hidden, wan_optimised
 from benchmarks.box import DEVICE, Box, Link, mesh, reason_against
 from benchmarks.box.capacity import capacity_bits
 from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
@@ -40,11 +47,13 @@ if TYPE_CHECKING:
 
 WORLD = 2
 PORT = 47_000  # of Gloo's store; masters have those above
-EXPERIMENTS = ("connections", "at once", "gloo")
+SEPARATE = {"optimised": wan_optimised, "hidden": wan_hidden}  # what has links, rows and pictures of its own
+EXPERIMENTS = ("connections", "at once", "gloo", *SEPARATE)
 FULL = {"round_trips": [10, 50, 100], "pools": [1, 2, 4, 8, 16, 32], "size": 512 << 20, "rounds": 3}
 QUICK = {"round_trips": [100], "pools": [1, 8], "size": 64 << 20, "rounds": 1}
 POOLS_COMPARED = (8, 16)  # at once and striped
 POOLS_WITH_GLOO = (1, 8)
+KEPT = ("runs", "experiments")  # keys of the results by experiment
 GLOO_BYTES_MAX = 128 << 20  # eight seconds of Gloo at 100 ms
 
 # What a share of the link should be at least: warm, from so many connections and milliseconds of round trip up, for
@@ -71,13 +80,14 @@ def main() -> int:
         "rate_bits": arguments.rate * 1e6,
         "loss": arguments.loss,
         "capacity_bits": capacity_bits(),
-        "experiments": {},
+        **earlier(arguments),
     }
     for name in arguments.only or EXPERIMENTS:
         if name == "gloo" and results["facts"]["versions"]["torch"] is None:
             progress("gloo is left out: torch is not installed")
         else:
             results["experiments"][name] = measure(name, arguments)
+            results["runs"][name] = results["facts"]
             keep(results, arguments.json)
     show(results)
     plot(results, arguments.folder)
@@ -108,11 +118,21 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
+def earlier(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Experiments that are left out now and were measured before over the same links, and the facts of their runs."""
+    known = json.loads(arguments.json.read_text()) if arguments.only and arguments.json.exists() else {}
+    if (known.get("rate_bits"), known.get("loss")) != (arguments.rate * 1e6, arguments.loss):
+        return {"runs": {}, "experiments": {}}
+    return {key: {name: what for name, what in known[key].items() if name not in arguments.only} for key in KEPT}
+
+
 # --- Measuring --------------------------------------------------------------
 
 
-def measure(experiment: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each contender and round trip."""
+def measure(experiment: str, arguments: argparse.Namespace) -> Any:
+    """What an experiment found: mostly a row for each contender and round trip."""
+    if experiment in SEPARATE:
+        return SEPARATE[experiment].measure(arguments.rounds, quick=arguments.quick)
     rows = []
     for milliseconds in arguments.round_trips if experiment != "at once" else [max(arguments.round_trips)]:
         link = Link(arguments.rate * 1e6, milliseconds / 2000, loss=arguments.loss)
@@ -168,6 +188,7 @@ def run_field(
             "dropped": round(dropped / packets, 5),  # of the packets of all who took turns
             "emulator_late_s_max": counted.late_s_max,
         }
+        row["wanted"] = goal(row, link.loss)
         rows.append(row)
         progress(f"{experiment}, {row['round_trip_ms']:g} ms, {name}: {100 * row['warm_share']:.0f} % of the link")
     return rows
@@ -178,13 +199,13 @@ def share(numbers: dict[str, float], rate_bits: float) -> float:
     return round(numbers["bytes_per_second"] * 8 / rate_bits, 3)
 
 
-def goal(row: dict[str, Any], results: dict[str, Any]) -> float | None:
+def goal(row: dict[str, Any], loss: float) -> float | None:
     """What the warm share of a row should be at least; None where we have promised nothing."""
     promised = (
         row["connections"] >= WANTED_LANES
         and row["round_trip_ms"] >= WANTED_ROUND_TRIP
         and row["bytes"] >= WANTED_BYTES
-        and results["loss"] == 0
+        and loss == 0
     )
     return WANTED if promised else None
 
@@ -202,6 +223,9 @@ def show(results: dict[str, Any]) -> None:
     print(f"the emulator itself carries {results['capacity_bits'] / 1e9:.1f} Gbit/s")
     heads = "".join(f"{head:>12}" for head in ("after idle", "share", "warm", "share", "dropped"))
     for name, rows in results["experiments"].items():
+        if name in SEPARATE:
+            SEPARATE[name].show(rows)
+            continue
         print(f"\n{name}, {size_text(rows[0]['bytes'])}\n{'round trip':>10}  {'contender':14}{heads}")
         for row in rows:
             cells = [
@@ -211,7 +235,7 @@ def show(results: dict[str, Any]) -> None:
                 f"{100 * row['warm_share']:.0f} %",
                 f"{100 * row['dropped']:.2f} %",
             ]
-            wanted = goal(row, results)
+            wanted = row["wanted"]
             short = "" if wanted is None or row["warm_share"] >= wanted else ", short"
             mark = "" if wanted is None else f"  (≥ {100 * wanted:g} %{short})"
             print(f"{row['round_trip_ms']:>7g} ms  {row['name']:14}" + "".join(f"{cell:>12}" for cell in cells) + mark)
@@ -233,13 +257,17 @@ def plot(results: dict[str, Any], folder: Path) -> None:
         "at once": partial(plot_bars, title="one striped reduce, and many at once"),
         "gloo": partial(plot_bars, title="beside Gloo"),
     }
-    for name, rows in results["experiments"].items():
-        figure, panel = plt.subplots(figsize=(7, 4.2))
-        painters[name](panel, rows)
-        panel.set(ylabel="share of the link", ylim=(0, 1))
-        panel.axhline(WANTED, color="grey", linewidth=0.8, linestyle=":")
-        panel.grid(visible=True, axis="y", alpha=0.3)
-        panel.legend(fontsize="small")
+    for name, found in results["experiments"].items():
+        figure = plt.figure(figsize=(7, 4.2))
+        if name in SEPARATE:
+            SEPARATE[name].plot(figure, found)
+        else:
+            panel = figure.subplots()
+            painters[name](panel, found)
+            panel.set(ylabel="share of the link", ylim=(0, 1))
+            panel.axhline(WANTED, color="grey", linewidth=0.8, linestyle=":")
+            panel.grid(visible=True, axis="y", alpha=0.3)
+            panel.legend(fontsize="small")
         figure.tight_layout()
         figure.savefig(folder / f"{name.replace(' ', '_')}.png", dpi=120)
         plt.close(figure)

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import box, wan
 from benchmarks.linked import reason_against as reason_against_link
 from benchmarks.throttling import reason_against
+from benchmarks.wan_hidden import KINDS
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
 
@@ -144,6 +145,21 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
         assert all(0 < row["idle_share"] < 1 and 0 < row["warm_share"] < 1 for row in rows)
     assert "the emulator itself carries" in table
     assert (tmp_path / "connections.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+# A box needs root and TUN devices; the reason says which is missing.
+@pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
+def test_optimising_and_hiding_over_a_wide_area_network_are_measured(tmp_path: Path) -> None:
+    """Goal: the ring that suits two sites is found, beside what its links predict, and both ways to step are timed."""
+    table, numbers = run("wan", tmp_path, "--quick", "--only", "optimised", "hidden", "--folder", str(tmp_path))
+
+    optimised, hidden = numbers["experiments"]["optimised"], numbers["experiments"]["hidden"]
+    assert [row["order"] for row in optimised["rings"]] == [[0, 1, 2, 3], [0, 2, 1, 3]]
+    assert optimised["rings"][1]["bottleneck_mbit"] == optimised["best_bottleneck_mbit"] == 200
+    assert len(optimised["links"]) == 12
+    assert [set(row) for row in hidden["loads"]] == [{"load", *KINDS, "by_longer", "is_disturbed"}]
+    assert "times as fast" in table
+    assert "by the longer" in table
 
 
 # A box needs root and TUN devices; the reason says which is missing.

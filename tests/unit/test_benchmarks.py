@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from benchmarks.all_reduce import wanted
 from benchmarks.facts import size, size_text, time_text
 from benchmarks.ranks import PERIOD, fill, summarize, verify, verify_untouched
 from benchmarks.throttling import SENDER
+from benchmarks.wan import earlier
+from benchmarks.wan_optimised import predicted_us
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -101,3 +105,28 @@ def test_senders_are_found_among_sockets() -> None:
     )
 
     assert SENDER.findall(lines) == [("58232", "pccl-send-0")]
+
+
+@pytest.mark.parametrize(
+    ("only", "rate", "kept"),
+    [(["hidden"], 1000.0, {"gloo"}), (["hidden"], 100.0, set()), (None, 1000.0, set())],
+    ids=["left out", "other links", "all anew"],
+)
+def test_experiments_that_are_left_out_stay(
+    tmp_path: Path, only: list[str] | None, rate: float, kept: set[str]
+) -> None:
+    """Goal: measuring one experiment again costs no other its numbers, nor the facts of the run that they are from."""
+    path = tmp_path / "wan.json"
+    by_experiment = {"gloo": {}, "hidden": {}}
+    path.write_text(json.dumps({"rate_bits": 1e9, "loss": 0, "runs": by_experiment, "experiments": by_experiment}))
+
+    found = earlier(argparse.Namespace(only=only, json=path, rate=rate, loss=0))
+
+    assert {key: set(names) for key, names in found.items()} == {"runs": kept, "experiments": kept}
+
+
+def test_links_predict_which_ring_is_faster() -> None:
+    """Goal: a ring that crosses the sites over slow links is slower by almost the ratio of its links."""
+    nbytes = 1 << 30
+
+    assert 4.5 < predicted_us([0, 1, 2, 3], nbytes) / predicted_us([0, 2, 1, 3], nbytes) < 5

@@ -1,0 +1,243 @@
+"""`wan`, hidden: what an outer step of DiLoCo takes when its all-reduce is waited for, and when training goes on.
+
+Two peers, a link between them that is far, and a fixed amount of computing on one thread, chosen so that it takes half
+as long as the all-reduce, as long, and twice as long. Four things are timed, in turns:
+
+* **compute** and **communication**, each alone, the latter after a time of idleness;
+* **waited for**: compute, then reduce, step by step. This takes the sum of both.
+* **hidden**: the reduce of a step is under way while the next one computes, and is waited for after that, as in
+  `examples/async_diloco.py`. This should take as long as the longer of the two, and 10 % above that are allowed. Where
+  that is communication it may take less, because then no idleness closes the windows of connections. Where it is
+  computing it cannot: if it seems so, others were busy on this machine, and the row says that it is disturbed.
+
+Filling and checking a delta, which stand for measuring and applying it, are part of computing. The link is slow enough
+that two cores have time for computing, reducing and the emulator. Started by itself, this file is a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import pccl
+from benchmarks.box import Box, Link, mesh
+from benchmarks.facts import size_text, time_text
+from benchmarks.ranks import Meeting, fill, progress, run_ranks, say, summarize, verify, verify_untouched
+from benchmarks.topology import SETTINGS
+from pccl import AsyncReduceHandle, Communicator, MasterNode, ReduceOp
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+    Pairs = list[tuple[int, int]]
+
+WORLD = 2
+LANES = 4
+PORT = 47_300  # of the master
+LINK = Link(rate_bits=100e6, delay_s=0.05)
+BYTES, QUICK_BYTES = 16 << 20, 2 << 20
+LOADS, QUICK_LOADS = (0.5, 1.0, 2.0), (1.0,)  # time of computing by that of communication
+STEPS = 4  # that follow each other in a round
+ALONE = 2  # times that compute and communication are timed alone in a round
+WANTED = 1.1  # what a step with a hidden reduce may take at most, by the longer of its two parts
+DISTURBED = 0.95  # of its own computing: no step is shorter, unless others took the cores from one and not the other
+IDLE_SECONDS = 1.0  # ahead of a reduce alone, which finds its connections as training would leave them
+SIDE = 256  # of the matrices that are multiplied: they and their product stay in a cache
+CALIBRATION = 200  # products that are timed to know how many to make
+CONNECT_ATTEMPTS, CONNECT_SECONDS = 30, 60
+KINDS = ("compute", "communication", "waited for", "hidden")
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
+    """A row for each load."""
+    nbytes, loads = (QUICK_BYTES, QUICK_LOADS) if quick else (BYTES, LOADS)
+    with Box(mesh(WORLD, LINK), settings=SETTINGS) as box:
+        plan = {
+            "bytes": nbytes,
+            "rounds": rounds,
+            "loads": loads,
+            "master": f"{box.address(0)}:{PORT}",
+        }
+        with closing(run_ranks("benchmarks.wan_hidden", plan, WORLD, start=box.spawn, **ONE_THREAD)) as lines:
+            reports: list[dict[str, Any]] = next(lines)
+    rows = [row_of(load, [report[str(load)] for report in reports], nbytes) for load in loads]
+    return {
+        "bytes": nbytes,
+        "connections": LANES,
+        "rate_bits": LINK.rate_bits,
+        "round_trip_ms": LINK.delay_s * 2e3,
+        "steps": STEPS,
+        "wanted": WANTED,
+        "loads": rows,
+    }
+
+
+def row_of(load: float, times: list[dict[str, Pairs]], nbytes: int) -> dict[str, Any]:
+    """How long each kind takes, and a hidden step by the longer of its parts."""
+    row: dict[str, Any] = {"load": load}
+    row |= {kind: summarize([rank[kind] for rank in times], nbytes) for kind in KINDS}
+    compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
+    row["by_longer"] = round(hidden / max(compute, communication), 3)
+    row["is_disturbed"] = hidden < DISTURBED * compute
+    progress(f"hidden, load {load:g}: waited for {time_text(waited)}, hidden {time_text(hidden)} a step")
+    return row
+
+
+# --- A rank -----------------------------------------------------------------
+
+
+class Trainer:
+    """One peer: it computes, measures deltas, and reduces them, in one of two ways."""
+
+    def __init__(self, meeting: Meeting, communicator: Communicator, count: int) -> None:
+        self._meeting = meeting
+        self._communicator = communicator
+        self._measured, self._sent = pccl.zeros(count), pccl.zeros(count)
+        self._left = np.full((SIDE, SIDE), 0.5, np.float32)
+        self._right = np.full((SIDE, SIDE), 0.5, np.float32)
+        self._product = np.empty((SIDE, SIDE), np.float32)
+        self.products = 0  # that a step computes
+
+    def multiply(self, products: int) -> None:
+        """Nothing but computing."""
+        for _ in range(products):
+            np.matmul(self._left, self._right, out=self._product)
+
+    def train(self, number: int) -> None:
+        """The inner steps of an outer one, and its delta."""
+        self.multiply(self.products)
+        fill(self._measured, self._meeting.rank, number)
+
+    def compute(self, number: int) -> None:
+        """All of a step that is not communication."""
+        self.train(number)
+        verify_untouched(self._measured, self._meeting.rank, number, "compute")
+
+    def reduce(self) -> None:
+        """All of a step that is communication."""
+        self._communicator.all_reduce(self._measured, self._measured, op=ReduceOp.SUM)
+
+    def launch(self) -> AsyncReduceHandle:
+        """Send what was measured on its way."""
+        self._measured, self._sent = self._sent, self._measured
+        return self._communicator.all_reduce_async(self._sent, self._sent, op=ReduceOp.SUM)
+
+    def waited_for(self, steps: int) -> Pairs:
+        """Begin and end of each step, one after the other."""
+        self._meeting.meet()
+        ends = [time.monotonic_ns()]
+        for number in range(steps):
+            self.train(number)
+            self.reduce()
+            verify(self._measured, self._meeting.world, number, "waited for")
+            ends.append(time.monotonic_ns())
+        return list(pairwise(ends))
+
+    def hidden(self, steps: int) -> Pairs:
+        """The same. There is a reduce under way when the first step begins, and one when the last has ended."""
+        fill(self._measured, self._meeting.rank, -1)
+        self._meeting.meet()
+        handle = self.launch()
+        ends = [time.monotonic_ns()]
+        for number in range(steps):
+            self.train(number)
+            assert handle.wait()[0]
+            verify(self._sent, self._meeting.world, number - 1, "hidden")
+            handle = self.launch()
+            ends.append(time.monotonic_ns())
+        assert handle.wait()[0]
+        return list(pairwise(ends))
+
+
+def be_rank(plan: dict[str, Any]) -> None:
+    """One rank; says the times of each kind, by load."""
+    meeting = Meeting(plan["page"], plan["rank"], plan["world"])
+    with ExitStack() as stack:
+        if plan["rank"] == 0:
+            stack.enter_context(MasterNode(plan["master"]))
+        meeting.meet()
+        communicator = stack.enter_context(Communicator(plan["master"], 0, LANES))
+        communicator.connect(CONNECT_ATTEMPTS)
+        communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
+        trainer = Trainer(meeting, communicator, plan["bytes"] // 4)
+        trainer.hidden(1)  # opens the windows of new connections, and touches all memory
+        reduce_ns, product_ns = calibrate(trainer, meeting)
+        report: dict[float, dict[str, Pairs]] = {}
+        for load in plan["loads"]:
+            trainer.products = max(1, round(load * reduce_ns / product_ns))
+            report[load] = {kind: [] for kind in KINDS}
+            for number in range(plan["rounds"]):
+                for _ in range(ALONE):
+                    report[load]["compute"].append(meeting.timed(partial(trainer.compute, number)))
+                    time.sleep(IDLE_SECONDS)
+                    report[load]["communication"].append(meeting.timed(trainer.reduce))
+                report[load]["waited for"] += trainer.waited_for(STEPS)
+                report[load]["hidden"] += trainer.hidden(STEPS)
+        say(report)
+        meeting.meet()  # nobody leaves while another still reduces
+
+
+def calibrate(trainer: Trainer, meeting: Meeting) -> tuple[int, int]:
+    """Nanoseconds of a reduce after idleness, and of a product while all compute; the same numbers on all ranks."""
+    meeting.meet()
+    time.sleep(IDLE_SECONDS)
+    start, end = meeting.timed(trainer.reduce)
+    reduce_ns = meeting.agree(end - start)
+    start, end = meeting.timed(lambda: trainer.multiply(CALIBRATION))
+    return reduce_ns, meeting.agree((end - start) // CALIBRATION)
+
+
+# --- Showing ----------------------------------------------------------------
+
+
+def show(found: dict[str, Any]) -> None:
+    """A row for each load, with sum and maximum beside what they predict."""
+    print(
+        f"\nhidden, {size_text(found['bytes'])}, {found['rate_bits'] / 1e6:g} Mbit/s, {found['round_trip_ms']:g} ms, "
+        f"a step; in brackets what is expected"
+    )
+    print(f"{'compute':>9}{'communication':>15}{'waited for':>20}{'hidden':>20}{'by the longer':>16}")
+    for row in found["loads"]:
+        compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
+        sums = f"{time_text(waited)} ({time_text(compute + communication)})"
+        longer = f"{time_text(hidden)} ({time_text(max(compute, communication))})"
+        long = "" if row["by_longer"] <= found["wanted"] else ", too long"
+        long = ", disturbed: measure again" if row["is_disturbed"] else long
+        print(f"{time_text(compute):>9}{time_text(communication):>15}{sums:>20}{longer:>20}", end="")
+        print(f"{row['by_longer']:>16.2f}  (≤ {found['wanted']:g}{long})")
+
+
+def plot(figure: Any, found: dict[str, Any]) -> None:
+    """For each load compute upon communication, and beside that a step of either way."""
+    panel, rows = figure.subplots(), found["loads"]
+    seconds = {kind: [row[kind]["median_us"] / 1e6 for row in rows] for kind in KINDS}
+    left = [place - 0.27 for place in range(len(rows))]
+    panel.bar(left, seconds["compute"], 0.25, color="#afb8c1", label="compute alone")
+    panel.bar(
+        left,
+        seconds["communication"],
+        0.25,
+        bottom=seconds["compute"],
+        color="#d0d7de",
+        hatch="//",
+        label="communication alone",
+    )
+    panel.bar(list(range(len(rows))), seconds["waited for"], 0.25, color="#cf222e", label="step, reduce waited for")
+    right = [place + 0.27 for place in range(len(rows))]
+    panel.bar(right, seconds["hidden"], 0.25, color="#1a7f37", label="step, reduce hidden")
+    names = [f"{row['load']:g}{' (disturbed)' if row['is_disturbed'] else ''}" for row in rows]
+    panel.set_xticks(list(range(len(rows))), names)
+    panel.set(xlabel="time of computing by that of communication", ylabel="seconds", title="an outer step")
+    panel.grid(visible=True, axis="y", alpha=0.3)
+    panel.legend(fontsize="small")
+
+
+if __name__ == "__main__":
+    be_rank(json.loads(sys.argv[-1]))

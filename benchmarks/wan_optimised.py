@@ -1,0 +1,185 @@
+"""`wan`, optimised: all-reduce over two sites, on the ring in which peers joined and on the one that was measured.
+
+Hosts 0 and 2 are at one site, 1 and 3 at the other. Links within a site are fast and near, links between sites slow and
+far, except for one faster link each way, as where one of a site's machines has the better route. Machines join as they
+come up, which takes turns between the sites: 0, 1, 2, 3. That ring crosses the sites with every step, mostly over slow
+links. `optimize_topology()` knows nothing of sites; it measures every link and should find the ring that crosses twice,
+over both of the faster links.
+
+What the links predict for a ring: it moves 2 (n - 1) / n of the tensor over every step, so the slowest one decides;
+two votes of a round trip and a delay for the last block come on top. The optimised ring should be faster by at least
+80 % of what that says. The ranks are those of `topology`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import closing
+from typing import Any
+
+from benchmarks.box import Box, Link
+from benchmarks.facts import size_text, time_text
+from benchmarks.ranks import progress, run_ranks, summarize
+from benchmarks.topology import SETTINGS, all_rings, bottleneck
+
+HOSTS = 4
+LANES = 4
+PORT = 47_200  # of the master
+NEAR = Link(rate_bits=400e6, delay_s=0.0005)
+FAR = Link(rate_bits=40e6, delay_s=0.04)
+FAR_FASTER = Link(rate_bits=200e6, delay_s=0.04)
+FASTER = ((2, 1), (3, 0))  # one each way between the sites, and they are part of one ring
+BYTES, QUICK_BYTES = 32 << 20, 4 << 20
+PAYLOAD = 0.965  # of a packet of 1,500 bytes
+WORTH = 0.8  # of the predicted ratio
+JOINED, OPTIMISED = "as joined", "optimised"
+
+# A host's place in a picture: a site is a column.
+PLACES = {0: (0.0, 1.0), 2: (0.0, 0.0), 1: (1.0, 1.0), 3: (1.0, 0.0)}
+
+
+def links() -> dict[tuple[int, int], Link]:
+    """From everybody to everybody."""
+    found = {}
+    for source, target in itertools.permutations(range(HOSTS), 2):
+        same_site = source % 2 == target % 2
+        found[source, target] = NEAR if same_site else FAR_FASTER if (source, target) in FASTER else FAR
+    return found
+
+
+def predicted_us(ring: list[int], nbytes: int) -> float:
+    """How long a reduce over this ring should take by its links, in microseconds."""
+    steps = [links()[step] for step in itertools.pairwise([*ring, ring[0]])]
+    moved_bits = 2 * (len(ring) - 1) / len(ring) * nbytes * 8 / PAYLOAD
+    delay_s = max(step.delay_s for step in steps)
+    return (moved_bits / min(step.rate_bits for step in steps) + 5 * delay_s) * 1e6
+
+
+# --- Measuring --------------------------------------------------------------
+
+
+def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
+    """Both rings, what the links predict for them, and every link as it is and as it was measured."""
+    nbytes, joined = QUICK_BYTES if quick else BYTES, list(range(HOSTS))
+    said = run_box(joined, nbytes, rounds)
+    group = said[0]["status"]["groups"][0]
+    host_of = {rank["peer"]: host for host, rank in enumerate(said)}
+    found = [host_of[peer] for peer in group["ring"]]
+    rings = [
+        ring_row(JOINED, joined, [rank["before"] for rank in said], nbytes),
+        ring_row(OPTIMISED, found, [rank["after"] for rank in said], nbytes),
+    ]
+    before, after = rings
+    gain = {
+        "measured": round(before["time"]["median_us"] / after["time"]["median_us"], 2),
+        "predicted": round(before["predicted_us"] / after["predicted_us"], 2),
+    }
+    gain["wanted"] = round(WORTH * gain["predicted"], 2)
+    progress(f"optimised: {gain['measured']:g} times as fast, {gain['predicted']:g} predicted")
+    return {
+        "bytes": nbytes,
+        "connections": LANES,
+        "optimize_seconds": round(max(rank["optimize_seconds"] for rank in said), 2),
+        "links": link_rows(group["bandwidths"]["edges"], host_of),
+        "rings": rings,
+        "best_bottleneck_mbit": max(bottleneck(ring, rates()) for ring in all_rings(HOSTS)),
+        "gain": gain,
+    }
+
+
+def run_box(order: list[int], nbytes: int, rounds: int) -> list[dict[str, Any]]:
+    """What all ranks say after joining in this order and optimising, by host."""
+    with Box(links(), settings=SETTINGS) as box:
+        plan = {
+            "order": order,
+            "lanes": LANES,
+            "bytes": nbytes,
+            "rounds": rounds,
+            "optimises": True,
+            "master": f"{box.address(0)}:{PORT}",
+        }
+        with closing(run_ranks("benchmarks.topology", plan, HOSTS, start=box.spawn)) as lines:
+            said: list[dict[str, Any]] = next(lines)
+    return said
+
+
+def rates() -> dict[tuple[int, int], float]:
+    """Mbit/s of each link."""
+    return {pair: link.rate_bits / 1e6 for pair, link in links().items()}
+
+
+def ring_row(name: str, ring: list[int], times: list[Any], nbytes: int) -> dict[str, Any]:
+    """One ring: its order, what limits it, how long a reduce takes and how long it should."""
+    return {
+        "ring": name,
+        "order": ring,
+        "bottleneck_mbit": bottleneck(ring, rates()),
+        "time": summarize(times, nbytes),
+        "predicted_us": round(predicted_us(ring, nbytes)),
+    }
+
+
+def link_rows(edges: list[dict[str, Any]], host_of: dict[int, int]) -> list[dict[str, Any]]:
+    """What each link is, and what was measured of it."""
+    measured = {(host_of[edge["source"]], host_of[edge["target"]]): edge for edge in edges}
+    return [
+        {
+            "source": source,
+            "target": target,
+            "mbit": link.rate_bits / 1e6,
+            "delay_ms": link.delay_s * 1e3,
+            "measured_mbit": round(measured[source, target]["bytes_per_second"] * 8 / 1e6, 1),
+            "origin": measured[source, target]["origin"],
+        }
+        for (source, target), link in links().items()
+    ]
+
+
+# --- Showing ----------------------------------------------------------------
+
+
+def show(found: dict[str, Any]) -> None:
+    """Links, rings and the gain."""
+    print(f"\noptimised, {size_text(found['bytes'])}, {HOSTS} peers at two sites; Mbit/s, link / measured")
+    cells = {(row["source"], row["target"]): f"{row['mbit']:g}/{row['measured_mbit']:.0f}" for row in found["links"]}
+    print("      " + "".join(f"{host:>10}" for host in range(HOSTS)))
+    for source in range(HOSTS):
+        print(f"{source:>4}  " + "".join(f"{cells.get((source, target), '.'):>10}" for target in range(HOSTS)))
+    for row in found["rings"]:
+        taken, predicted = time_text(row["time"]["median_us"]), time_text(row["predicted_us"])
+        print(f"{row['ring']:10} {ring_text(row['order']):18} slowest {row['bottleneck_mbit']:>3g} Mbit/s", end="")
+        print(f"{taken:>10}, {predicted} predicted")
+    gain, seconds = found["gain"], found["optimize_seconds"]
+    short = "" if gain["measured"] >= gain["wanted"] else ", short"
+    print(f"optimised in {seconds:.1f} s: {gain['measured']:.2f} times as fast (≥ {gain['wanted']:g}{short}), ", end="")
+    print(f"{gain['predicted']:.2f} predicted")
+
+
+def ring_text(order: list[int]) -> str:
+    """A ring, closed."""
+    return " → ".join(map(str, [*order, order[0]]))
+
+
+def plot(figure: Any, found: dict[str, Any]) -> None:
+    """Both rings over the two sites, arrows as wide as their links are fast."""
+    of_link = {(row["source"], row["target"]): row["mbit"] for row in found["links"]}
+    for panel, row in zip(figure.subplots(1, 2), found["rings"], strict=True):
+        for source, target in itertools.pairwise([*row["order"], row["order"][0]]):
+            _arrow(panel, PLACES[source], PLACES[target], of_link[source, target])
+        for host, (x, y) in PLACES.items():
+            panel.plot(x, y, marker="o", markersize=22, color="#1f6feb" if x == 0 else "#1a7f37", zorder=3)
+            panel.text(x, y, str(host), color="white", ha="center", va="center", weight="bold", zorder=4)
+        panel.set_title(f"{row['ring']}: {time_text(row['time']['median_us'])}")
+        panel.set(xlim=(-0.35, 1.35), ylim=(-0.3, 1.3), xticks=(0, 1), yticks=())
+        panel.set_xticklabels(("one site", "the other"))
+        panel.set_frame_on(False)
+        panel.tick_params(length=0)
+
+
+def _arrow(panel: Any, begin: tuple[float, float], end: tuple[float, float], mbit: float) -> None:
+    """With its rate beside it, a third of the way, where two arrows that cross do not meet."""
+    look = {"arrowstyle": "->", "linewidth": math.sqrt(mbit) / 4, "color": "#57606a", "shrinkA": 14, "shrinkB": 14}
+    panel.annotate("", xy=end, xytext=begin, arrowprops=look)
+    x, y = (near + (far - near) / 3 for near, far in zip(begin, end, strict=True))
+    panel.text(x, y, f"{mbit:g} Mbit/s", ha="center", va="center", fontsize="x-small", backgroundcolor="white")
