@@ -7,7 +7,9 @@ cdef class Transfer:
     cdef readonly bytes layout
     cdef readonly dict votes             # who takes part and has no answer yet -> its vote
     cdef readonly set sources            # who can still be fetched from
-    cdef readonly set fetching           # who has not said that it holds the state, or that it cannot
+    cdef readonly set fetching           # who has not said that it holds the state
+    cdef readonly dict places            # who takes part, or did -> where it can be dialled
+    cdef readonly dict stranded          # of those who fetch: who has no source left -> why
 
 cdef class Agreement:
     cdef readonly object number          # the peer group's
@@ -29,3 +31,5 @@ cdef class Agreement:
     cdef _begin_transfer(self, decision, bytes layout, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)
     cdef bint _complete_transfer(self)
+    cdef _appoint(self, heirs)
+    cdef _fail_stranded(self)

@@ -4,6 +4,7 @@ from .ballots import OpenCall
 from .election import Decision, StateVote
 from .messages import Fetched, Layout, VoteSync
 from .roster import Peer
+from .sources import Source
 
 SOURCES_LOST: Final[str]
 
@@ -24,6 +25,10 @@ class Transfer:
     def sources(self) -> set[int]: ...
     @property
     def fetching(self) -> set[int]: ...
+    @property
+    def places(self) -> dict[int, Source]: ...
+    @property
+    def stranded(self) -> dict[int, str]: ...
 
 @final
 class Agreement:

@@ -10,9 +10,10 @@
 never sees content; it sees a layout only when two of them differ, from one holder of each.
 
 **A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
-hold the state. A source that is lost is crossed off; a receiver that is lost, or cannot, drops out and the others go on.
-When nobody fetches any more, whoever is left holds the state, and it is agreed. If the last source is lost, those who
-still fetch fail; the ones that have finished hold the state and agree on it.
+hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
+*stranded*. When all who still fetch are, those who have finished meanwhile become sources, the *heirs*; only without any
+do the stranded fail. So if every source is lost, either one receiver has the state, and then all get it, or none has.
+When nobody fetches any more, whoever is left holds the state, and it is agreed.
 
 **What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last one
 or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
@@ -27,7 +28,7 @@ from .ballots import OpenCall
 from .election import NEVER, STRATEGIES, StateVote, choose_layout, decide, kick_odd_layouts
 from .events import SYNC
 from .layout import PAGES_MAX, digest_layout, unpack_layout
-from .messages import AskLayout, CallFailed, Fetch, Serve, SourceGone, SyncDone
+from .messages import AskLayout, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
 from .sources import Source, pack_sources
 
 SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was sent: call sync_shared_state again"
@@ -44,6 +45,8 @@ cdef class Transfer:
         self.votes = votes
         self.sources = set(decision.sources)
         self.fetching = {peer for peer, _ in decision.receivers}
+        self.places = {}
+        self.stranded = {}
 
 
 cdef class Agreement:
@@ -104,10 +107,12 @@ cdef class Agreement:
             return ""  # answered already: its last source was lost, or its caller gave up
         if peer not in transfer.fetching:
             return f"fetched in transfer {message.round}, in which it has nothing to fetch"
-        transfer.fetching.discard(peer)
-        if not message.ok:
-            vote = transfer.votes.pop(peer)
-            self.outbox.append((peer, CallFailed(vote.call, RANK_CONNECTION_LOST, message.reason)))
+        if peer in transfer.stranded:
+            return f"fetched in transfer {message.round}, in which it had no source left"
+        if message.ok:
+            transfer.fetching.discard(peer)
+        else:
+            transfer.stranded[peer] = message.reason
         return ""
 
     def withdraw(self, peer, call):
@@ -141,9 +146,10 @@ cdef class Agreement:
         if transfer is None or transfer.votes.pop(peer, None) is None:
             return
         transfer.fetching.discard(peer)
+        transfer.stranded.pop(peer, None)
         if peer in transfer.sources:
             transfer.sources.discard(peer)
-            for other in sorted(transfer.fetching):
+            for other in sorted(transfer.fetching - transfer.stranded.keys()):
                 self.outbox.append((other, SourceGone(transfer.votes[other].call, transfer.round, peer)))
 
     def settle(self, int members, dict peers):
@@ -205,7 +211,8 @@ cdef class Agreement:
             return
         for peer in decision.sources:
             self.outbox.append((peer, Serve(self.votes[peer].call, self.latest)))
-        sources = [Source(peer, peers[peer].host, peers[peer].port) for peer in decision.sources]
+        self.transfer.places = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
+        sources = [self.transfer.places[peer] for peer in decision.sources]
         for turn, (peer, whole) in enumerate(decision.receivers):
             # Everybody begins with another source, so that none of them is asked by all.
             first = turn % len(sources)
@@ -220,10 +227,12 @@ cdef class Agreement:
     cdef bint _complete_transfer(self):
         """End it if nobody fetches any more, or can. True if there is a new agreement."""
         cdef Transfer transfer = self.transfer
-        if transfer.fetching and not transfer.sources:
-            lost = {peer: transfer.votes.pop(peer) for peer in transfer.fetching}
-            self._answer_all(lost, RANK_CONNECTION_LOST, SOURCES_LOST)
-            transfer.fetching.clear()
+        if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
+            heirs = transfer.votes.keys() - transfer.fetching - transfer.sources
+            if heirs:
+                self._appoint(heirs)
+            else:
+                self._fail_stranded()
         if transfer.fetching:
             return False
         self.transfer = None
@@ -234,6 +243,27 @@ cdef class Agreement:
             return False
         self.revision, self.content, self.layout = now
         return True
+
+    cdef _appoint(self, heirs):
+        """Who has finished serves those who are stranded."""
+        cdef Transfer transfer = self.transfer
+        transfer.sources |= heirs
+        for peer in sorted(heirs):
+            self.outbox.append((peer, Serve(transfer.votes[peer].call, transfer.round)))
+        packed = pack_sources([transfer.places[peer] for peer in sorted(heirs)])
+        for peer in sorted(transfer.stranded):
+            self.outbox.append((peer, MoreSources(transfer.votes[peer].call, transfer.round, packed)))
+        transfer.stranded.clear()
+
+    cdef _fail_stranded(self):
+        """They fetch from nobody, and nobody is left whom they have not tried."""
+        cdef Transfer transfer = self.transfer
+        for peer, reason in sorted(transfer.stranded.items()):
+            vote = transfer.votes.pop(peer)
+            why = reason if transfer.sources else SOURCES_LOST
+            self.outbox.append((peer, CallFailed(vote.call, RANK_CONNECTION_LOST, why)))
+        transfer.stranded.clear()
+        transfer.fetching.clear()
 
     # ------------------------------------------------------------------------------------------ reports
 
@@ -274,7 +304,8 @@ cdef class Agreement:
             assert sum(len(page) for page in pages) <= LAYOUT_BYTES_MAX, f"{where}: a layout without an end"
         assert (self.revision == NEVER) == (not self.content) == (not self.layout), f"{where}: agreed on half a state"
         if transfer is not None:
-            assert transfer.fetching and transfer.sources, f"{where}: a transfer with nothing to do"
+            assert transfer.fetching, f"{where}: a transfer with nothing to do"
+            assert transfer.stranded.keys() < transfer.fetching, f"{where}: all of {transfer.stranded} wait for sources"
             assert transfer.sources | transfer.fetching <= transfer.votes.keys(), f"{where}: strangers in a transfer"
             assert not (transfer.sources & transfer.fetching), f"{where}: somebody fetches from itself"
             assert transfer.votes.keys() <= members, f"{where}: a transfer of {set(transfer.votes)}"

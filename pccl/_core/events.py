@@ -398,6 +398,21 @@ class FetchState:
 
 
 @record
+class ServeFetched:
+    """Let other peers fetch what this peer has fetched itself, in the same round."""
+
+    round: int
+
+
+@record
+class AddSources:
+    """The transfer had no source left; go on with these. Answered by StateFetched or StateUnfetched, once more."""
+
+    round: int
+    sources: tuple[Source, ...]
+
+
+@record
 class DropSource:
     """That source is gone. Its link may have told so before."""
 

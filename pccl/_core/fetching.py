@@ -10,7 +10,7 @@ Entries in which peers may differ (`unequal`) are taken from one source alone, t
 adopted. If it is lost before they are complete, another table is adopted, and what differs from that is fetched.
 
     link_up ──▶ AskTable ──▶ table_came ──▶ Order ──▶ units_fetched ──▶ Order ... ──▶ Done
-    link_down ──▶ CallSource (again), Order (to others), or Failed when nobody is left
+    link_down ──▶ CallSource (again), Order (to others), or Stranded when nobody is left ──▶ sources_came
 
 Pure: links are numbers, tables are descriptions, time is an argument.
 """
@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections import deque
 
 from pccl.options import FETCH_BYTES_AHEAD, FETCH_UNITS_AHEAD
-from pccl.records import record
+from pccl.records import record, replace
 
-from .description import DIGEST_BYTES, RUN_BLOCKS_MAX, check_table, differing_runs, run_bytes
+from .description import DIGEST_BYTES, RUN_BLOCKS_MAX, check_table, differing_runs, pack_description, run_bytes
 from .digest import STATE_BLOCK_BYTES
 
 TYPE_CHECKING = False
@@ -88,8 +88,8 @@ class Done:
 
 
 @record
-class Failed:
-    """No source is left."""
+class Stranded:
+    """No source is left. What is here stays, and it goes on if `sources_came`."""
 
     reason: str
 
@@ -131,6 +131,7 @@ class Fetching:
         self._whole = whole
         self._attempts = attempts  # calls to a source that may fail in a row, in addition to its first ones
         self._new_link = new_link
+        self._links_each = links
         self._failures = dict.fromkeys(sources, 0)  # of the sources that may still be called
         self._lies = dict.fromkeys(sources, 0)
         self._reasons: dict[int, str] = {}  # why a source was lost the last time
@@ -143,7 +144,8 @@ class Fetching:
         self._torn: set[tuple[int, int]] = set()
         self.table: Description | None = None  # adopted
         self.holder: int | None = None  # whose table it is; None once it is lost
-        self.over = False
+        self.over = False  # done
+        self.stranded = False
         self.fetched_bytes = 0
 
     # ------------------------------------------------------------------------------------------ events
@@ -151,7 +153,7 @@ class Fetching:
     def begin(self) -> list[Any]:
         """Call everybody."""
         actions = [self._call(source) for source in self._first_links]
-        return actions or self._fail()
+        return actions or self._strand()
 
     def link_up(self, link: int, now_ns: int) -> list[Any]:
         """A source was reached."""
@@ -197,6 +199,25 @@ class Fetching:
             return []
         self._reasons[source] = "it was lost"
         return self._give_up_on(source) + self._go_on(now_ns)
+
+    def sources_came(self, sources: Sequence[int], now_ns: int) -> list[Any]:
+        """These have the state as well, by now."""
+        if self.over:
+            return []
+        self.stranded = False
+        self._failures.update(dict.fromkeys(sources, 0))
+        self._lies.update(dict.fromkeys(sources, 0))
+        return [self._call(source) for _ in range(self._links_each) for source in sources] + self._go_on(now_ns)
+
+    def held(self) -> bytes:
+        """The table of what is here when all is done, with which this peer can be a source itself."""
+        assert self.over
+        assert self.table is not None
+        rows = []
+        for ours, theirs in zip(self._own.rows, self.table.rows, strict=True):
+            is_ours = ours.digest == theirs.digest or (ours.unequal and not self._whole)
+            rows.append(replace(ours if is_ours else theirs, segment=0, offset=0))
+        return pack_description(rows)
 
     def table_came(self, link: int, table: Description, now_ns: int) -> list[Any]:
         """A source told what it has. Raises nothing, whatever it is."""
@@ -291,7 +312,7 @@ class Fetching:
 
     def _go_on(self, now_ns: int) -> list[Any]:
         """Whatever follows from what has changed."""
-        if self.over:
+        if self.over or self.stranded:
             return []
         sources = {link.source for link in self._links.values()}
         if self.holder not in sources and (self._unequal or self.table is None):
@@ -300,16 +321,16 @@ class Fetching:
             self.over = True
             return [Done()]
         if not sources:
-            return self._fail()
+            return self._strand()
         return self._ask_tables() + self._hand_out(now_ns)
 
     def _is_idle(self) -> bool:
         return not any(link.units for link in self._links.values())
 
-    def _fail(self) -> list[Any]:
-        self.over = True
+    def _strand(self) -> list[Any]:
+        self.stranded = True
         reasons = "; ".join(f"peer {source}: {reason}" for source, reason in sorted(self._reasons.items()))
-        return [Failed(f"no peer is left to fetch the state from: {reasons}" if reasons else "there is no source")]
+        return [Stranded(f"no peer is left to fetch the state from: {reasons}" if reasons else "there is no source")]
 
     def _ask_tables(self) -> list[Any]:
         """Ask one link of each source, as long as there is no holder."""
@@ -354,5 +375,5 @@ class Fetching:
             assert link.up or link.closing or not link.units, number
             assert len(link.units) <= FETCH_UNITS_AHEAD, number
             assert not (link.up and self._equal and not link.units) or self.over, number
-        assert self.over or self._links, "nobody is left, and nobody was told"
+        assert self.over or self.stranded or self._links, "nobody is left, and nobody was told"
         assert self.holder is None or self.table is not None

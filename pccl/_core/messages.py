@@ -472,6 +472,15 @@ class OptimizeDone:
     largest_group: u32
 
 
+@message(0x43, "master to peer")
+class MoreSources:
+    """You had no source left, but these have finished fetching: go on with them."""
+
+    call: u32
+    round: u64
+    sources: blob  # see `sources`
+
+
 # What may be said where. A connection moves from one set to the next as it proves itself.
 AT_MASTER_DOOR = limits(Knock, Register, Inquire)
 AT_PEER_DOOR = limits(Knock, JoinLane, JoinState, JoinProbe)
@@ -485,5 +494,5 @@ TO_MASTER = limits(
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, Wire, Kick, Notice, Beat),
     *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskLayout, Serve, Fetch, SourceGone, SyncDone),
-    *(Probe, OptimizeDone),
+    *(Probe, OptimizeDone, MoreSources),
 )

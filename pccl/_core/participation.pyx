@@ -215,6 +215,9 @@ cdef class Participation:
     def _on_transfer_order(self, message):
         self._lose_master_if(self.syncing.order(message))
 
+    def _on_more_sources(self, message):
+        self._lose_master_if(self.syncing.more_sources(message))
+
     def _on_source_gone(self, message):
         self._lose_master_if(self.syncing.drop_source(message))
 

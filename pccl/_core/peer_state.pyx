@@ -36,7 +36,7 @@ from .mailbox import (
     CallTopology,
 )
 from .messages import (
-    AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, Notice, OptimizeDone,
+    AbortReduce, Accepted, AskLayout, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
     PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, Wire,
 )
 from .story import attach
@@ -349,6 +349,7 @@ TRANSITIONS = {
     (MEMBER, AskLayout): PeerState._on_ask_layout,
     (MEMBER, Serve): PeerState._on_transfer_order,
     (MEMBER, Fetch): PeerState._on_transfer_order,
+    (MEMBER, MoreSources): PeerState._on_more_sources,
     (MEMBER, SourceGone): PeerState._on_source_gone,
     (MEMBER, SyncDone): PeerState._on_sync_done,
     (MEMBER, StateFetched): PeerState._on_state_fetched,

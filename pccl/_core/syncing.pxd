@@ -9,10 +9,12 @@ cdef class Sync:
     cdef readonly object described       # its CallDescribe
     cdef readonly bint layout_wanted     # the master asked for the layout, and nobody has sent it
     cdef readonly object order           # the master's Serve or Fetch; None: there is none
+    cdef readonly tuple sources          # of a Fetch: who is still there, until it begins
     cdef readonly bint moving            # the shell was told of the order, and not of its end
     cdef readonly bint ended             # the shell was told to end it
     cdef readonly bint fetched           # this peer's memory holds the elected state
-    cdef readonly bint failed            # the master knows that it could not be fetched
+    cdef readonly bint failed            # no source is left; the master knows
+    cdef readonly bint inherits          # it has fetched, and serves now
     cdef readonly tuple ending           # (result, kind, payload, or a revision), as soon as it is known
     cdef object tx_bytes
     cdef object rx_bytes

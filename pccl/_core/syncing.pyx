@@ -8,6 +8,9 @@
 KIND_DESCRIBE; the caller describes its state and waits in another slot. Orders that come before that wait for it too,
 and so does an answer: it is given to whichever slot the caller waits in.
 
+**A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on with
+those. Who has finished may be made a source in its turn, in the same round.
+
 **The memory** belongs to the shell from ServeState or FetchState until TransferEnded. So whatever the end is (agreed,
 failed, given up, the membership over) it is EndTransfer first, and the slot completes when the shell has answered.
 
@@ -19,13 +22,13 @@ Part of the peer's machine, which passes on what concerns the shared state; pure
 """
 
 from pccl.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
-from pccl.records import replace
 
 from .events import (
-    SYNC, SYNCED, Complete, DropSource, EndTransfer, FetchState, SendLayout, SendMaster, ServeState,
+    SYNC, SYNCED, AddSources, Complete, DropSource, EndTransfer, FetchState, SendLayout, SendMaster, ServeFetched,
+    ServeState,
 )
-from .messages import Fetch, Fetched, VoteSync, Withdraw
-from .sources import pack_sources, unpack_sources
+from .messages import Fetch, Fetched, Serve, VoteSync, Withdraw
+from .sources import unpack_sources
 
 
 cdef class Sync:
@@ -36,8 +39,9 @@ cdef class Sync:
         self.slot = call.slot
         self.sequence = call.sequence
         self.waiting = True
-        self.describing = self.layout_wanted = self.moving = self.ended = self.fetched = self.failed = False
+        self.describing = self.layout_wanted = self.moving = self.ended = self.fetched = self.failed = self.inherits = False
         self.described = self.order = self.ending = None
+        self.sources = ()
         self.tx_bytes = self.rx_bytes = 0
 
 
@@ -115,14 +119,35 @@ cdef class Syncing:
         if sync is None:
             return ""
         if sync.order is not None:
-            return f"a second order in one call: {message!r}"
+            return self._inherit(message)
         if type(message) is Fetch:
-            try:
-                unpack_sources(message.sources)
-            except ValueError as error:
-                return f"Fetch from nobody: {error}"
+            sources = _unpacked(message)
+            if sources is None:
+                return f"Fetch from nobody: {message!r}"
+            sync.sources = sources
         sync.order = message
         self._need_description()
+        return ""
+
+    def _inherit(self, message):
+        """Serve after Fetch: this peer has finished, others have nobody else."""
+        cdef Sync sync = self.sync
+        if type(message) is not Serve or not sync.fetched or sync.inherits or message.round != sync.order.round:
+            return f"a second order in one call: {message!r}"
+        sync.inherits = True
+        self.actions.append(ServeFetched(message.round))
+        return ""
+
+    def more_sources(self, message):
+        """The transfer goes on. Returns what is wrong with the message, or nothing."""
+        cdef Sync sync = self._find(message.call)
+        if sync is None:
+            return ""
+        sources = _unpacked(message)
+        if not sync.failed or sync.order.round != message.round or sources is None:
+            return f"MoreSources of transfer {message.round}, in which this peer waits for none, or no sources at all"
+        sync.failed = False
+        self.actions.append(AddSources(message.round, sources))
         return ""
 
     def drop_source(self, message):
@@ -136,9 +161,8 @@ cdef class Syncing:
             if not sync.fetched and not sync.failed:
                 self.actions.append(DropSource(message.round, message.peer))
             return ""
-        # It has not begun. Who is gone is not dialled in the first place, unless nobody else is left: then the
-        # transfer finds that out, or the master says so.
-        sync.order = _without(sync.order, message.peer)
+        # It has not begun. Who is gone is not dialled in the first place.
+        sync.sources = tuple([source for source in sync.sources if source.peer != message.peer])
         return ""
 
     def done(self, message):
@@ -222,7 +246,7 @@ cdef class Syncing:
         if type(order) is Fetch:
             self.actions.append(FetchState(
                 order.round, where.description, where.nbytes, where.window,
-                order.whole, order.content, unpack_sources(order.sources),
+                order.whole, order.content, sync.sources,
             ))
         else:
             self.actions.append(ServeState(order.round, where.description, where.nbytes, where.window))
@@ -276,7 +300,10 @@ cdef class Syncing:
         assert member or sync.ended, "a sync goes on after the end"
 
 
-def _without(order, peer):
-    """The same order, without that source, if there is another."""
-    sources = tuple(source for source in unpack_sources(order.sources) if source.peer != peer)
-    return replace(order, sources=pack_sources(sources)) if sources else order
+def _unpacked(message):
+    """The sources in a message; None if that is nonsense."""
+    try:
+        return unpack_sources(message.sources)
+    except ValueError:
+        return None
+

@@ -16,7 +16,7 @@ from functools import partial
 
 from pccl._core.description import Description
 from pccl._core.events import DEBUG, INFO, StateFetched, StateUnfetched, TransferEnded
-from pccl._core.fetching import AskTable, CallSource, CloseLink, Done, Failed, Fetching, Order
+from pccl._core.fetching import AskTable, CallSource, CloseLink, Done, Fetching, Order, Stranded
 from pccl._core.layout import split_layout
 from pccl._core.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
 from pccl._core.mapping import Mapping
@@ -34,16 +34,24 @@ from .dialling import Dialler
 from .forking import MAILBOX_BYTES_MAX
 from .state_memory import StateMemory
 from .state_worker import FetchWorker, ServeWorker
+from .transfer import Transfer, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.events import DropSource, EndTransfer, FetchState, SendLayout, ServeState
+    from pccl._core.events import (
+        AddSources,
+        DropSource,
+        EndTransfer,
+        FetchState,
+        SendLayout,
+        ServeFetched,
+        ServeState,
+    )
     from pccl._core.mailbox import CallDescribe
     from pccl._core.messages import Welcome
-    from pccl._core.sources import Source
 
     from .connection import Connection
     from .identity import Identity
@@ -53,42 +61,6 @@ HOLD_NS = 2_000_000_000  # how long a link may be ahead of the order that explai
 REDIAL_NS = 50_000_000  # before a source is called again, longer with every failure
 REDIALS_MAX = 3  # calls to a source in a row that may fail before it is given up, beside the first ones
 REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
-
-
-class Worker:
-    """One child process, its mailbox, and the link that it serves."""
-
-    __slots__ = ("heard_ns", "link", "mailbox", "name", "number", "pid")
-
-    def __init__(self, pid: int, mailbox: socket.socket, link: int, name: str, number: int) -> None:
-        self.pid = pid
-        self.mailbox = mailbox
-        self.link = link
-        self.name = name
-        self.number = number  # its owner's number in the window
-        self.heard_ns = monotonic_ns()  # when it last said something, or was last told to do something
-
-
-class Transfer:
-    """This peer's part in one round, from its order until the last worker is reaped."""
-
-    def __init__(self, number: int, own: Description, memory: StateMemory) -> None:
-        self.round = number
-        self.own = own
-        self.memory = memory
-        self.table = own.table()
-        self.fetching: Fetching | None = None  # None: this peer is a source
-        self.sources: dict[int, Source] = {}
-        self.workers: dict[int, Worker] = {}  # by link
-        self.diallers: dict[int, Dialler] = {}  # by link
-        self.zombies: dict[int, tuple[Worker, str, bool]] = {}  # killed, not yet reaped; why, and if for a lie
-        self.forked = 0
-        self.tx_bytes = self.rx_bytes = 0
-        self.over = False  # it ends: nothing is begun any more
-
-    def expects(self, link: int) -> bool:
-        """Whether a link to a source is still of use."""
-        return not self.over and self.fetching is not None and self.fetching.expects(link)
 
 
 class Transfers:
@@ -124,8 +96,7 @@ class Transfers:
             # Those who want to fetch are refused, and go elsewhere.
             self._tell(INFO, f"cannot serve the shared state: {error}")
             return
-        for link in [link for link, (_, hello, _) in self._held.items() if hello.round == action.round]:
-            self._admit(link)
+        self._admit_held(action.round)
 
     def fetch(self, action: FetchState) -> None:
         """Fetch what differs; the answer comes later."""
@@ -146,6 +117,24 @@ class Transfers:
             new_link=identity.new_link,
         )
         self._perform(transfer, transfer.fetching.begin())
+
+    def add_sources(self, action: AddSources) -> None:
+        """There are others who have the state by now; the answer comes later."""
+        transfer = self._rounds.get(action.round)
+        if transfer is None or transfer.fetching is None:
+            self._later(StateUnfetched(action.round, "this peer cannot take the shared state"))
+            return
+        transfer.sources |= {source.peer: source for source in action.sources}
+        came = [source.peer for source in action.sources]
+        self._perform(transfer, transfer.fetching.sources_came(came, monotonic_ns()))
+
+    def serve_fetched(self, action: ServeFetched) -> None:
+        """Let other peers fetch what has been fetched. Links that came early are let in."""
+        transfer = self._rounds[action.round]
+        transfer.become_source()
+        for link in [*transfer.diallers, *transfer.workers]:
+            self._close(transfer, link, "everything was fetched")
+        self._admit_held(action.round)
 
     def drop_source(self, action: DropSource) -> None:
         """A source is gone."""
@@ -216,15 +205,19 @@ class Transfers:
             self._refuse(link, "this is another peer, or another run")
         elif len(self._held) + sum(len(transfer.workers) for transfer in self._rounds.values()) > STATE_LINKS_MAX:
             self._refuse(link, f"more than {STATE_LINKS_MAX} links fetch from this peer")
-        elif hello.round in self._rounds:
+        elif hello.round in self._rounds and self._rounds[hello.round].fetching is None:
             self._admit(link)
         else:
             self._loop.after(HOLD_NS, lambda: self._refuse(link, f"round {hello.round} is not served here"))
 
+    def _admit_held(self, number: int) -> None:
+        for link in [link for link, (_, hello, _) in self._held.items() if hello.round == number]:
+            self._admit(link)
+
     def _admit(self, link: int) -> None:
         connection, hello, welcome = self._held[link]
         transfer = self._rounds[hello.round]
-        if transfer.over or transfer.fetching is not None:
+        if transfer.over:
             self._refuse(link, f"round {hello.round} is not served here any more")
             return
         del self._held[link]
@@ -267,7 +260,7 @@ class Transfers:
                 self._close(transfer, action.link, "it was of no use any more")
             elif kind is Done:
                 self._later(StateFetched(transfer.round))
-            elif kind is Failed:
+            elif kind is Stranded:
                 self._later(StateUnfetched(transfer.round, action.reason))
 
     def _dial(self, number: int, action: CallSource) -> None:

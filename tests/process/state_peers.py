@@ -261,6 +261,7 @@ def main() -> None:
         timeout_ns=10**9,
     )
     perform = {"ServeState": transfers.serve, "FetchState": transfers.fetch}
+    perform |= {"ServeFetched": transfers.serve_fetched, "AddSources": transfers.add_sources}
     perform |= {"DropSource": transfers.drop_source, "EndTransfer": transfers.end}
 
     def read(_: int) -> None:

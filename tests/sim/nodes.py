@@ -172,6 +172,8 @@ class PeerShell(Node):
             events.EndProbe: self.probes.end,
             events.ServeState: self.states.serve,
             events.FetchState: self.states.fetch,
+            events.ServeFetched: self.states.serve_fetched,
+            events.AddSources: self.states.add_sources,
             events.DropSource: self.states.drop_source,
             events.EndTransfer: self.states.end_transfer,
             events.SendLayout: self.states.send_layout,

@@ -104,6 +104,25 @@ class StatePlane:
         assert description == self._shell.program.syncing.described, "a transfer of what was not described"
         self.transfer = transfer
 
+    def serve_fetched(self, action: Any) -> None:
+        """ServeFetched: the sink becomes a source."""
+        transfer = self.transfer
+        assert transfer is not None, "heir of no transfer"
+        assert transfer.round == action.round, "heir of another transfer"
+        assert transfer.fetches, "heir of itself"
+        assert self.state.digest() == transfer.content, "heir of what it does not have"
+        transfer.fetches = False
+
+    def add_sources(self, action: Any) -> None:
+        """AddSources."""
+        transfer = self.transfer
+        assert transfer is not None, "sources for no transfer"
+        assert transfer.round == action.round, "sources for another transfer"
+        assert transfer.over, "sources for somebody who has some"
+        transfer.sources = list(action.sources)
+        transfer.over = False
+        self._later(self._step, transfer)
+
     def drop_source(self, action: Any) -> None:
         """DropSource."""
         assert self.transfer is not None, "a source of no transfer"

@@ -16,7 +16,7 @@ SYNC_PATHS = frozenset({
     "a revision is repeated",
     "a state is fetched and agreed",
     "a transfer goes on without one of its sources",
-    "every source is lost",
+    "every source is lost, and everybody fails",
     "a receiver is lost in a transfer",
     "a receiver cannot fetch",
     "a caller gives up in a transfer",
@@ -40,6 +40,7 @@ SYNC_PATHS = frozenset({
     "a description is given up",
     "a source is lost before the description",
     "a source is dropped",
+    "a stranded peer is given sources",
     "a transfer ends with the membership",
     "close waits for a transfer",
     "a description comes after the end",
@@ -104,7 +105,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
 
 
 _REASONS = {
-    "every peer that had the state": "every source is lost",
+    "every peer that had the state": "every source is lost, and everybody fails",
     "with RECEIVE_ONLY: nobody": "nobody would give its state",
     " in sync_shared_state;": "a sync and another call never meet",
     "its shared state is laid out differently": "an odd layout is kicked",
@@ -135,6 +136,8 @@ def _mark_order(word: type[Any], kinds: set[type[Any]], mark: Callable[[str], No
         mark("an order comes after its sync was given up")
     elif word is messages.SyncDone and not kinds:
         mark("an answer waits for the description")
+    elif word is messages.MoreSources:
+        mark("a stranded peer is given sources" if events.AddSources in kinds else "sources come after the end")
     elif word is messages.SourceGone:
         mark("a source is dropped" if events.DropSource in kinds else "a source is lost before the description")
 

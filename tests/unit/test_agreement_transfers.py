@@ -86,11 +86,13 @@ def test_a_source_that_goes_is_crossed_off(how: str) -> None:
 
 
 def test_all_sources_are_lost() -> None:
-    """Goal: who still fetches is told to call again; nothing was agreed, so what was agreed before still counts."""
+    """Goal: all who fetch are told to call again; nothing was agreed, so what was agreed before still counts."""
     scene = transferring(p1="a", p2="b", p3="a", p4="c")
     scene.wire(scene.feed(PeerWent(1, "reset")))
+    assert set(sent(scene.feed(PeerWent(3, "reset")), m.SourceGone)) == {2, 4}
+    assert not failed(fetched(scene, 2, ok=False)), "the other one may have finished: nobody knows yet"
 
-    actions = scene.feed(PeerWent(3, "reset"))
+    actions = fetched(scene, 4, ok=False)
 
     assert {peer: (end.result, end.reason) for peer, end in failed(actions).items()} == {
         2: (LOST, SOURCES_LOST),
@@ -104,6 +106,8 @@ def test_the_survivors_of_a_lost_source_agree_among_themselves() -> None:
     """Goal: receivers that were up to date, and whole, go on with what they have."""
     scene = transferring(p1="a", p2="b", p3="c")
     scene.wire(scene.feed(PeerWent(1, "reset")))
+    fetched(scene, 2, ok=False)
+    fetched(scene, 3, ok=False)
 
     scene.sync(2, 5, "b")
     actions = scene.sync(3, 5, "c")
@@ -113,16 +117,59 @@ def test_the_survivors_of_a_lost_source_agree_among_themselves() -> None:
     assert done(fetched(scene, 3, transfer=1)) == {}, "the word of an earlier transfer is not about this one"
 
 
-def test_whoever_had_it_all_before_the_sources_were_lost_has_it() -> None:
-    """Goal: a finished receiver holds the state: it is agreed, and the others get it from there next time."""
-    scene = transferring(p1="a", p2="b", p3="c")
-    fetched(scene, 2)
+@pytest.mark.parametrize("first", ["finished", "stranded"])
+def test_whoever_had_it_all_before_the_sources_were_lost_serves_it(first: str) -> None:
+    """Goal: a finished receiver holds the state: the others get it from there, and no call fails."""
+    scene = transferring(p1="a", p2="b", p3="c", p4="d")
+    if first == "finished":
+        fetched(scene, 2)
+    scene.wire(scene.feed(PeerWent(1, "reset")))
+    fetched(scene, 3, ok=False)
+    actions = fetched(scene, 4, ok=False)
+    if first == "stranded":
+        assert actions == [], "the third one has not said anything"
+        actions = fetched(scene, 2)
 
-    actions = scene.feed(PeerWent(1, "reset"))
-
-    assert set(failed(actions)) == {3}
-    assert done(actions) == {2: 5}
+    assert sent(actions, m.Serve) == {2: m.Serve(2, 1)}
+    orders = sent(actions, m.MoreSources)
+    assert {peer: unpack_sources(order.sources) for peer, order in orders.items()} == dict.fromkeys(
+        (3, 4), (Source(2, "host2", 1002),)
+    )
+    assert not failed(actions)
+    fetched(scene, 3)
+    assert done(fetched(scene, 4)) == {2: 5, 3: 5, 4: 5}
     assert agreed(scene) == (5, "a")
+
+
+def test_an_heir_may_be_lost_as_well() -> None:
+    """Goal: each of those who finish inherits once; with the last of them the hope is lost, for all alike."""
+    scene = transferring(p1="a", p2="b", p3="c", p4="d")
+    fetched(scene, 2)
+    scene.wire(scene.feed(PeerWent(1, "reset")))
+    fetched(scene, 3, ok=False)
+    fetched(scene, 4, ok=False)
+    fetched(scene, 4)
+    scene.wire(scene.feed(PeerWent(2, "reset")))
+
+    actions = fetched(scene, 3, ok=False)
+    assert (set(sent(actions, m.Serve)), set(sent(actions, m.MoreSources))) == ({4}, {3})
+    scene.wire(scene.feed(PeerWent(4, "reset")))
+
+    assert {peer: end.reason for peer, end in failed(fetched(scene, 3, ok=False)).items()} == {3: SOURCES_LOST}
+    assert agreed(scene) == (4, "z")
+
+
+def test_who_cannot_fetch_tries_those_who_could() -> None:
+    """Goal: a receiver that reaches no source is helped by the others; if that fails too, it fails alone."""
+    scene = transferring(p1="a", p2="b", p3="c")
+    fetched(scene, 2, ok=False)
+    actions = fetched(scene, 3)
+    assert set(sent(actions, m.MoreSources)) == {2}
+
+    actions = fetched(scene, 2, ok=False)
+
+    assert failed(actions) == {2: m.CallFailed(2, LOST, "no memory")}
+    assert done(actions) == {1: 5, 3: 5}
 
 
 @pytest.mark.parametrize("how", ["lost", "withdrawn", "unable"])
@@ -146,6 +193,7 @@ def test_everybody_gives_up() -> None:
     """Goal: a transfer without anybody leaves nothing behind."""
     scene = transferring(p1="a", p2="b")
     scene.say(1, m.Withdraw(1))
+    assert set(failed(fetched(scene, 2, ok=False))) == {2}
 
     assert agreed(scene) == (4, "z")
     assert scene.state.groups[0].agreement.is_idle()
@@ -211,13 +259,21 @@ def test_a_false_report_costs_its_connection(peer: int, count: int, reason: str)
     assert reason in kick[peer].reason
 
 
-def test_a_report_that_crosses_its_answer_is_ignored() -> None:
-    """Goal: the last source was lost while the receiver said that it has everything: it calls again, unharmed."""
+def test_the_last_word_of_a_receiver_counts_though_its_source_is_gone() -> None:
+    """Goal: the source was lost while the receiver said that it has everything: it has, and that is agreed."""
     scene = transferring(p1="a", p2="b")
     scene.wire(scene.feed(PeerWent(1, "reset")))
 
-    assert fetched(scene, 2) == []
-    assert done(scene.sync(2, 5, "a")) == {2: 5}
+    assert done(fetched(scene, 2)) == {2: 5}
+    assert agreed(scene) == (5, "a")
+
+
+def test_who_is_stranded_has_nothing_more_to_say() -> None:
+    """Goal: it waits for the master's word; anything else costs its connection."""
+    scene = transferring(p1="a", p2="b", p3="c")
+    fetched(scene, 2, ok=False)
+
+    assert "had no source left" in sent(fetched(scene, 2), m.Kick)[2].reason
 
 
 def test_one_key_of_many_is_a_matter_between_peers() -> None:

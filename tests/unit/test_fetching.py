@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.description import Description
+from pccl._core.description import Description, check_table
 from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.fetching import (
     UNIT_BYTES_MAX,
@@ -17,9 +17,9 @@ from pccl._core.fetching import (
     CallSource,
     CloseLink,
     Done,
-    Failed,
     Fetching,
     Order,
+    Stranded,
     Unit,
 )
 from pccl.options import FETCH_BYTES_AHEAD, FETCH_UNITS_AHEAD
@@ -119,7 +119,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
 
 
 def test_no_source_is_a_failure() -> None:
-    assert Sink(large(1, 1), large(1, 2), []).ends == [Failed("there is no source")]
+    assert Sink(large(1, 1), large(1, 2), []).ends == [Stranded("there is no source")]
 
 
 def test_all_links_work_and_each_source_is_asked_once() -> None:
@@ -190,8 +190,50 @@ def test_a_source_that_cannot_be_reached_is_called_a_few_times() -> None:
     assert sink.down(1, "refused") == [CallSource(2, 7, 1)]
     assert sink.down(2, "refused") == [CallSource(3, 7, 2)]
     (failed,) = sink.down(3, "still refused")
-    assert failed == Failed("no peer is left to fetch the state from: peer 7: still refused")
-    assert sink.machine.over
+    assert failed == Stranded("no peer is left to fetch the state from: peer 7: still refused")
+    assert sink.machine.stranded
+
+
+def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
+    """Goal: what is here is not fetched again, and the new source's table is asked for only where it matters."""
+    sink = Sink(large(16 * 2, 1), large(16 * 2, 2), [7], attempts=0)
+    sink.up(1)
+    sink.tell(1)
+    sink.fetched(1)
+    (stranded,) = sink.down(1)
+    assert isinstance(stranded, Stranded)
+
+    assert sink.take(sink.machine.sources_came([8], 0)) == [CallSource(2, 8, 0)]
+    assert sink.up(2) == [Order(2, (Unit(0, 16, 16, 16 * BLOCK),))]
+    assert sink.fetched(2) == [Done()]
+    assert sink.machine.fetched_bytes == 32 * BLOCK
+
+
+def test_a_fetch_that_was_stranded_before_it_had_a_table_asks_for_one() -> None:
+    sink = Sink(large(1, 1), large(1, 2), [7], attempts=0)
+    sink.down(1)
+    sink.take(sink.machine.sources_came([8], 0))
+
+    assert sink.up(2) == [AskTable(2)]
+    sink.tell(2)
+    assert sink.fetched(2) == [Done()]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_was_fetched_can_be_served(whole: bool) -> None:
+    """Goal: the table of an heir is the elected state's; of what may differ it tells what it has."""
+    ours = describe(row("a", 1), row("b", 1), row("own", 1, unequal=True))
+    theirs = describe(row("a", 1), row("b", 2), row("own", 2, unequal=True))
+    sink = Sink(ours, theirs, [7], whole=whole)
+    sink.up(1)
+    sink.tell(1)
+    sink.fetched(1, 2 if whole else 1)
+
+    held = Description(sink.machine.held())
+
+    assert check_table(held, ours, theirs.content_digest()) == ""
+    assert held.rows[1].blocks == theirs.rows[1].blocks
+    assert held.rows[2].blocks == (theirs if whole else ours).rows[2].blocks
 
 
 def test_a_source_that_is_of_use_may_break_for_ever() -> None:

@@ -388,6 +388,7 @@ EVENTS: dict[type[Any], Any] = {
     m.AskLayout: MasterSaid(m.AskLayout(77)),
     m.Serve: MasterSaid(m.Serve(77, 1)),
     m.Fetch: MasterSaid(fetch(call=77)),
+    m.MoreSources: MasterSaid(m.MoreSources(77, 1, b"")),
     m.SourceGone: MasterSaid(m.SourceGone(77, 1, 3)),
     m.SyncDone: MasterSaid(m.SyncDone(77, 1)),
     StateFetched: StateFetched(1),

@@ -10,6 +10,7 @@ from pccl._core import mailbox
 from pccl._core import messages as m
 from pccl._core.events import (
     SYNCED,
+    AddSources,
     Complete,
     DropSource,
     EndTransfer,
@@ -17,12 +18,14 @@ from pccl._core.events import (
     MasterDown,
     SendLayout,
     SendMaster,
+    ServeFetched,
     ServeState,
     StateFetched,
     StateUnfetched,
     Stop,
     TransferEnded,
 )
+from pccl._core.sources import Source, pack_sources
 
 from .companion import (
     CANCELLED,
@@ -163,15 +166,41 @@ def test_a_lost_source_is_passed_on() -> None:
 
 
 def test_a_source_that_is_lost_before_the_description_is_not_dialled() -> None:
-    """Goal: an order that waits is kept up to date; the last source stays, and the transfer finds out."""
+    """Goal: an order that waits is kept up to date; without any source left the transfer says so at once."""
     peer = voted()
     peer.hear(fetch())
-    assert peer.hear(m.SourceGone(1, 1, 3)) == []
-    assert peer.hear(m.SourceGone(1, 1, 1)) == []
+    gone = []
+    for source in SOURCES:
+        assert peer.hear(m.SourceGone(1, 1, source.peer)) == []
+        gone.append(source)
 
     (order,) = peer.call(describe())
 
-    assert order.sources == SOURCES[1:]
+    assert len(gone) == len(SOURCES) > 1
+    assert order.sources == ()
+
+
+def test_a_stranded_transfer_goes_on_with_those_who_have_finished() -> None:
+    """Goal: a fetch may be told to be hopeless and go on, any number of times, and in the end it succeeds."""
+    peer = fetching()
+    for number in (7, 8):
+        heirs = (Source(number, "host", number),)
+        assert peer.feed(StateUnfetched(1, "no source")) == [SendMaster(m.Fetched(1, 1, False, "no source"))]
+        assert peer.hear(m.MoreSources(1, 1, pack_sources(heirs))) == [AddSources(1, heirs)]
+
+    assert peer.feed(StateFetched(1)) == [SendMaster(m.Fetched(1, 1, True, ""))]
+    assert peer.hear(m.SyncDone(1, 4)) == [EndTransfer(1)]
+    assert peer.feed(TransferEnded(1, 0, 640)) == [synced(6, 4, 0, 640)]
+
+
+def test_who_has_fetched_may_be_made_a_source() -> None:
+    """Goal: in the same round, once, until the call is answered."""
+    peer = fetching()
+    peer.feed(StateFetched(1))
+
+    assert peer.hear(m.Serve(1, 1)) == [ServeFetched(1)]
+    assert peer.hear(m.SyncDone(1, 4)) == [EndTransfer(1)]
+    assert peer.feed(TransferEnded(1, 320, 640)) == [synced(6, 4, 320, 640)]
 
 
 @pytest.mark.parametrize("order", [m.AskLayout(1), m.Serve(1, 1)], ids=["layout", "serve"])
@@ -361,8 +390,10 @@ def test_a_description_that_nobody_asked_for_is_refused() -> None:
         ([m.Serve(1, 1), m.SourceGone(1, 1, 3)], "in which this peer fetches nothing"),
         ([m.SourceGone(1, 1, 3)], "in which this peer fetches nothing"),
         ([fetch(), m.SourceGone(1, 2, 3)], "SourceGone of transfer 2"),
+        ([fetch(), m.MoreSources(1, 1, b"")], "in which this peer waits for none"),
+        ([m.Serve(1, 1), m.MoreSources(1, 1, b"")], "in which this peer waits for none"),
         ([m.Serve(1, 1), m.AskLayout(1)], "AskLayout after the election"),
-        ([m.Fetch(1, 1, False, 4, bytes(16), b"")], "Fetch from nobody: an empty list of sources"),
+        ([m.Fetch(1, 1, False, 4, bytes(16), b"")], "Fetch from nobody: Fetch("),
     ],
 )
 def test_what_no_honest_master_says_ends_the_membership(words: list[Any], reason: str) -> None:
