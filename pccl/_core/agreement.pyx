@@ -145,6 +145,9 @@ cdef class Agreement:
             self.layouts = {layout: packed for layout, packed in self.layouts.items() if layout in wanted}
         if transfer is None or transfer.votes.pop(peer, None) is None:
             return
+        if not transfer.votes:
+            self.transfer = None  # nobody has a part in it any more
+            return
         transfer.fetching.discard(peer)
         transfer.stranded.pop(peer, None)
         if peer in transfer.sources:

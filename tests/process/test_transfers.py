@@ -10,7 +10,15 @@ import psutil
 import pytest
 
 from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
-from pccl._core.events import DropSource, EndTransfer, StateFetched, StateUnfetched, TransferEnded
+from pccl._core.events import (
+    AddSources,
+    DropSource,
+    EndTransfer,
+    ServeFetched,
+    StateFetched,
+    StateUnfetched,
+    TransferEnded,
+)
 
 from .helpers import eventually, sockets
 from .state_peers import STALL, StatePeer, is_gone, peers_with
@@ -187,6 +195,29 @@ def test_a_source_that_the_master_gave_up_is_left_at_once() -> None:
         assert sink.hear() == StateFetched(1)
         assert time.monotonic() - began < STALL / 2
         assert same(other, sink)
+
+
+@pytest.mark.parametrize("outside", [set(), {"a", "b"}], ids=["segments", "window"])
+def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> None:
+    """Goal: the only source dies in the middle; what had come stays, and the rest comes from another sink."""
+    state = {"a": content_of(1, LARGE), "b": content_of(2, MIB)}
+    stale = {name: bytes(len(content)) for name, content in state.items()}
+    fault = {3: "state.fetch.unit:5:stop"}  # of seven units; what is left then is less, and nobody stops again
+    with peers_with(state, stale, stale, outside=outside, faults=fault) as (source, heir, sink):
+        fetch_all(heir, source)
+        sink.fetch(heir.describe().content_digest(), source)
+        eventually(lambda: stopped(sink.worker()), "the sink is in the middle")
+        source.kill()
+        assert isinstance(sink.hear(), StateUnfetched)
+
+        sink.tell(AddSources(1, (heir.source,)))  # a moment ahead of the heir's order, as it may happen
+        heir.tell(ServeFetched(1))
+
+        assert sink.hear() == StateFetched(1)
+        assert same(heir, sink)
+        sent, received = heir.end().tx_bytes, sink.end().rx_bytes
+        assert received == LARGE + MIB > sent > 0
+        assert heir.workers() == sink.workers() == []
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class StatePlane:
         self._shell = shell
         self._world = shell.world
         self.transfer: Transfer | None = None
+        self.heir = False  # the last transfer made a source of this sink
 
     @property
     def state(self) -> State:
@@ -103,6 +104,7 @@ class StatePlane:
         assert self.transfer is None, "two transfers in one memory"
         assert description == self._shell.program.syncing.described, "a transfer of what was not described"
         self.transfer = transfer
+        self.heir = False
 
     def serve_fetched(self, action: Any) -> None:
         """ServeFetched: the sink becomes a source."""
@@ -112,6 +114,7 @@ class StatePlane:
         assert transfer.fetches, "heir of itself"
         assert self.state.digest() == transfer.content, "heir of what it does not have"
         transfer.fetches = False
+        self.heir = True
 
     def add_sources(self, action: Any) -> None:
         """AddSources."""
