@@ -66,7 +66,7 @@ STATE += ["state.fetch.unit"]
 UNREACHED = {
     *("training.CallCancel", "training.CallAwait", "training.CallUnshare"),
     *("peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink", "peer.AbortOperation"),
-    *("peer.DropSource", "peer.SendLayout"),
+    *("peer.DropSource", "peer.AddSources", "peer.ServeFetched", "peer.SendLayout"),
     *("training.CallOptimize", "peer.BeginProbe", "peer.EndProbe"),  # test_optimize has a victim for these
 }
 POINTS = [point for point in (*CALLED, *PERFORMED, *SENT, *LANE, *STATE) if point not in UNREACHED]

@@ -7,10 +7,14 @@ votes and transfers keep them together.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -26,10 +30,21 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
-from pccl.errors import KickedError, UsageError
+from pccl.errors import KickedError, MasterLostError, UsageError
 from pccl.syncing import Syncs
 
-from .helpers import QUICK, Crew, background, crew_of, everybody, ring_order, running_master
+from .helpers import (
+    QUICK,
+    Crew,
+    actor_pid,
+    background,
+    children,
+    crew_of,
+    eventually,
+    everybody,
+    ring_order,
+    running_master,
+)
 
 ENFORCE, RECEIVE, SEND = (
     SharedStateSyncStrategy.ENFORCE_POPULAR,
@@ -426,3 +441,41 @@ def test_a_torn_state_is_never_elected(trio: Crew, monkeypatch: pytest.MonkeyPat
     torn.sync(trio[0])
     assert agreed([torn]) == ({1.0}, {5})
     assert torn.state.torn is None
+
+
+def test_the_only_source_is_lost_and_a_sink_takes_its_place(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: one newcomer has received the state, the other is in the middle: both get it, at the same revision."""
+    models = [Model(1.0, 5), Model(0.0), Model(0.0)]
+    with crew_of(master.address, 0, lanes=2) as crew:
+        models[0].sync(crew[0])
+        veteran, quick = crew[0], crew.newcomer(lanes=2)
+        crew.admit(quick)
+        monkeypatch.setenv("PCCL_FAULT", "state.fetch.table:1:stop")
+        slow = crew.newcomer(lanes=2)
+        crew.admit(slow)
+        monkeypatch.undo()
+
+        lost, *calls = (background(lambda m=m, p=p: m.sync(p)) for m, p in zip(models, crew, strict=True))
+        (first,) = eventually(lambda: stopped_fetchers(slow), "the slow one is in the middle")
+        eventually(lambda: models[1].values == {1.0}, "the quick one has everything")
+        os.kill(actor_pid(veteran), signal.SIGKILL)
+        with pytest.raises(MasterLostError):
+            lost.result(10)
+        (second,) = eventually(lambda: stopped_fetchers(slow) - {first}, "it asks the heir")
+        os.kill(second, signal.SIGCONT)
+
+        heir, last = (call.result(10) for call in calls)
+        assert agreed(models[1:]) == ({1.0}, {5})
+        assert heir.tx_bytes == last.rx_bytes > 0
+
+
+def stopped_fetchers(peer: Communicator) -> set[int]:
+    """Workers of a peer that fetch state, and were stopped."""
+    found = set()
+    for pid in children(actor_pid(peer), "pccl-fetch").values():
+        with suppress(psutil.NoSuchProcess):  # it is being replaced
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                found.add(pid)
+    return found
