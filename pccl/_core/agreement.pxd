@@ -30,6 +30,5 @@ cdef class Agreement:
     cdef dict _decide(self, dict peers)
     cdef _begin_transfer(self, decision, bytes layout, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)
-    cdef bint _complete_transfer(self)
+    cdef bint _complete_transfer(self, dict kicks)
     cdef _appoint(self, heirs)
-    cdef _fail_stranded(self)

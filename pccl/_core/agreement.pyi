@@ -6,6 +6,7 @@ from .messages import Fetched, Layout, VoteSync
 from .roster import Peer
 from .sources import Source
 
+CUT_OFF: Final[str]
 SOURCES_LOST: Final[str]
 
 @final

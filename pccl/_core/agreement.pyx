@@ -11,9 +11,10 @@ never sees content; it sees a layout only when two of them differ, from one hold
 
 **A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
 hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
-*stranded*. When all who still fetch are, those who have finished meanwhile become sources, the *heirs*; only without any
-do the stranded fail. So if every source is lost, either one receiver has the state, and then all get it, or none has.
-When nobody fetches any more, whoever is left holds the state, and it is agreed.
+*stranded*. When all who still fetch are, those who have finished meanwhile become sources, the *heirs*. Without any, and
+with every source lost, all calls fail. Who is stranded though others hold the state cannot be reached: it is kicked. So a
+sync succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the
+state, and it is agreed.
 
 **What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last one
 or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
@@ -31,6 +32,7 @@ from .layout import PAGES_MAX, digest_layout, unpack_layout
 from .messages import AskLayout, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
 from .sources import Source, pack_sources
 
+CUT_OFF = "it cannot fetch the shared state from any of the peers that have it"
 SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was sent: call sync_shared_state again"
 
 
@@ -163,11 +165,11 @@ cdef class Agreement:
         """
         kicks, agreed = {}, False
         if self.transfer is not None:
-            agreed = self._complete_transfer()
-        if self.votes and len(self.votes) == members and self._know_layouts():
+            agreed = self._complete_transfer(kicks)
+        if not kicks and self.votes and len(self.votes) == members and self._know_layouts():
             kicks = self._decide(peers)
             if self.transfer is not None:
-                agreed = self._complete_transfer() or agreed
+                agreed = self._complete_transfer(kicks) or agreed
         told, self.outbox = self.outbox, []
         return told, kicks, agreed
 
@@ -227,15 +229,22 @@ cdef class Agreement:
         for peer in sorted(votes):
             self.outbox.append((peer, CallFailed(votes[peer].call, result, reason)))
 
-    cdef bint _complete_transfer(self):
-        """End it if nobody fetches any more, or can. True if there is a new agreement."""
+    cdef bint _complete_transfer(self, dict kicks):
+        """End it if nobody fetches any more, or can; who cannot, though others could, goes first. True if there is a new
+        agreement.
+        """
         cdef Transfer transfer = self.transfer
         if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
             heirs = transfer.votes.keys() - transfer.fetching - transfer.sources
             if heirs:
                 self._appoint(heirs)
+            elif transfer.sources:
+                for peer, reason in transfer.stranded.items():
+                    kicks[peer] = RANK_CONNECTION_LOST, f"{CUT_OFF}: {reason}"
             else:
-                self._fail_stranded()
+                self._answer_all(transfer.votes, RANK_CONNECTION_LOST, SOURCES_LOST)
+                self.transfer = None
+                return False
         if transfer.fetching:
             return False
         self.transfer = None
@@ -257,16 +266,6 @@ cdef class Agreement:
         for peer in sorted(transfer.stranded):
             self.outbox.append((peer, MoreSources(transfer.votes[peer].call, transfer.round, packed)))
         transfer.stranded.clear()
-
-    cdef _fail_stranded(self):
-        """They fetch from nobody, and nobody is left whom they have not tried."""
-        cdef Transfer transfer = self.transfer
-        for peer, reason in sorted(transfer.stranded.items()):
-            vote = transfer.votes.pop(peer)
-            why = reason if transfer.sources else SOURCES_LOST
-            self.outbox.append((peer, CallFailed(vote.call, RANK_CONNECTION_LOST, why)))
-        transfer.stranded.clear()
-        transfer.fetching.clear()
 
     # ------------------------------------------------------------------------------------------ reports
 

@@ -217,6 +217,16 @@ def _inodes(pid: int) -> Iterator[str]:
                     yield target[8:-1]
 
 
+def stopped_fetchers(peer: Communicator) -> set[int]:
+    """Workers of a peer that fetch state, and were stopped."""
+    found = set()
+    for pid in children(actor_pid(peer), "pccl-fetch").values():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                found.add(pid)
+    return found
+
+
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """These processes do not run inside the block."""

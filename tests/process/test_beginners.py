@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 import torch
 
-from pccl import Communicator, MasterNode, ReduceOp
+from pccl import Communicator, MasterNode, ReduceOp, SharedState, TensorInfo
 from pccl._core.events import PeerSaid, PeerWent
 from pccl._core.messages import EdgeLost, Knock, ReduceFailed
 from pccl._core.wire import WIRE_VERSION
 from pccl.addresses import parse_address
 from pccl.errors import (
+    KickedError,
     MasterConnectionError,
     MasterLostError,
     PCCLError,
@@ -51,6 +52,7 @@ from .helpers import (
     everybody,
     quick,
     running_master,
+    stopped_fetchers,
 )
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -407,6 +409,40 @@ def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
         survivor.update_topology()
 
     check("The master is gone", caught.value)
+
+
+@explains("Everybody who had the state was lost")
+@explains("The state cannot be fetched")
+@pytest.mark.parametrize(
+    ("fault", "title", "error"),
+    [
+        ("state.fetch.table:1:stop", "Everybody who had the state was lost", PeerLostError),
+        ("state.fetch.FetchTable:1:kill", "The state cannot be fetched", KickedError),
+    ],
+)
+def test_a_state_that_does_not_come(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch, fault: str, title: str, error: type[PCCLError]
+) -> None:
+    """Goal: who had it is gone, and that is nobody's fault; or who had it cannot be reached, and others can be."""
+    states = [SharedState([TensorInfo.from_numpy(np.full(10, value), "weights")]) for value in (1.0, 0.0)]
+    with crew_of(master.address, 0) as crew:
+        crew[0].sync_shared_state(states[0])
+        states[0].push_revision()
+        monkeypatch.setenv("PCCL_FAULT", fault)
+        newcomer = crew.newcomer()
+        crew.admit(newcomer)
+        monkeypatch.undo()
+        veteran, receiving = (background(partial(p.sync_shared_state, s)) for p, s in zip(crew, states, strict=True))
+        if error is PeerLostError:
+            eventually(lambda: stopped_fetchers(newcomer), "the newcomer is in the middle")
+            os.kill(actor_pid(crew[0]), 9)
+            assert isinstance(veteran.error(), MasterLostError)
+        else:
+            assert veteran.result().rx_bytes == 0
+        failure = receiving.error()
+
+    assert isinstance(failure, error)
+    check(title, failure)
 
 
 # ---------------------------------------------------------------------------------------------- the page

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -38,12 +36,12 @@ from .helpers import (
     Crew,
     actor_pid,
     background,
-    children,
     crew_of,
     eventually,
     everybody,
     ring_order,
     running_master,
+    stopped_fetchers,
 )
 
 ENFORCE, RECEIVE, SEND = (
@@ -469,13 +467,3 @@ def test_the_only_source_is_lost_and_a_sink_takes_its_place(
         heir, last = (call.result(10) for call in calls)
         assert agreed(models[1:]) == ({1.0}, {5})
         assert heir.tx_bytes == last.rx_bytes > 0
-
-
-def stopped_fetchers(peer: Communicator) -> set[int]:
-    """Workers of a peer that fetch state, and were stopped."""
-    found = set()
-    for pid in children(actor_pid(peer), "pccl-fetch").values():
-        with suppress(psutil.NoSuchProcess):  # it is being replaced
-            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-                found.add(pid)
-    return found

@@ -124,6 +124,8 @@ def _check_kick(world: World, conn: int, reason: str) -> None:
         assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
     if reason.startswith("nothing heard"):
         assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
+    elif reason.startswith("it cannot fetch the shared state"):
+        assert shell.states.hindered, f"{shell.name} kicked, though it could fetch: {reason}"
     elif not reason.startswith(("straggler", "no ring is possible", "its lanes were not up")):
         assert shell.intruded, f"{shell.name} kicked, though nobody but itself spoke in its name: {reason}"
 

@@ -77,6 +77,7 @@ class StatePlane:
         self._world = shell.world
         self.transfer: Transfer | None = None
         self.heir = False  # the last transfer made a source of this sink
+        self.hindered = False  # something stood between this sink and a source, or in its own way
 
     @property
     def state(self) -> State:
@@ -104,7 +105,7 @@ class StatePlane:
         assert self.transfer is None, "two transfers in one memory"
         assert description == self._shell.program.syncing.described, "a transfer of what was not described"
         self.transfer = transfer
-        self.heir = False
+        self.heir = self.hindered = False
 
     def serve_fetched(self, action: Any) -> None:
         """ServeFetched: the sink becomes a source."""
@@ -165,6 +166,7 @@ class StatePlane:
         source = self._world.random.choice(transfer.sources)
         served = self._served(source, transfer.round)
         if served is None:
+            self.hindered = True
             transfer.misses[source.peer] = transfer.misses.get(source.peer, 0) + 1
             if transfer.misses[source.peer] >= PATIENCE:
                 transfer.sources.remove(source)
@@ -202,4 +204,5 @@ class StatePlane:
     def fumble(self) -> None:
         """The transfer cannot go on: no memory, or every link is dead."""
         if self.transfer is not None and self.transfer.fetches and not self.transfer.over:
+            self.hindered = True
             self._tell(self.transfer, StateUnfetched(self.transfer.round, "no memory"))

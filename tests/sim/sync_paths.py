@@ -18,7 +18,7 @@ SYNC_PATHS = frozenset({
     "a transfer goes on without one of its sources",
     "every source is lost, and everybody fails",
     "a receiver is lost in a transfer",
-    "a receiver cannot fetch",
+    "a receiver that cannot fetch is kicked",
     "a caller gives up in a transfer",
     "a ring changes under a transfer",
     "a torn state is voted",
@@ -71,8 +71,6 @@ def mark_master(
         mark("a caller gives up in a transfer")
     if type(message) is messages.VoteSync and message.torn:
         mark("a torn state is voted")
-    if type(message) is messages.Fetched and not message.ok and messages.CallFailed in kinds:
-        mark("a receiver cannot fetch")
     for one in sent:
         _mark_word(one, mark)
 
@@ -106,6 +104,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
 
 _REASONS = {
     "every peer that had the state": "every source is lost, and everybody fails",
+    "it cannot fetch the shared state": "a receiver that cannot fetch is kicked",
     "with RECEIVE_ONLY: nobody": "nobody would give its state",
     " in sync_shared_state;": "a sync and another call never meet",
     "its shared state is laid out differently": "an odd layout is kicked",
