@@ -49,6 +49,7 @@ SAMPLES_MIN = 12  # fewer say nothing about a trend
 LINK_LOSSES = frozenset({Kind.HALF_CLOSE_RING, Kind.HALF_CLOSE_MASTER, Kind.FLIP_RING, Kind.FLIP_MASTER})
 ATTEMPTS_MAX = 50  # at one reduce; every one of them but the last needs a fault of its own
 NO_STATE = "NO_SHARED_STATE_AVAILABLE"
+CUT_OFF = "it cannot fetch the shared state"
 ALONE = "needs at least 2 peers in the run"
 
 
@@ -307,8 +308,12 @@ class Judge:
         if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
             self.lives[step.life].joined = self.lives[step.life].synced = False
             return
-        if step.call == SYNC and (kind == "PeerLostError" or NO_STATE in step.error) and self._deeds:
-            return  # those who had the state were lost
+        if step.call == SYNC and self._deeds:
+            if kind == "PeerLostError" or NO_STATE in step.error:
+                return  # those who had the state were lost
+            if CUT_OFF in step.error:
+                self.lives[step.life].joined = self.lives[step.life].synced = False
+                return  # or could not be reached
         self._object(step.end_ns, "innocence", f"life {step.life} got from {step.call}: {step.error}")
 
     def _was_harmed(self, life: int, at_ns: int) -> bool:

@@ -389,13 +389,17 @@ def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> No
         assert laws(judge) == found
 
 
-def test_a_lost_state_needs_a_reason() -> None:
-    """Goal: a sync may fail because those who had the state died, and not for no reason."""
+@pytest.mark.parametrize(
+    "error",
+    ["PeerLostError: gone", "PCCLError: [NO_SHARED_STATE_AVAILABLE]", "KickedError: it cannot fetch the shared state"],
+)
+def test_a_lost_state_needs_a_reason(error: str) -> None:
+    """Goal: a sync may fail because those who had the state died, or were out of reach, and not for no reason."""
     judge = judge_of(1, 2)
-    judge.told(step(1, 1.0, 1.1, None, SYNC, "PeerLostError: gone"))
+    judge.told(step(1, 1.0, 1.1, None, SYNC, error))
     assert laws(judge) == ["innocence"]
     judge.harmed(Kind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
-    judge.told(step(1, 2.0, 2.1, None, SYNC, "PCCLError: [NO_SHARED_STATE_AVAILABLE]"))
+    judge.told(step(1, 2.0, 2.1, None, SYNC, error))
     assert laws(judge) == ["innocence"]
 
 
