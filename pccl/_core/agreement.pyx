@@ -12,7 +12,7 @@ never sees content; it sees a layout only when two of them differ, from one hold
 **A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
 hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
 *stranded*. When all who still fetch are, those who have finished meanwhile become sources, the *heirs*. Without any, and
-with every source lost, all calls fail. Who is stranded though others hold the state cannot be reached: it is kicked. So a
+with every source lost, all calls fail. Who is stranded though others hold the state cannot reach them: it is kicked. So a
 sync succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the
 state, and it is agreed.
 
