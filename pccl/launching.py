@@ -183,7 +183,7 @@ def _numbers(request: Request) -> tuple[int, int, int, int]:
     """Datatype, operation, algorithm and quantized datatype; no algorithm has no quantized datatype either."""
     how = request.quantization
     if how is None or how.algorithm is QuantizationAlgorithm.NONE:
-        return request.send.datatype.value, request.op.value, 0, 0
+        return request.send.datatype._value_, request.op._value_, 0, 0  # `value` is a property, and a slow one
     return request.send.datatype.value, request.op.value, how.algorithm.value, how.quantized_datatype.value
 
 

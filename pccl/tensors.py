@@ -60,12 +60,12 @@ class TensorMemory:
     @classmethod
     def of(cls, tensor: object) -> TensorMemory:
         """The memory of a torch tensor or a numpy array, whichever it is."""
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(tensor, numpy.ndarray):
+            return cls._of_array(tensor)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
             return cls.from_torch(tensor)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(tensor, numpy.ndarray):
-            return cls.from_numpy(tensor)
         raise ValueError(f"expected a torch tensor or a numpy array, got {_kind(tensor)}")
 
     @classmethod
@@ -97,6 +97,10 @@ class TensorMemory:
         numpy = sys.modules.get("numpy")
         if numpy is None or not isinstance(array, numpy.ndarray):
             raise ValueError(f"expected a numpy array, got {_kind(array)}")
+        return cls._of_array(array)
+
+    @classmethod
+    def _of_array(cls, array: np.ndarray[Any, Any]) -> TensorMemory:
         flags = array.flags
         assert flags.c_contiguous, "the array must be contiguous; call numpy.ascontiguousarray first"
         datatype = _KNOWN.get(array.dtype) or _remember(array.dtype, DataType.from_numpy_dtype(array.dtype))

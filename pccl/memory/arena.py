@@ -86,11 +86,6 @@ class _Region:
         self.cut = 0  # bytes of a slab that have been cut into pieces
         self.free: dict[int, list[int]] = {}  # of a slab: size class to offsets
 
-    def recycle(self, size: int) -> int:
-        """The offset of a free piece of this class, or -1."""
-        offsets = self.free.get(size)
-        return offsets.pop() if offsets else -1
-
     def carve(self, size: int) -> int:
         """The offset of a new piece, or -1 if no such piece is left uncut."""
         offset = self.cut
@@ -163,7 +158,8 @@ class Arena:
         MemoryError or OSError if there is no memory or no descriptor left even without what lies idle.
         """
         size = size_class(nbytes)
-        if self._is_inside():
+        # Whether this very thread holds the lock, and has been interrupted; threading.Condition asks the same.
+        if self._lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("a finaliser that interrupts the arena can release pieces, but not allocate any")
         piece = self._reuse(size)
         if piece is None:
@@ -181,15 +177,19 @@ class Arena:
             if self._refusal:
                 raise RuntimeError(self._refusal)
             self._clock += 1
-            self._sort_in()
+            if self._returned:
+                self._sort_in()
             if size >= LARGE_BYTES:
                 spare = self._spare.get(size)
                 return self._hand_out(spare.pop(), 0, size) if spare else None
-            for take in (_Region.recycle, _Region.carve):
-                for slab in self._slabs:
-                    offset = take(slab, size)
-                    if offset >= 0:
-                        return self._hand_out(slab, offset, size)
+            for slab in self._slabs:
+                offsets = slab.free.get(size)
+                if offsets:
+                    return self._hand_out(slab, offsets.pop(), size)
+            for slab in self._slabs:
+                offset = slab.carve(size)
+                if offset >= 0:
+                    return self._hand_out(slab, offset, size)
             return None
 
     def _hand_out(self, region: _Region, offset: int, size: int) -> Piece:
@@ -229,10 +229,6 @@ class Arena:
     def _give_back(self, region: _Region, offset: int, size: int) -> None:
         if not self._refusal:
             self._returned.append((region, offset, size))
-
-    def _is_inside(self) -> bool:
-        """Whether this very thread holds the lock, and has been interrupted by a finaliser."""
-        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # threading.Condition asks the same
 
     def _sort_in(self) -> None:
         while self._returned:
