@@ -9,6 +9,7 @@ Compiled, as `connection` is, because every word of a vote passes through here s
 for a vote was spent by the interpreter in these two files (by `perf`), and is not any more.
 """
 
+import gc
 import os
 from heapq import heappop, heappush
 
@@ -91,6 +92,14 @@ cdef class Loop:
         """Call back once, not before the delay has passed. A callback that no longer matters does nothing."""
         self.numbers += 1
         heappush(self.timers, (now_ns() + delay_ns, self.numbers, callback))
+
+    def collect(self, int64_t interval_ns):
+        """Now and this often take away what only refers to itself: callbacks that are over, and what they were for.
+
+        For a process that has no other garbage collection, which would come at any time, and into its children.
+        """
+        gc.collect()
+        self.after(interval_ns, lambda: self.collect(interval_ns))
 
     cpdef expect(self):
         """Something is likely to follow at once.

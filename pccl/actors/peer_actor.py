@@ -87,6 +87,7 @@ if TYPE_CHECKING:
 
 MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training process and its actor
 DESCRIPTOR_BYTES = socket.CMSG_SPACE(4)  # room for the one descriptor that a message may bring along
+COLLECT_NS = 10_000_000_000  # rings, links and callbacks that have ended refer to each other: some kilobytes by then
 
 
 class PeerActor:
@@ -468,6 +469,7 @@ def main(arguments: list[str]) -> int:
     # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
     gc.freeze()
     gc.disable()
+    actor.loop.collect(COLLECT_NS)
     actor.run(parent, parent_fd)
     return 0
 
