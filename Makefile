@@ -103,7 +103,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.solver
 	@$(BIN)/python -m benchmarks.quantized
 	@$(BIN)/python -m benchmarks.all_reduce --plot build/all_reduce.png
-	@$(BIN)/python -m benchmarks.wan --quick || [ $$? -eq 2 ]  # 2: needs root
+	@$(BIN)/python -m benchmarks.wan --quick --json build/wan.json || [ $$? -eq 2 ]  # 2: needs root
 	@$(BIN)/python -m benchmarks.topology || [ $$? -eq 2 ]
 
 clean:
