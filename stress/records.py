@@ -164,7 +164,7 @@ class Bounds:
     join: float = 5.0  # from the start of a training process until it is a member
     exit: float = 5.0  # from the deed until the training process and all of its processes are gone
     hang: float = 4.0  # how much longer a call may take because of what is done to others, however much that is
-    grown_bytes: int = 4 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
+    grown_bytes: int = 2 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
     grown_tensor_bytes: int = 24 << 20  # the same for a training process, whose tensors have random sizes
     grown_count: int = 24  # the same for descriptors and mapped segments
 
