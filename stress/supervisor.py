@@ -46,6 +46,7 @@ from .outside import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, fr
 from .paths import missing
 from .proxy import Network
 from .records import ROUNDS, Bounds, Reduced, Step, Task, Violation
+from .stalls import Stalls
 from .watching import Watcher
 from .zygote import Zygote
 
@@ -134,6 +135,7 @@ class Supervisor:
         self._show = show
         self._mark = uuid.uuid4().hex
         self.watcher = Watcher(self._mark, settings.bounds, self._object)
+        self._stalls = Stalls(self.logs / "master.log", settings.bounds, self._object)
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None
         self._network: Network | None = None
@@ -374,6 +376,7 @@ class Supervisor:
         """Commit a deed. False if nobody was hit; the judge was told beforehand, because news must not overtake it."""
         status = ENDINGS.get(kind)
         self.judge.harmed(kind, [peer.life for peer in victims], time.monotonic_ns(), pause, status)
+        self._stalls.harmed(kind, time.monotonic(), pause)
         if kind in LINK_FAULTS:
             return self._harm_links(kind, victims[0].place, pause)
         hit = [pid for peer in victims for pid in commit(kind, peer.pid)]
@@ -491,6 +494,7 @@ class Supervisor:
         elder = self._places.get(ELDER)
         if elder is not None and elder.status is None:
             self.watcher.look(self._zygote.pid, self._master_pid, elder.pid)
+            self._stalls.look()
 
     def _object(self, law: str, text: str) -> None:
         self.judge.violations.append(Violation(time.monotonic_ns(), law, text))

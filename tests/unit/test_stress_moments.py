@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from pccl.stress.faults import Fault, Kind
 from pccl.stress.hunting import FAILURE, RETRY, Hunter
 from pccl.stress.paths import Path
 from pccl.stress.records import CONNECT, OPTIMIZE, REDUCE, TOPOLOGY, Bounds, Numbers, Reduced, Step
+from pccl.stress.stalls import Stalls
 
 BOUNDS = Bounds(call=1.0, measuring=0.5)
 REFUSAL = "UsageError: optimize_topology needs at least 2 peers in the run, and there is 1: let others join first"
@@ -114,3 +116,31 @@ def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.Monkey
     assert hunter.waits
     assert hunter.due() == [second]
     assert not hunter.waits
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "found"),
+    [
+        (Kind.STOP_ACTOR, 9.0, 0),
+        (Kind.BLACK_HOLE, 3.0, 0),
+        (Kind.FLIP_RING, 9.0, 0),
+        (Kind.KILL_TRAINING, 9.0, 1),
+        (Kind.STOP_ACTOR, 10.5, 1),
+    ],
+)
+def test_a_reduce_that_stands_still_needs_a_cause(tmp_path: pathlib.Path, kind: Kind, at: float, found: int) -> None:
+    """Goal: a stop or a silence, not long ago; a kill is noticed at once, and what comes later explains nothing."""
+    log = tmp_path / "master.log"
+    log.touch()
+    objections: list[str] = []
+    stalls = Stalls(log, Bounds(), lambda law, _: objections.append(law))
+    stalls.harmed(kind, at, 0.5)
+    stalls.look()
+    with log.open("a") as file:
+        file.write(
+            "10.000000 30 edge=1->2 broken reason='no byte of tag 5 moved for 1.6 s (stall_timeout)'\n11.0 30 half"
+        )
+    stalls.look()
+    stalls.look()
+
+    assert objections == ["stalls"] * found
