@@ -122,7 +122,7 @@ def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.Monkey
     ("kind", "at", "found"),
     [
         (Kind.STOP_ACTOR, 9.0, 0),
-        (Kind.BLACK_HOLE, 3.0, 0),
+        (Kind.BLACK_HOLE, 4.0, 0),
         (Kind.FLIP_RING, 9.0, 0),
         (Kind.KILL_TRAINING, 9.0, 1),
         (Kind.STOP_ACTOR, 10.5, 1),
