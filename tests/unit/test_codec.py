@@ -24,7 +24,8 @@ from pccl._core.codec import (
     reduce_coded_into,
 )
 from pccl._core.plan import Cut
-from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp, check_quantization
+from pccl.tensors import check_quantization
+from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 
 from .quantizing import (
     ANCHORED,
