@@ -11,10 +11,10 @@ never sees content; it sees a layout only when two of them differ, from one hold
 
 **A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
 hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
-*stranded*. When all who still fetch are, those who have finished meanwhile become sources, the *heirs*. Without any, and
-with every source lost, all calls fail. Who is stranded though others hold the state cannot reach them: it is kicked. So a
-sync succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the
-state, and it is agreed.
+*stranded*. When all who still fetch are, and every source is lost, those who have finished meanwhile become sources, the
+*heirs*; without any, all calls fail. Who is stranded though a source is there cannot reach it, and is kicked. So a sync
+succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the state,
+and it is agreed.
 
 **What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last one
 or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
@@ -235,12 +235,12 @@ cdef class Agreement:
         """
         cdef Transfer transfer = self.transfer
         if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
-            heirs = transfer.votes.keys() - transfer.fetching - transfer.sources
-            if heirs:
-                self._appoint(heirs)
-            elif transfer.sources:
+            heirs = transfer.votes.keys() - transfer.fetching
+            if transfer.sources:
                 for peer, reason in transfer.stranded.items():
                     kicks[peer] = RANK_CONNECTION_LOST, f"{CUT_OFF}: {reason}"
+            elif heirs:
+                self._appoint(heirs)
             else:
                 self._answer_all(transfer.votes, RANK_CONNECTION_LOST, SOURCES_LOST)
                 self.transfer = None
