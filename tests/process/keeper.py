@@ -15,7 +15,7 @@ import numpy as np
 
 import pccl
 from pccl import Communicator, Options, PCCLError, Result, SharedState, TensorInfo
-from pccl.errors import MasterLostError, PeerLostError
+from pccl.errors import PeerLostError
 
 from .trainee import Trainee, run
 
@@ -34,17 +34,9 @@ class Keeper(Trainee):
         self._state = SharedState(infos)
         self._agreed = 0  # the revision of the last sync that succeeded: a step is made from there, however often
 
-    def live(self) -> None:
-        while True:
-            try:
-                self._peer.connect()
-                self.tell("in")
-                while True:
-                    self._step()
-                    self._peer.update_topology()
-            except MasterLostError:
-                self.tell("again")
-                self._peer.close()
+    def _work(self) -> None:
+        self._step()
+        self._peer.update_topology()
 
     def _step(self) -> None:
         revision = self._agreed
