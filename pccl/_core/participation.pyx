@@ -4,8 +4,9 @@
 Each of them is a machine of its own: two edges in `wiring`, votes in `calls`, reduces in `reductions`, the shared state in
 `syncing`. Here they are told what concerns them. Whoever votes on the topology, or on its optimisation, can neither
 reduce nor synchronise meanwhile, and the other way round; whoever synchronises has no reduce under way. One edge is
-measured at a time, whenever the master asks for it: the next question ends what is left of the last. What no honest master would say ends the
-membership. When there is one, and how it begins and ends, is decided above this, in `peer_state`.
+measured at a time, whenever the master asks for it: the next question ends what is left of the last. What no honest
+master would say ends the membership. When there is one, and how it begins and ends, is decided above this, in
+`peer_state`.
 """
 
 from pccl.options import LANES_MAX

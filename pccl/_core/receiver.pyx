@@ -1,11 +1,13 @@
 # cython: language_level=3, cdivision=True, auto_pickle=False
 """The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
 
-A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight into
-the tensor. Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
+A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight
+into the tensor. Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
 the cache, and a final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums
-once, and takes for itself what all others will: the decoded ones. A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number
-of a header is compared with what this peer computes itself from the operation, before a byte of payload is read.
+once, and takes for itself what all others will: the decoded ones.
+
+A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number of a
+header is compared with what this peer computes itself from the operation, before a byte of payload is read.
 
 An in-place tensor is saved piece by piece before it is changed; how much of each block is saved stands beside
 the backup, so that the tensor can be restored whenever and wherever this process was killed.
