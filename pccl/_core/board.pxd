@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cpython.buffer cimport Py_buffer
 
+from .flight cimport Flight, Tally
 from .kernels cimport Codec
 from .plan cimport Plan
 
@@ -90,7 +91,8 @@ cdef struct LaneCount:
     uint32_t attention              # 1: the actor put something into the mailbox of this worker
     uint32_t pad0
     uint64_t frame_ns               # of a sender: from taking a large block to having given it to the kernel, on average
-    uint64_t pad1
+    Tally tally                     # of a sender on a far link: what its connection has done
+    uint64_t pad1[4]
 
 
 cdef struct Shared:
@@ -100,6 +102,7 @@ cdef struct Shared:
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
+    Flight flight                   # what all senders have under way on a far link
     uint64_t owning[2][OPERATION_WORDS]  # operations, large and small, whose own chunk is not all taken
     uint32_t turn[2]                # of large and small operations, the place whose own chunk comes next
     uint64_t finished[OPERATION_WORDS]   # operations that the actor should look at
@@ -140,6 +143,7 @@ cdef class Board:
     cdef int take_own(self, int small, Job *job) noexcept nogil
     cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil
     cdef bint has_work(self) noexcept nogil
+    cdef bint has_work_of(self, int small) noexcept nogil
     # Wake a sender, if none is at work and one sleeps.
     cdef void wake_sender(self) noexcept nogil
     cdef void tell_actor(self, Op *op) noexcept nogil

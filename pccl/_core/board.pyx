@@ -308,14 +308,16 @@ cdef class Board:
         return 0  # all taken: its bit is about to go
 
     cdef bint has_work(self) noexcept nogil:
+        return self.has_work_of(0) or self.has_work_of(1)
+
+    cdef bint has_work_of(self, int small) noexcept nogil:
+        """Of large operations, or of small ones."""
+        cdef Queue *queue = &self.shared.queues[small]
         cdef int word
         for word in range(OPERATION_WORDS):
-            if posix.atomic_load_u64(&self.shared.owning[0][word]) or posix.atomic_load_u64(&self.shared.owning[1][word]):
+            if posix.atomic_load_u64(&self.shared.owning[small][word]):
                 return True
-        for word in range(2):
-            if posix.atomic_load_u64(&self.shared.queues[word].head) != posix.atomic_load_u64(&self.shared.queues[word].tail):
-                return True
-        return False
+        return posix.atomic_load_u64(&queue.head) != posix.atomic_load_u64(&queue.tail)
 
     cdef void wake_sender(self) noexcept nogil:
         cdef uint64_t idle, bit

@@ -170,9 +170,28 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void *buffer, size_t length, int flags)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
     ssize_t recvmsg(int fd, msghdr *message, int flags)
+    int getsockopt(int fd, int level, int name, void *value, unsigned int *length)
     int setsockopt(int fd, int level, int name, const void *value, unsigned int length)
     int SOL_SOCKET
     int SO_RCVLOWAT                 # bytes that are worth waking a reader for
+
+
+cdef extern from "<netinet/in.h>" nogil:
+    int IPPROTO_TCP
+
+
+cdef extern from "<linux/tcp.h>" nogil:
+    int TCP_INFO
+    struct tcp_info:
+        uint32_t tcpi_snd_mss
+        uint32_t tcpi_unacked           # packets
+        uint32_t tcpi_sacked            # of those, packets that have arrived behind a lost one
+        uint32_t tcpi_rtt               # microseconds, smoothed
+        uint32_t tcpi_total_retrans
+        uint32_t tcpi_notsent_bytes
+        uint32_t tcpi_min_rtt           # of the last minutes
+        uint32_t tcpi_data_segs_out     # with those that were sent again
+        uint32_t tcpi_delivered         # packets that have arrived, in order or not
 
 
 cdef extern from "<sys/epoll.h>" nogil:

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .board cimport Job
+from .flight cimport Report
 from .lane cimport Header, Lane
 
 
@@ -12,6 +13,8 @@ cdef enum:
     SLOW_NS = 1_000_000             # a frame that takes longer may be slow enough to matter at the end
     SLOW_TIMES = 4                  # so much slower than another lane is slow
     STREAK = 8                      # frames without a full socket are the link's doing, fewer its buffer's
+    REPORT_MS = 5                   # so often a full socket of a far link is asked what it has under way
+    AWAIT_PART = 32_000             # and who finds enough under way looks again after a 32nd of a round trip, from µs to ms
     BACKLOG_FRAMES = 3              # what a slow lane has in the kernel when it takes one more
 
 
@@ -31,6 +34,9 @@ cdef class Sender(Lane):
     cdef int streak                 # frames since the socket was last full
     cdef int64_t taken_ns           # when `job` was taken
     cdef int64_t declining_ns       # since when blocks are left to faster lanes; 0: they are not
+    cdef bint far                   # the link has long round trips: what is under way is counted
+    cdef Report report              # of its connection
+    cdef bint reporting             # the others know it
 
     cdef bint would_be_last(self) noexcept nogil
     cdef void leave_it_to_others(self) noexcept nogil
@@ -40,7 +46,11 @@ cdef class Sender(Lane):
     cdef int reserve(self, uint64_t nbytes) noexcept nogil
     cdef void write_header(self, uint32_t chunk) noexcept nogil
     cdef int transmit(self) noexcept nogil
+    cdef uint64_t room(self) noexcept nogil
+    cdef void cease_to_report(self) noexcept nogil
     cdef int await_room(self) noexcept nogil
+    cdef int await_others(self) noexcept nogil
+    cdef int wake_up(self, int64_t began) noexcept nogil
     cdef void set_blocked(self, bint blocked) noexcept nogil
     cdef void rest(self) noexcept nogil
     cdef int finish(self) noexcept nogil

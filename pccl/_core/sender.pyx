@@ -2,7 +2,8 @@
 """The sender of a lane: turns blocks that are ready into frames to the next peer.
 
 It takes the next block from the board whenever its socket has room. A socket that stays full for a while is slow: the
-sender says so, and another lane is woken to take what it cannot.
+sender says so, and another lane is woken to take what it cannot. On a far link it also waits while all lanes together have
+as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster.
 """
 
 cimport cython
@@ -15,6 +16,7 @@ from pccl._core cimport posix
 
 from .board cimport ABORTED, Op
 from .codec cimport coded_offset
+from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .kernels cimport coded_bytes, crc32c, encode_block
 from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, PIECE_BYTES, UNMAPPED, Lane
 from .park cimport now_ns
@@ -31,12 +33,16 @@ cdef class Sender(Lane):
     def attach(self, int fd):
         """Serve this connection."""
         Lane.attach(self, fd)
+        begin(&self.report, fd)
+        self.far = is_far(&self.report)
+        memset(&self.board.shared.flight, 0, sizeof(Flight))  # another edge, another link
         posix.atomic_set_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
 
     def detach(self):
         """Serve no connection."""
         posix.atomic_clear_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
         self.set_blocked(False)
+        self.cease_to_report()
         if self.entered:
             self.board.leave(self.job.op)
         self.entered = self.pending = False
@@ -73,6 +79,8 @@ cdef class Sender(Lane):
     cdef void rest(self) noexcept nogil:
         """Sleep until there is work. The bit is set before the last look, so no work can slip in between."""
         cdef uint64_t *word = &self.board.shared.idle[self.lane // 64]
+        if self.reporting:
+            self.cease_to_report()
         posix.atomic_set_bits_u64(word, lane_bit(self.lane))
         if not self.board.has_work() and not posix.atomic_load_u32(&self.count.attention):
             self.sleep(-1)
@@ -201,12 +209,14 @@ cdef class Sender(Lane):
         cdef posix.iovec parts[2]
         cdef posix.msghdr message
         cdef ssize_t sent
-        cdef uint64_t taken
+        cdef uint64_t taken, room = self.room() if self.far and not self.job.op.small else <uint64_t> -1
+        if room == 0:
+            return self.await_others()
         memset(&message, 0, sizeof(message))
         parts[0].iov_base = <char *> &self.header + (HEADER_BYTES - self.header_left)
         parts[0].iov_len = self.header_left
         parts[1].iov_base = <void *> self.payload
-        parts[1].iov_len = self.payload_left
+        parts[1].iov_len = self.payload_left if self.payload_left < room else room
         message.msg_iov = parts
         message.msg_iovlen = 2
         sent = posix.sendmsg(self.connection, &message, posix.MSG_NOSIGNAL | posix.MSG_DONTWAIT)
@@ -245,16 +255,59 @@ cdef class Sender(Lane):
         if self.streak == 1 or self.streak > STREAK:
             self.count.frame_ns += (now_ns() - self.taken_ns - <int64_t> self.count.frame_ns) // 4
 
+    cdef uint64_t room(self) noexcept nogil:
+        """Bytes of a large operation that this lane may give to the kernel now, on a far link."""
+        cdef Flight *flight = &self.board.shared.flight
+        cdef Tally total
+        cdef uint64_t most, under_way
+        cdef int lane
+        if not refresh(&self.report, self.connection):
+            return <uint64_t> -1  # sending will tell why
+        if not self.reporting:
+            look_anew(flight)
+        self.count.tally = self.report.tally
+        if not self.reporting:
+            look_anew(flight)  # again: one that began in between may have missed what this lane brings
+            self.reporting = True
+        memset(&total, 0, sizeof(total))
+        for lane in range(self.board.lanes):
+            add(&total, &self.board.shared.lanes[1][lane].tally)
+        learn(flight, &total, &self.report, now_ns())
+        most = allowed(flight, &self.report)
+        under_way = total.in_flight + total.unsent
+        return most - under_way if under_way < most else 0
+
+    cdef void cease_to_report(self) noexcept nogil:
+        """What is under way now arrives without this lane's saying so."""
+        self.reporting = False
+        self.count.tally.in_flight = self.count.tally.unsent = 0
+        look_anew(&self.board.shared.flight)
+
+    cdef int await_others(self) noexcept nogil:
+        """Enough is under way. Nobody is called, unless for a small operation, which is not to wait behind this one."""
+        cdef int64_t began = now_ns()
+        self.set_blocked(self.board.has_work_of(1))
+        if self.blocked:
+            self.board.wake_sender()
+        self.sleep(1 + <int> (self.report.shortest_us // AWAIT_PART))
+        return self.wake_up(began)
+
     cdef int await_room(self) noexcept nogil:
         """The socket is full. If a frame takes long, another lane may take what waits."""
-        cdef int64_t began = now_ns(), waited, left_ms
+        cdef int64_t began = now_ns(), left_ms
         left_ms = self.patience_ms if self.blocked else RECRUIT_MS - (began - self.taken_ns) // 1_000_000
+        if self.far and left_ms > REPORT_MS:
+            left_ms = REPORT_MS
         if left_ms <= 0 or not self.sleep(<int> left_ms):
             self.patience_ms = min(2 * self.patience_ms, RECRUIT_MS_MAX) if self.blocked else RECRUIT_MS
             self.set_blocked(True)
             if self.board.has_work():
                 self.board.wake_sender()
-        waited = now_ns() - began
+        return self.wake_up(began)
+
+    cdef int wake_up(self, int64_t began) noexcept nogil:
+        """Count the time that the network took, and see whether the operation is still wanted."""
+        cdef int64_t waited = now_ns() - began
         self.streak = 0
         self.count.network_ns += waited
         if self.entered:

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 
+from pccl._core.flight import FAR_ROUND_TRIP_US
 from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED
 from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.receiver import Receiver
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pccl._core.board import Board
 
 MAP_TIMEOUT = 5.0  # a segment is announced before any block in it; this long it cannot be under way
-ROUND_TRIP_WAN_US = 5_000  # above it a link is no local one, and the system's own congestion control suits it
 LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
 UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what waits there, no other lane can take
 UNSENT_BYTES_FAR = 1 << 18  # the same for a link of long round trips: one block
@@ -141,7 +141,7 @@ def suit(connection: socket.socket, lanes: int) -> None:
     only let them lose more packets: a pool of 8 takes 3.0 s with them and 2.85 s without.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    far = int.from_bytes(info[TCP_INFO_ROUND_TRIP], "little") >= ROUND_TRIP_WAN_US
+    far = int.from_bytes(info[TCP_INFO_ROUND_TRIP], "little") >= FAR_ROUND_TRIP_US
     connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)
     if connection.getsockname()[0] == connection.getpeername()[0]:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HOST_BUFFER_BYTES)

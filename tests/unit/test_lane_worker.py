@@ -117,7 +117,7 @@ def test_a_local_connection_has_little_in_flight_and_no_pacing() -> None:
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_a_far_connection_has_a_small_backlog(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
     """Goal: the same at any size of pool, but a small pool is never given less room than the kernel would."""
-    monkeypatch.setattr(lane_worker, "ROUND_TRIP_WAN_US", 0)  # so that loopback is far
+    monkeypatch.setattr(lane_worker, "FAR_ROUND_TRIP_US", 0)  # so that loopback is far
     near, far = connect()
     with near, far:
         suit(near, lanes)
