@@ -1,4 +1,4 @@
-"""What a far link has under way: the rate is found, the queue stays short, and nothing that is said by mistake stops it."""
+"""What a far link has under way: the rate is found, the queue stays short, and no mistake stops the link for ever."""
 
 from __future__ import annotations
 
