@@ -10,8 +10,8 @@ as long as the all-reduce, as long, and twice as long. Four things are timed, in
   that is communication it may take less, because then no idleness closes the windows of connections. Where it is
   computing it cannot: if it seems so, others were busy on this machine, and the row says that it is disturbed.
 
-Filling and checking a delta, which stand for measuring and applying it, are part of computing. Peers compute on one half
-of the cores, as if it were their accelerator; the other half has all else. The emulator, which is no part of any real
+Filling and checking a delta, which stand for measuring and applying it, are part of computing. Peers compute on half of
+the cores, as if these were their accelerator; the other half has all else. The emulator, which is no part of any real
 network, takes half a second of a core for each reduce, three times as much as all of our processes together: on the
 cores that compute, it would be what is measured. Started by itself, this file is a rank.
 """
