@@ -10,6 +10,7 @@ cdef enum:
     FLAT_LOOKS = 2                  # at a full link without growth: then its rate is known
     LOST_ONE_IN = 50                # one packet in so many lost on a full link is too many: 2 %
     LEAST_BYTES = 1 << 16           # may be under way, whatever is known
+    ENDING = 1                      # in place of a time: one sender ends a look and begins the next
 
 
 # What happened on one connection, or on all of a pool together.
@@ -25,7 +26,7 @@ cdef struct Tally:
 cdef struct Flight:
     uint64_t best                   # bytes in a second: the most that arrived during a look
     uint64_t flat                   # looks in a row that found a full link and no higher rate
-    uint64_t began_ns               # when the present look began; 0: there is none
+    uint64_t began_ns               # when the present look began; 0: there is none; or ENDING
     Tally began                     # what had happened by then
 
 
