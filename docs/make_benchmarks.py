@@ -117,8 +117,8 @@ SECTIONS = (
     Section(
         "Communication hidden behind training",
         "What does an outer step of DiLoCo take if training waits for the all-reduce, and if it goes on meanwhile, as "
-        "in [`examples/async_diloco.py`](../examples/async_diloco.py)? Peers compute on half of the cores; the other half "
-        "has the network, and the emulator that stands for one.",
+        "in [`examples/async_diloco.py`](../examples/async_diloco.py)? Peers compute on half of the cores; the other "
+        "half has the network, and the emulator that stands for one.",
         "wan",
         wan_tables.hidden,
         "hidden",
