@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 cdef enum:
     BLOCK_BYTES_MAX = 1 << 18       # a block stays in the cache between the socket, the sum and the next socket
     BLOCK_BYTES_MIN = 1 << 14       # below this the header and the system call cost more than the bytes
-    BLOCKS_PER_CHUNK = 2            # of a small tensor: one travels while the other is added; more only wake more often
+    BLOCKS_PER_CHUNK = 4            # of a small tensor: enough to overlap receiving, adding and sending
     BLOCKS_MAX = 1 << 14            # of one operation: what queues and flags are laid out for
     UNIT = 64                       # elements; chunks of a large tensor begin at multiples, which keeps vectors aligned
     BLOCK_UNIT = 1024               # elements; blocks are multiples, so that none cuts a group of quantized elements
