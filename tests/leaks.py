@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import re
-import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass
@@ -75,16 +74,13 @@ class Footprint:
         return found
 
     def _process_leaks(self, wait_seconds: float) -> list[str]:
-        left = (_descendants() | _marked(self.mark)) - self.processes
+        descendants = _descendants() - self.processes
+        left = descendants | (_marked(self.mark) - self.processes)
+        # A zombie of ours has ended but was never waited for, which in a long
+        # training run fills the process table.  Waiting below would hide it.
+        # Orphans of a killed peer are no descendants: init waits for them.
+        zombies = {process for process in descendants if _is_zombie(process)}
         names = {process: _describe(process) for process in left}
-        # A zombie has ended but was never waited for, which in a long training
-        # run fills the process table.  Waiting below would hide it.  Whoever was
-        # just killed is one too, until its parent comes to wait for it.
-        zombies = {process for process in left if _is_zombie(process)}
-        deadline = time.monotonic() + wait_seconds
-        while zombies and time.monotonic() < deadline:
-            time.sleep(0.01)
-            zombies = {process for process in zombies if _is_zombie(process)}
         _, alive = psutil.wait_procs(list(left), timeout=wait_seconds)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
