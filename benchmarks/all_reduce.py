@@ -1,10 +1,11 @@
-"""All-reduce next to Gloo: float32 SUM over TCP loopback, in the same processes and the same rounds.
+"""All-reduce next to Gloo: float32 SUM among ranks of one host, in the same processes and the same rounds.
 
 For each world size that many ranks run, each a process that holds both a Gloo group and a Communicator. Contenders take
 turns round by round, so that a noisy neighbour hits all alike: Gloo, Gloo with the congestion control of our sockets,
 and ours with a tensor in shared memory (zero-copy), with an ordinary one (staged), and from one shared tensor into
-another (out of place; the others are in place). `ranks` says what a round is and how results are checked, `contenders`
-how Gloo gets our congestion control.
+another (out of place; the others are in place). As they come, peers of one host read blocks in each other's memory;
+ours also take part with every byte through TCP. `ranks` says what a round is and how results are checked, `contenders`
+how Gloo gets our congestion control, and why there are two of us.
 
 A time is the median over rounds; effective throughput is the bytes of one peer's contribution by that time. Ratios are
 of throughput, ours to Gloo's, with what we want beside them. Worlds larger than the machine's number of cores measure
@@ -34,9 +35,11 @@ SIZES_OF_TWO = [*SIZES, GIB]  # what a world of 2 also has memory for
 QUICK = {"worlds": [2, 4], "sizes": [4 * KIB, 400 * KIB, 64 * MIB], "seconds": 0.5}
 COPIES = 6  # of a tensor that a rank may hold: ordinary, shared, target, staged, backup, and Gloo's own
 
-# What our throughput by Gloo's should be at least: from LARGE up, by contender, at world 2 and above it; at two small
-# sizes, zero-copy; and from LARGE up, zero-copy, under one congestion control, by world.
+# What our throughput by Gloo's should be at least, as we come and over TCP alone: from LARGE up, by contender, at world
+# 2 and above it; at two small sizes, zero-copy; and from LARGE up, zero-copy over TCP under one congestion control, by
+# world.
 LARGE = 64 * MIB
+OURS = ("zero-copy", "staged", "out of place", "tcp zero-copy", "tcp staged")
 WANTED_LARGE = {"zero-copy": (2.0, 1.3), "staged": (1.5, 1.1)}
 WANTED_SMALL = {4 * KIB: 1.0, 400 * KIB: 2.0}
 WANTED_ALIKE = {2: 1.5, 4: 1.1, 8: 1.0}
@@ -94,9 +97,9 @@ def measure_world(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Every contender's quartiles for each size."""
     sizes = fitting(arguments.sizes or (SIZES_OF_TWO if world == 2 else SIZES), world)
     progress(f"world {world}: starting {world} ranks")
-    with MasterNode("127.0.0.1:0") as master:
+    with MasterNode("127.0.0.1:0") as master, MasterNode("127.0.0.1:0") as tcp_master:
         plan = {
-            "address": master.address,
+            "addresses": [master.address, tcp_master.address],
             "port": free_port(),
             "pool": arguments.pool,
             "sizes": sizes,
@@ -138,7 +141,7 @@ def ratios(worlds: dict[int, Any]) -> list[dict[str, Any]]:
     found = []
     for world, measured in worlds.items():
         for nbytes, numbers in measured["sizes"].items():
-            for name in ("zero-copy", "staged", "out of place"):
+            for name in OURS:
                 for rival in sorted({"gloo", "gloo alike"} & set(numbers)):
                     ratio = round(numbers[rival]["median_us"] / numbers[name]["median_us"], 2)
                     goal = wanted(name, rival, world, nbytes)
@@ -151,10 +154,11 @@ def ratios(worlds: dict[int, Any]) -> list[dict[str, Any]]:
 def wanted(name: str, rival: str, world: int, nbytes: int) -> float | None:
     """What a ratio should be at least; None where we have promised nothing."""
     if rival == "gloo alike":
-        return WANTED_ALIKE.get(world) if name == "zero-copy" and nbytes >= LARGE else None
+        return WANTED_ALIKE.get(world) if name == "tcp zero-copy" and nbytes >= LARGE else None
+    way = name.removeprefix("tcp ")
     if nbytes >= LARGE:
-        return WANTED_LARGE[name][world > 2] if name in WANTED_LARGE else None
-    return WANTED_SMALL.get(nbytes) if name == "zero-copy" else None
+        return WANTED_LARGE[way][world > 2] if way in WANTED_LARGE else None
+    return WANTED_SMALL.get(nbytes) if way == "zero-copy" else None
 
 
 # --- Showing ----------------------------------------------------------------
@@ -164,7 +168,7 @@ def show(results: dict[str, Any]) -> None:
     """Times, then ratios against Gloo as it comes, then under one congestion control."""
     known = results["facts"]
     print(
-        f"all-reduce of float32, SUM, TCP loopback, {known['machine']['cores']} cores, pool of {results['pool']}, "
+        f"all-reduce of float32, SUM, one host, {known['machine']['cores']} cores, pool of {results['pool']}, "
         f"commit {known['commit']}"
     )
     print(f"{'world':>5}{'size':>9}  {'contender':14}{'median':>9}{'p25':>9}{'p75':>9}{'MB/s':>8}{'rounds':>8}")
@@ -190,7 +194,7 @@ def show_ratios(found: list[dict[str, Any]], rival: str, title: str) -> None:
     if not rows:
         return
     print(f"\n{title}; in brackets what is wanted")
-    print(f"{'world':>5}{'size':>9}  {'zero-copy':22}{'staged':22}out of place")
+    print(f"{'world':>5}{'size':>9}  " + "".join(f"{name:22}" for name in OURS).rstrip())
     for (world, nbytes), cells in rows.items():
         print(f"{world:>5}{size_text(nbytes):>9}  " + "".join(f"{cell:22}" for cell in cells).rstrip())
 

@@ -6,6 +6,10 @@ choice. The second group shows what is left without it: after it has connected, 
 ours chose. That needs neither root nor a network namespace (in which only controls that anybody may use can be made the
 default), and lets both groups run in the same rounds.
 
+We take part twice as well. Ranks of one host read blocks in each other's memory, as peers of one host do in a run; that
+is what users see, but no network is like it. The contenders called TCP have that switched off, so that every byte goes
+through the sockets: what Gloo does, and what peers of different hosts do.
+
 Contenders take turns, and the one that begins moves on with every round, so that nobody always follows the same one.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +26,7 @@ from torch import distributed
 
 import pccl.torch
 from benchmarks.ranks import Meeting, fill, say, verify, verify_untouched
-from pccl import Communicator, ReduceOp
+from pccl import Communicator, Options, ReduceOp
 from pccl.actors.lane_worker import LOCAL_CONGESTION
 
 if TYPE_CHECKING:
@@ -32,7 +37,8 @@ GLOO_ALIKE = "gloo alike"  # with the congestion control of our sockets
 ZERO_COPY = "zero-copy"
 STAGED = "staged"
 OUT_OF_PLACE = "out of place"
-CONTENDERS = (GLOO, GLOO_ALIKE, ZERO_COPY, STAGED, OUT_OF_PLACE)
+TCP_ZERO_COPY = "tcp zero-copy"
+TCP_STAGED = "tcp staged"
 
 WARM_UPS = 3  # rounds before those that count: pages, buffers, congestion windows
 ROUNDS_MIN = 5  # else quartiles mean nothing
@@ -54,36 +60,44 @@ def be_rank(plan: dict[str, Any]) -> None:
     # Threads of torch that spin after filling a tensor would take the cores from whoever is timed next.
     torch.set_num_threads(1)
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
-    with Communicator(plan["address"], 0, plan["pool"]) as communicator:
-        communicator.connect()
-        communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
+    with ExitStack() as stack:
+        communicators = []
+        for address, host_memory in zip(plan["addresses"], (True, False), strict=True):
+            communicator = Communicator(address, 0, plan["pool"], options=Options(host_memory=host_memory))
+            communicators.append(stack.enter_context(communicator))
+            communicator.connect()
+            communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
         store = f"tcp://127.0.0.1:{plan['port']}"
         distributed.init_process_group("gloo", init_method=store, rank=plan["rank"], world_size=plan["world"])
         distributed.all_reduce(torch.ones(1))
         alike, control = _group_alike()
         say({"control": control})
         for nbytes in plan["sizes"]:
-            contenders = _contenders(communicator, alike, nbytes // 4)
+            contenders = _contenders(*communicators, alike, nbytes // 4)
             say(_measure(meeting, contenders, plan["rounds"], plan["seconds"]))
             del contenders  # before the next size takes memory
         meeting.meet()  # nobody leaves while another still reduces
         distributed.destroy_process_group()
 
 
-def _contenders(communicator: Communicator, alike: distributed.ProcessGroup | None, count: int) -> list[Contender]:
+def _contenders(
+    ours: Communicator, tcp: Communicator, alike: distributed.ProcessGroup | None, count: int
+) -> list[Contender]:
     ordinary = torch.zeros(count)
     shared = pccl.torch.zeros(count)
     target = pccl.torch.zeros(count)
 
-    def reduce(send: torch.Tensor, recv: torch.Tensor) -> Callable[[], object]:
+    def reduce(communicator: Communicator, send: torch.Tensor, recv: torch.Tensor) -> Callable[[], object]:
         return lambda: communicator.all_reduce(send, recv, op=ReduceOp.SUM)
 
     contenders = [
         Contender(GLOO, ordinary, ordinary, lambda: distributed.all_reduce(ordinary)),
         Contender(GLOO_ALIKE, ordinary, ordinary, lambda: distributed.all_reduce(ordinary, group=alike)),
-        Contender(ZERO_COPY, shared, shared, reduce(shared, shared)),
-        Contender(STAGED, ordinary, ordinary, reduce(ordinary, ordinary)),
-        Contender(OUT_OF_PLACE, shared, target, reduce(shared, target)),
+        Contender(ZERO_COPY, shared, shared, reduce(ours, shared, shared)),
+        Contender(STAGED, ordinary, ordinary, reduce(ours, ordinary, ordinary)),
+        Contender(OUT_OF_PLACE, shared, target, reduce(ours, shared, target)),
+        Contender(TCP_ZERO_COPY, shared, shared, reduce(tcp, shared, shared)),
+        Contender(TCP_STAGED, ordinary, ordinary, reduce(tcp, ordinary, ordinary)),
     ]
     return [contender for contender in contenders if alike is not None or contender.name != GLOO_ALIKE]
 

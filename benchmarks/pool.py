@@ -1,5 +1,7 @@
 """What a pool of connections costs where it cannot help, and what it saves where one of them is slow; two peers.
 
+Everything goes through the connections: reading each other's memory, as peers of one host do, is switched off.
+
 Three questions, each answered by contenders that take turns in the same processes (see `ranks`), zero-copy, in place:
 
 - One large reduce over a pool of 8 against a pool of 1. On loopback one connection fills the machine, so seven more
@@ -27,7 +29,7 @@ import pccl
 from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
 from benchmarks.ranks import Meeting, fill, merge, progress, run_ranks, say, verify
 from benchmarks.throttling import Throttle, in_namespace, raise_loopback, reason_against
-from pccl import Communicator, MasterNode, ReduceOp
+from pccl import Communicator, MasterNode, Options, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +102,7 @@ def be_rank(plan: dict[str, Any]) -> None:
     with ExitStack() as stack:
         communicators = []
         for address, lanes in zip(plan["addresses"], (LANES, 1), strict=False):
-            communicator = stack.enter_context(Communicator(address, 0, lanes))
+            communicator = stack.enter_context(Communicator(address, 0, lanes, options=Options(host_memory=False)))
             communicator.connect()
             communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
             communicators.append(communicator)

@@ -80,23 +80,31 @@ def megabytes(row: Results) -> str:
 
 
 def all_reduce(results: Results, tally: Tally) -> str:
-    """Throughput of all, and three ratios."""
+    """Throughput and ratios: as we come, and with everything through TCP."""
+    as_it_comes = _next_to_gloo(results, tally, "", [("zero-copy", "gloo"), ("staged", "gloo")])
+    pairs = [("tcp zero-copy", "gloo"), ("tcp staged", "gloo"), ("tcp zero-copy", "gloo alike")]
+    through_tcp = _next_to_gloo(results, tally, "tcp ", pairs)
+    return f"{as_it_comes}\n\nThe same rounds, with `host_memory` off: every byte goes through TCP.\n\n{through_tcp}"
+
+
+def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[str, str]]) -> str:
+    """One table: speeds of Gloo and of us, then the ratios of these pairs."""
     judged = {
         (str(entry["world"]), str(entry["bytes"]), entry["name"], entry["rival"]): entry for entry in results["ratios"]
     }
+    names = ("gloo", f"{way}zero-copy", f"{way}staged")
     rows = []
     for world, measured in results["worlds"].items():
         for nbytes, numbers in measured["sizes"].items():
             cells = [f"{world} peers, {size_text(int(nbytes))}"]
-            cells += [megabytes(numbers[name]) if name in numbers else "" for name in ("gloo", "zero-copy", "staged")]
-            for pair in (("zero-copy", "gloo"), ("staged", "gloo"), ("zero-copy", "gloo alike")):
+            cells += [megabytes(numbers[name]) if name in numbers else "" for name in names]
+            for pair in pairs:
                 entry = judged.get((str(world), str(nbytes), *pair))
                 cells.append(tally.least(entry["ratio"], entry["wanted"], times) if entry else "")
             rows.append(cells)
     speeds = ("Gloo, MB/s", "zero-copy, MB/s", "staged, MB/s")
-    return table(
-        ("", *speeds, "zero-copy by Gloo", "staged by Gloo", "zero-copy by Gloo, one congestion control"), rows
-    )
+    titles = ("zero-copy by Gloo", "staged by Gloo", "zero-copy by Gloo, one congestion control")[: len(pairs)]
+    return table(("", *speeds, *titles), rows)
 
 
 def latency(results: Results, _tally: Tally) -> str:

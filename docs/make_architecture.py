@@ -115,6 +115,12 @@ If a member is lost before the last `Finished`, the master says `AbortReduce` to
 ring, and the call fails on all of them once that ring is wired. The tensor in place gets its old bytes from a backup
 that was written in the same pass that added.
 
+Between hosts a block travels as a frame over TCP, with a checksum. Between peers of one host only its header does: the
+receiver has mapped the sender's memory, for reading, and adds the block from where it lies. It gives the block back
+when it is done, and only then has the sender sent it; so nobody votes, and no tensor is its user's again, while
+somebody else still reads in it. `_core/lending.pyx` has the rules. Where the memory cannot be had (another user,
+another process namespace) and with `Options.host_memory` off, peers of one host use TCP like all others.
+
 ## One sync of shared state
 
 Digests are computed in the training process, where the tensors are. If all votes are equal, that is all. Otherwise

@@ -84,8 +84,9 @@ class Section:
 SECTIONS = (
     Section(
         "All-reduce next to Gloo",
-        "How fast is a sum of float32 over TCP loopback, next to Gloo in the same processes and rounds? In worlds with "
-        "more peers than the machine has cores, contenders differ in how well they share those.",
+        "How fast is a sum of float32 among peers of one host, next to Gloo in the same processes and rounds? As they "
+        "come, such peers read blocks in each other's memory; peers of different hosts use TCP, as Gloo does here. In "
+        "worlds with more peers than the machine has cores, contenders differ in how well they share those.",
         "all_reduce",
         tables.all_reduce,
         picture="Throughput against size, next to Gloo",

@@ -62,6 +62,7 @@ class Options:
     rates_expiry: float = 600.0  # how long a rate is believed: what others send over a path changes by the hour
     moonshot_time: float = 30.0  # the search for a better ring that goes on in the background; 0: there is none
     look_time: float = 0.0002  # actors look so long for the next word of a vote before they sleep; waking costs more
+    host_memory: bool = True  # neighbours on one host read blocks in each other's memory; off: all goes through TCP
     digest_threads: int = 0  # that hash a shared state; 0: as many as cores, up to eight
     slots: int = 1024  # calls in flight per communicator
     port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up

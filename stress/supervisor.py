@@ -316,14 +316,15 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ, peer)
 
     def _way_of(self, place: int) -> tuple[str, Options]:
-        """Where a peer finds the master and others find it: straight, or through the proxy."""
+        """Where a peer finds the master and others find it: straight, or by the proxy, and then not by memory."""
         if self._network is None or not is_proxied(place):
             return self._address, self.settings.options
         port = free_port()
         self._ports.add(port)
         ring = self._network.open(f"{place}-ring", "127.0.0.1", port)
         master = self._network.open(f"{place}-master", *parse_address(self._address, 0))
-        return f"127.0.0.1:{master}", replace(self.settings.options, port=port, advertise=f"127.0.0.1:{ring}")
+        way = {"port": port, "advertise": f"127.0.0.1:{ring}", "host_memory": False}
+        return f"127.0.0.1:{master}", replace(self.settings.options, **way)
 
     def _bury(self, peer: Peer) -> None:
         """Its pipe is empty and its exit is known."""
@@ -483,16 +484,15 @@ class Supervisor:
             return
         self.judge.tally.inspected += 1
         if found != self.judge.ledger.contribution_of(step):
-            text = f"the tensor of life {step.life} is {found:08x} in memory, {EXHIBIT_DELAY} s after {fact}"
-            self._object("restoration", text)
+            where = f"the tensor of life {step.life} is {found:08x} in memory"
+            self._object("restoration", f"{where}, {EXHIBIT_DELAY} s after {fact}")
 
     def _watch(self) -> None:
         assert self._zygote is not None
         tally = self.judge.tally
         members = sum(life.joined and not life.ended_ns for life in self.judge.lives.values())
         self.timeline.append((self.elapsed, tally.reduces, sum(tally.faults.values()), members))
-        elder = self._places.get(ELDER)
-        if elder is not None and elder.status is None:
+        if (elder := self._places.get(ELDER)) is not None and elder.status is None:
             self.watcher.look(self._zygote.pid, self._master_pid, elder.pid)
             self._stalls.look()
 

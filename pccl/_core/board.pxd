@@ -70,7 +70,7 @@ cdef struct QueueCell:
     uint32_t hop
     uint32_t block
     uint32_t crc                    # of the payload: who made it ready had it in cache
-    uint32_t pad0
+    uint32_t summed                 # 0: nobody has computed that, because it is not likely to be sent
 
 
 cdef struct Queue:
@@ -98,7 +98,7 @@ cdef struct LaneCount:
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t pad0
+    uint32_t lending                # 1: the next peer reads blocks where they lie, and needs no checksum
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
@@ -116,7 +116,8 @@ cdef struct Job:
     Op *op
     uint32_t hop
     uint32_t block
-    uint32_t crc                    # of the payload, unless the hop is 0: nobody has looked at that block before
+    uint32_t crc                    # of the payload
+    uint32_t summed                 # 0: nobody has computed that yet
 
 
 cdef class Board:
@@ -136,7 +137,7 @@ cdef class Board:
     cdef void leave(self, Op *op) noexcept nogil
     # One block less to receive or to send.
     cdef void account(self, Op *op) noexcept nogil
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc) noexcept nogil
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil
     # The next block to send: 1, and the caller must `leave` its operation; or 0.
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil

@@ -246,9 +246,9 @@ cdef class Board:
         posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
         posix.eventfd_write(self.actor_bell, 1)
 
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc) noexcept nogil:
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil:
         cdef QueueCell cell
-        cell.sequence, cell.hop, cell.block, cell.crc = op.sequence, hop, block, crc
+        cell.sequence, cell.hop, cell.block, cell.crc, cell.summed = op.sequence, hop, block, crc, summed
         if not push_cell(&self.shared.queues[op.small], &cell):
             return 0
         self.wake_sender()
@@ -265,7 +265,7 @@ cdef class Board:
         while pop_cell(queue, &cell):
             job.op = self.enter(cell.sequence)
             if job.op != NULL:
-                job.hop, job.block, job.crc = cell.hop, cell.block, cell.crc
+                job.hop, job.block, job.crc, job.summed = cell.hop, cell.block, cell.crc, cell.summed
                 return 1
         return 0
 
@@ -302,7 +302,7 @@ cdef class Board:
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
         if block < op.own_blocks:
-            job.op, job.hop, job.block, job.crc = op, 0, block, 0
+            job.op, job.hop, job.block, job.crc, job.summed = op, 0, block, 0, False
             return 1
         self.leave(op)
         return 0  # all taken: its bit is about to go
@@ -353,7 +353,7 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
             return False
         if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):
             cell.sequence, cell.hop, cell.block = content.sequence, content.hop, content.block
-            cell.crc = content.crc
+            cell.crc, cell.summed = content.crc, content.summed
             posix.atomic_store_u64(&cell.state, lap + 1)
             return True
 

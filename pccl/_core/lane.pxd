@@ -7,8 +7,8 @@ from .segment_table cimport SegmentTable
 
 
 cdef enum:
-    FRAME_MAGIC = 0x31424350        # "PCB1"
-    HEADER_BYTES = 40
+    FRAME_MAGIC = 0x32424350        # "PCB2"
+    HEADER_BYTES = 48
     PIECE_BYTES = 1 << 14           # saved, added, coded and summed up at a time: each finds it in cache after the other
 
 # Why a loop returned.
@@ -18,19 +18,28 @@ cdef enum:
     ENDED = 2                       # the connection is over: `problem` says why
     UNMAPPED = 3                    # the segment `wanted` must be mapped first
     FAULT = 4                       # the planned number of frames was reached
+    NOTICE = 5                      # the neighbour offers memory or withdraws it: `consider` it
+
+# What a frame is.
+cdef enum:
+    BLOCK = 0                       # the block follows
+    LENT = 1                        # the block lies in memory that was offered
+    OFFER = 2                       # of memory; `Offer` follows
+    WITHDRAWAL = 3                  # of memory
 
 
-# Ahead of every block.
+# Ahead of every block, or all that travels of it.
 cdef packed struct Header:
     uint32_t magic
     uint16_t hop
-    uint16_t reserved               # 0; room for sealed payloads
+    uint16_t kind
     uint64_t sequence               # of the operation
+    uint64_t offset                 # of a block that is lent: in its segment
+    uint32_t segment                # the sender's number for it; 0 unless memory is meant
     uint32_t chunk
     uint32_t block
     uint32_t length                 # bytes of payload
-    uint32_t crc                    # CRC-32C of the payload
-    uint32_t spare                  # 0
+    uint32_t crc                    # CRC-32C of the payload, if it follows
     uint32_t header_crc             # CRC-32C of all fields above
 
 
@@ -46,6 +55,8 @@ cdef class Lane:
     cdef const char *reason         # of the end, if there is no errno
     cdef bint mail                  # the mailbox has something
     cdef bint broken                # the connection was reported as over
+    cdef bint heard                 # the connection has something to read
+    cdef bint near                  # the other end may be on this host, and blocks may be lent
     cdef public uint64_t frames_until_fault  # 0: no mishap is planned
     cdef LaneCount *count
 

@@ -2,11 +2,12 @@
 """A lane: what its two workers, `sender` and `receiver`, have in common, and the frame that travels between two lanes.
 
 Both are loops that run without the GIL until there is something for Python: mail, the end of the connection, a segment to
-map. Then `serve` returns a code and is called again; a frame that was under way goes on where it was. They sleep on three
+map or to unmap. Then `serve` returns a code and is called again; a frame that was under way goes on where it was. They sleep on three
 things at once, mailbox, bell and connection, so whatever happens reaches them at once, and they never poll in a circle.
 
 **A frame** is a header and a block. It describes itself, so receivers keep no other state, and it carries two checksums:
-a flipped bit is the end of the connection, never a wrong sum. Nothing is resynchronised by guessing.
+a flipped bit is the end of the connection, never a wrong sum. Nothing is resynchronised by guessing. Between peers of one
+host a frame may be the header alone: the block is read where it lies (`lending`).
 
 **Abort** finds a worker between two blocks, or asleep on its socket. A receiver then sends the rest of the frame to
 scratch; a sender copies the rest of its frame and sends that, because half a frame would cost the connection. Both let
@@ -28,6 +29,7 @@ LANE_MAIL = <int> MAIL
 LANE_ENDED = <int> ENDED
 LANE_UNMAPPED = <int> UNMAPPED
 LANE_FAULT = <int> FAULT
+LANE_NOTICE = <int> NOTICE
 
 # What an epoll event belongs to.
 cdef enum:
@@ -64,9 +66,10 @@ cdef class Lane:
         if posix.epoll_ctl(self.epoll, posix.EPOLL_CTL_ADD, fd, &event) != 0:
             raise_errno(errno, f"watching descriptor {fd}")
 
-    def attach(self, int fd):
-        """Serve this connection, which stays the caller's to close."""
-        self.broken = False
+    def attach(self, int fd, bint near=False):
+        """Serve this connection, which stays the caller's to close; `near` if blocks may be lent over it."""
+        self.broken = self.heard = False
+        self.near = near
         self._watch(fd, posix.EPOLLIN | posix.EPOLLOUT | posix.EPOLLRDHUP | posix.EPOLLET, FROM_CONNECTION)
         self.connection = fd
 
@@ -124,6 +127,8 @@ cdef class Lane:
             if events[index].data.u64 == FROM_MAILBOX:
                 self.mail = True
             elif events[index].data.u64 == FROM_CONNECTION:
+                if events[index].events & posix.EPOLLIN:
+                    self.heard = True
                 if events[index].events & (posix.EPOLLRDHUP | posix.EPOLLHUP | posix.EPOLLERR):
                     self.broken = True
         return 0 if count == 0 else 1

@@ -143,6 +143,7 @@ class Attach:
     """Serve this connection; the descriptor comes along."""
 
     link: u64
+    lends: flag = False  # blocks may be lent over it, if the other end is on this host
 
 
 @message(0x61, "peer actor to worker")

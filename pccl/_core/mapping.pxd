@@ -4,6 +4,7 @@
 cdef class Mapping:
     cdef char *place                # the first byte, or NULL while there is no mapping
     cdef readonly Py_ssize_t nbytes # how many there are
+    cdef bint readonly
 
 
 # Some bytes of a mapping. Python code derives from it, so that a buffer can hold on to more than memory.

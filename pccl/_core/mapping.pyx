@@ -26,22 +26,25 @@ cdef enum:
 cdef class Mapping:
     """The first `nbytes` of the memory behind `fd`, which may be closed afterwards.
 
-    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault.
+    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault. What is not `writable`
+    may be a descriptor for reading only, and exports buffers of that kind.
     """
 
-    def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False):
+    def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False, bint writable=True):
         cdef int flags = posix.MAP_SHARED | posix.MAP_POPULATE if populate else posix.MAP_SHARED
+        cdef int access = posix.PROT_READ | posix.PROT_WRITE if writable else posix.PROT_READ
         cdef void *place
         cdef int code
         if nbytes <= 0:
             raise ValueError(f"a mapping has at least one byte, not {nbytes}")
         with nogil:
-            place = posix.mmap(NULL, nbytes, posix.PROT_READ | posix.PROT_WRITE, flags, fd, 0)
+            place = posix.mmap(NULL, nbytes, access, flags, fd, 0)
             code = posix.errno
         if place == posix.MAP_FAILED:
             raise_errno(code, f"mapping {nbytes} bytes of shared memory")
         self.place = <char *> place
         self.nbytes = nbytes
+        self.readonly = not writable
 
     def __dealloc__(self):
         if self.place != NULL:
@@ -50,7 +53,7 @@ cdef class Mapping:
                 posix.munmap(self.place, self.nbytes)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
+        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, self.readonly, flags)
 
     @property
     def address(self) -> int:

@@ -4,7 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef enum:
-    BLOCK_BYTES_MAX = 1 << 18       # a block stays in the cache between the socket, the sum and the next socket
+    BLOCK_BYTES_MAX = 63 << 12      # stays in the cache between the socket, the sum and the next socket; and with its
+                                    # header fills four packets of loopback, where 1 << 18 takes a fifth, almost empty one
     BLOCK_BYTES_MIN = 1 << 14       # below this the header and the system call cost more than the bytes
     BLOCKS_PER_CHUNK = 4            # of a small tensor: enough to overlap receiving, adding and sending
     BLOCKS_MAX = 1 << 14            # of one operation: what queues and flags are laid out for

@@ -42,6 +42,9 @@ cdef void make_plan(Plan *plan, uint64_t count, uint32_t itemsize, uint32_t worl
     chunk = larger(smaller((plan.units_each + (plan.units_over > 0)) * plan.unit, count), 1)
     block = smaller(larger(chunk * itemsize // BLOCKS_PER_CHUNK, BLOCK_BYTES_MIN), BLOCK_BYTES_MAX) // itemsize
     block = larger(block, divided_up(chunk, larger(BLOCKS_MAX // world, 1)))
+    block = divided_up(block, BLOCK_UNIT) * BLOCK_UNIT
+    # As few as that makes, but alike: a last one that is almost empty would cost as much as a whole one.
+    block = larger(divided_up(chunk, divided_up(chunk, block)), BLOCK_BYTES_MIN // itemsize)
     plan.block = divided_up(block, BLOCK_UNIT) * BLOCK_UNIT
     plan.blocks_each = divided_up(chunk, plan.block)
 

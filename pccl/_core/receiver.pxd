@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .board cimport Op
 from .lane cimport HEADER_BYTES, Header, Lane
+from .segment_table cimport SegmentTable
 
 
 cdef enum:
@@ -29,19 +30,27 @@ cdef class Receiver(Lane):
     cdef Op *op                     # held; NULL: the frame is read and dropped
     cdef char *target               # where the payload goes; NULL: to scratch
     cdef uint64_t received          # bytes of the payload that are there
+    cdef const char *source         # where the payload is, once it is whole: at the target, or lent
     cdef char *scratch              # payloads that are to be added, or dropped
     cdef uint64_t scratch_size
     cdef int worth                  # bytes that the socket wakes this worker for; 0: as many as it likes
     cdef bint trickling             # this block comes slowly, so every byte counts
     cdef int64_t waiting_ns         # since when a frame has been waited for; 0: not waiting
+    cdef readonly SegmentTable borrowed  # memory of the neighbour
+    cdef uint32_t unreturned        # blocks that were lent, are read, and were not given back yet
 
     cdef int read_header(self) noexcept nogil
+    cdef int read_ahead(self) noexcept nogil
+    cdef int read_notice(self) noexcept nogil
     cdef int open_frame(self) noexcept nogil
     cdef int aim(self) noexcept nogil
     cdef int read_payload(self) noexcept nogil
     cdef int close_frame(self) noexcept nogil
-    cdef uint32_t apply(self) noexcept nogil
-    cdef uint32_t apply_coded(self) noexcept nogil
+    cdef int borrow_block(self) noexcept nogil
+    cdef int give_back(self) noexcept nogil
+    cdef int write_note(self, uint32_t serial, bint accepted) noexcept nogil
+    cdef uint32_t apply(self, bint summed) noexcept nogil
+    cdef uint32_t apply_coded(self, bint summed) noexcept nogil
     cdef uint32_t divisor(self) noexcept nogil
     cdef bint is_sent_on(self) noexcept nogil
     cdef Place find_place(self) noexcept nogil

@@ -2,7 +2,7 @@
 """The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
 
 A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight
-into the tensor. Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
+into the tensor. What a neighbour on this host lends is added, or copied, from where it lies (`lending`). Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
 the cache, and a final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums
 once, and takes for itself what all others will: the decoded ones.
 
@@ -12,6 +12,8 @@ header is compared with what this peer computes itself from the operation, befor
 An in-place tensor is saved piece by piece before it is changed; how much of each block is saved stands beside
 the backup, so that the tensor can be restored whenever and wherever this process was killed.
 """
+
+import os
 
 cimport cython
 from libc.errno cimport errno
@@ -25,15 +27,20 @@ from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP, Op
 from .codec cimport coded_offset
 from .kernels cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
-from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, PIECE_BYTES, UNMAPPED, Lane
+from .lane cimport BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Lane
+from .lending cimport NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
 from .park cimport now_ns
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
+from .segment_table cimport Place as Mapped, SegmentTable
+
+from .lending import borrow
 
 # Where a receiver is in a frame.
 cdef enum:
     AT_HEADER = 0
     EARLY = 1                       # the header is complete, but its operation has not begun here
     AT_PAYLOAD = 2
+    AT_NOTICE = 3                   # it is about memory
 
 cdef enum:
     AVERAGE = 1                     # ReduceOp.AVG
@@ -42,6 +49,9 @@ cdef enum:
 @cython.final
 cdef class Receiver(Lane):
     """Turns the frames of the previous peer into sums, results, and blocks that are ready for the next."""
+
+    def __cinit__(self):
+        self.borrowed = SegmentTable()
 
     def __dealloc__(self):
         free(self.scratch)
@@ -53,7 +63,32 @@ cdef class Receiver(Lane):
         self.have = 0
         self.worth = 0
         self.waiting_ns = 0
+        self.unreturned = 0
+        self.borrowed.clear()
         Lane.detach(self)
+
+    def consider(self):
+        """The neighbour offers memory, which is mapped if it can be had, or withdraws it."""
+        cdef Offer offer
+        self.stage = AT_HEADER
+        self.borrowed.remove(self.header.segment)
+        if self.header.kind == WITHDRAWAL:
+            return
+        memcpy(&offer, self.ahead, sizeof(offer))
+        self.have -= sizeof(offer)
+        memmove(self.ahead, self.ahead + sizeof(offer), self.have)
+        try:
+            if not self.near:
+                raise ValueError("memory is not wanted")
+            fd = borrow(offer.pid, offer.descriptor, offer.nbytes, offer.inode, offer.device)
+            try:
+                self.borrowed.add(self.header.segment, fd, offer.nbytes, writable=False)
+            finally:
+                os.close(fd)
+            accepted = True
+        except (OSError, ValueError, MemoryError):
+            accepted = False  # another user, another namespace, not wanted: then everything is sent
+        self.write_note(offer.serial, accepted)
 
     cdef int run(self) noexcept nogil:
         cdef int code
@@ -67,6 +102,8 @@ cdef class Receiver(Lane):
                 code = self.read_header()
             elif self.stage == EARLY:
                 code = self.open_frame()
+            elif self.stage == AT_NOTICE:
+                code = self.read_notice()
             else:
                 code = self.read_payload()
             if code:
@@ -74,28 +111,48 @@ cdef class Receiver(Lane):
 
     cdef int read_header(self) noexcept nogil:
         """Up to a whole header, and whatever small payload comes with it."""
-        cdef ssize_t count
-        if self.have < HEADER_BYTES:
-            count = posix.recv(self.connection, self.ahead + self.have, sizeof(self.ahead) - self.have, posix.MSG_DONTWAIT)
-            if count == 0:
-                return self.end(0, b"closed by the other side")
-            if count < 0:
-                if errno == posix.EAGAIN:
-                    if self.waiting_ns == 0:
-                        self.waiting_ns = now_ns()
-                    self.set_worth(1)
-                    self.sleep(-1)
-                    return GO_ON
-                return GO_ON if errno == posix.EINTR else self.end(errno, b"")
-            self.have += count
-            if self.have < HEADER_BYTES:
-                return GO_ON
         memcpy(&self.header, self.ahead, HEADER_BYTES)
-        if self.header.magic != FRAME_MAGIC or self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
+        if self.have >= sizeof(self.header.magic) and self.header.magic != FRAME_MAGIC:
+            return self.end(0, b"what came is no frame")
+        if self.have < HEADER_BYTES:
+            return self.read_ahead()
+        if self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
             return self.end(0, b"what came is no frame")
         self.have -= HEADER_BYTES
         memmove(self.ahead, self.ahead + HEADER_BYTES, self.have)
-        return self.open_frame()
+        return self.open_frame() if self.header.kind <= LENT else self.read_notice()
+
+    cdef int read_ahead(self) noexcept nogil:
+        """Whatever has come; sleep if nothing has."""
+        cdef ssize_t count
+        cdef int code
+        count = posix.recv(self.connection, self.ahead + self.have, sizeof(self.ahead) - self.have, posix.MSG_DONTWAIT)
+        if count == 0:
+            return self.end(0, b"closed by the other side")
+        if count < 0:
+            if errno == posix.EAGAIN:
+                if self.waiting_ns == 0:
+                    self.waiting_ns = now_ns()
+                code = self.give_back()
+                if code == GO_ON:
+                    self.set_worth(1)
+                    self.sleep(-1)
+                return code
+            return GO_ON if errno == posix.EINTR else self.end(errno, b"")
+        self.have += count
+        return GO_ON
+
+    cdef int read_notice(self) noexcept nogil:
+        """Up to the whole of what the neighbour says about its memory."""
+        cdef uint64_t nbytes = sizeof(Offer) if self.header.kind == OFFER else 0
+        self.stage = AT_NOTICE
+        if self.header.kind > WITHDRAWAL or self.header.length != nbytes or self.header.segment == 0:
+            return self.end(0, b"a frame of no known kind")
+        if self.have < nbytes:
+            return self.read_ahead()
+        if crc32c(0, self.ahead, nbytes) != self.header.crc:
+            return self.end(0, b"an offer whose checksum is wrong")
+        return NOTICE
 
     cdef int open_frame(self) noexcept nogil:
         """Find the operation of the frame; wait for it if it has not begun here."""
@@ -104,6 +161,7 @@ cdef class Receiver(Lane):
         self.stage = EARLY
         if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
             posix.atomic_add_u32(&self.board.shared.early, 1)
+            self.give_back()
             # A close that was seen together with the frame is not told twice: sleeping on it would take for ever.
             if not self.broken and sequence > posix.atomic_load_u64(&self.board.shared.commenced):
                 self.sleep(-1)
@@ -115,7 +173,7 @@ cdef class Receiver(Lane):
             if code:
                 self.drop()
                 return code
-        if self.op == NULL or self.target == NULL:
+        if self.header.kind == BLOCK and (self.op == NULL or self.target == NULL):
             code = self.aim_at_scratch()
             if code:
                 return code
@@ -203,6 +261,8 @@ cdef class Receiver(Lane):
         cdef uint64_t missing = self.header.length - self.received, taken
         cdef char *place = self.target + self.received
         cdef ssize_t count
+        if self.header.kind == LENT:
+            return self.borrow_block()
         if self.op == NULL:  # dropped, piece by piece, in the same place
             place = self.target
             missing = missing if missing < self.scratch_size else self.scratch_size
@@ -225,12 +285,46 @@ cdef class Receiver(Lane):
         self.received += count
         if self.op != NULL:
             posix.atomic_count_u64(&self.op.moved, count)
+        self.source = self.target
         return self.close_frame() if self.received == self.header.length else GO_ON
+
+    cdef int borrow_block(self) noexcept nogil:
+        """A block that is lent: it is whole, and goes nowhere if it is to be added."""
+        cdef Mapped *memory = self.borrowed.find(self.header.segment)
+        cdef uint64_t nbytes = self.header.length
+        cdef int code
+        if memory == NULL or self.header.offset > memory.nbytes or nbytes > memory.nbytes - self.header.offset:
+            return self.end(0, b"a block that lies outside of the memory that was offered")
+        if self.op != NULL:
+            self.source = memory.base + self.header.offset
+            self.received = nbytes
+            posix.atomic_count_u64(&self.op.moved, nbytes)
+            if self.target != NULL:
+                memcpy(self.target, self.source, nbytes)
+        code = self.close_frame()
+        self.unreturned += 1
+        if code == GO_ON and self.unreturned >= RETURNS_AT_ONCE:
+            code = self.give_back()
+        return code
+
+    cdef int give_back(self) noexcept nogil:
+        """Tell the neighbour how many of its blocks were read since the last time."""
+        return self.write_note(0, False) if self.unreturned else GO_ON
+
+    cdef int write_note(self, uint32_t serial, bint accepted) noexcept nogil:
+        """Few of them are ever under way, because few blocks are, so the socket has room or is broken."""
+        cdef Note note
+        note.magic, note.returned, note.serial, note.accepted = NOTE_MAGIC, self.unreturned, serial, accepted
+        self.unreturned = 0
+        if posix.send(self.connection, &note, sizeof(note), posix.MSG_NOSIGNAL | posix.MSG_DONTWAIT) != sizeof(note):
+            return self.end(errno, b"")
+        return GO_ON
 
     cdef int await_bytes(self) noexcept nogil:
         """Sleep in the middle of a block. On a fast link not for every segment; what takes long is a slow one."""
         cdef int64_t began = now_ns(), waited
         cdef uint64_t missing = self.header.length - self.received
+        self.give_back()
         if not self.trickling:
             self.set_worth(<int> missing if missing < WORTH_BYTES_MAX else WORTH_BYTES_MAX)
         if not self.sleep(-1 if self.trickling else WORTH_MS):
@@ -280,23 +374,27 @@ cdef class Receiver(Lane):
         """The block is whole: add it or keep it, and say so."""
         cdef Op *op = self.op
         cdef uint32_t crc = self.header.crc
+        cdef bint sent = self.header.kind == BLOCK, summed = sent, reduces
         cdef int64_t began
         self.stage = AT_HEADER
         self.count.frames += 1
         self.count.payload_bytes += self.received
         if op == NULL:
             return GO_ON
-        if crc32c(0, self.target, self.received) != crc:
+        if sent and crc32c(0, self.source, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
-        if <uint32_t> self.header.hop + 1 < op.plan.world or op.codec.bits:
+        reduces = <uint32_t> self.header.hop + 1 < op.plan.world
+        if reduces or op.codec.bits:
             began = now_ns()
-            crc = self.apply_coded() if op.codec.bits else self.apply()
+            if reduces:
+                summed = not posix.atomic_load_u32(&self.board.shared.lending)
+            crc = self.apply_coded(summed) if op.codec.bits else self.apply(summed)
             began = now_ns() - began
             self.count.reduce_ns += began
             posix.atomic_count_u64(&op.reduce_ns, began)
         posix.atomic_count_u64(&op.received_bytes, self.received)
         if self.is_sent_on():
-            if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc):
+            if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc, summed):
                 return self.end(0, b"the queue of ready blocks is full")
         self.board.account(op)
         self.drop()
@@ -307,8 +405,8 @@ cdef class Receiver(Lane):
         cdef Op *op = self.op
         return op.plan.world if <uint32_t> self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
 
-    cdef uint32_t apply(self) noexcept nogil:
-        """Add the block in scratch to the tensor, and return the checksum of the sum, which is what is sent on.
+    cdef uint32_t apply(self, bint summed) noexcept nogil:
+        """Add the block to the tensor, and return the checksum of the sum, which is what is sent on, if it is wanted.
 
         A piece at a time: saved before it changes, and summed up while it is in the nearest cache.
         """
@@ -321,13 +419,14 @@ cdef class Receiver(Lane):
             if place.mark != NULL:
                 save(place.mark, place.out, place.backup, at + piece)
             reduce_block(
-                op.datatype, op.op, place.out + at, place.local + at, self.scratch + at, piece // op.itemsize, divisor
+                op.datatype, op.op, place.out + at, place.local + at, self.source + at, piece // op.itemsize, divisor
             )
-            crc = crc32c(crc, place.out + at, piece)
+            if summed:
+                crc = crc32c(crc, place.out + at, piece)
             at += piece
         return crc
 
-    cdef uint32_t apply_coded(self) noexcept nogil:
+    cdef uint32_t apply_coded(self, bint summed) noexcept nogil:
         """The same of a coded block: added, coded anew and summed up; or only decoded, if it is final.
 
         Returns the checksum of what is sent on, if anything is.
@@ -337,7 +436,7 @@ cdef class Receiver(Lane):
         cdef bint reduces = <uint32_t> self.header.hop + 1 < op.plan.world
         cdef bint owned = <uint32_t> self.header.hop + 2 == op.plan.world
         cdef uint32_t divisor = self.divisor(), crc = 0 if reduces else self.header.crc
-        cdef const char *coded = self.target
+        cdef const char *coded = self.source
         cdef char *forward = self.find_coded()
         cdef uint64_t done = 0, some, at, nbytes
         while done < place.count:
@@ -349,7 +448,8 @@ cdef class Receiver(Lane):
             if reduces:
                 reduce_coded(&op.codec, op.op, place.out + at, place.local + at, coded, some, divisor)
                 encode_block(&op.codec, forward, place.out + at, some)
-                crc = crc32c(crc, forward, nbytes)
+                if summed:
+                    crc = crc32c(crc, forward, nbytes)
             if owned:
                 decode_block(&op.codec, place.out + at, forward, some)
             elif not reduces:

@@ -1,11 +1,17 @@
 # Contents of `segment_table`: the segments that a worker has mapped, found by number without the GIL.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef struct Place:
     uint32_t segment                # 0: nothing here
+    uint32_t serial                 # of its offer to the neighbour; 0: not offered
+    uint32_t accepted               # 1: the neighbour has mapped it
+    int descriptor                  # which the caller keeps open
     char *base                      # where the segment begins in this process
+    uint64_t nbytes
+    uint64_t inode
+    uint64_t device
 
 
 cdef class SegmentTable:
@@ -13,13 +19,22 @@ cdef class SegmentTable:
     cdef Place *places              # open addressing, at most half full
     cdef uint32_t size              # of `places`; a power of two
 
-    # Where a segment begins in this process, or NULL if it is not mapped.
-    cdef inline char *base_of(self, uint32_t segment) noexcept nogil:
+    # The place of a segment, or NULL if it is not mapped.
+    cdef inline Place *find(self, uint32_t segment) noexcept nogil:
         cdef uint32_t place = segment & (self.size - 1)
         while self.places[place].segment:
             if self.places[place].segment == segment:
-                return self.places[place].base
+                return &self.places[place]
             place = (place + 1) & (self.size - 1)
         return NULL
 
-    cdef int rebuild(self) except -1
+    # Where a segment begins in this process, or NULL if it is not mapped.
+    cdef inline char *base_of(self, uint32_t segment) noexcept nogil:
+        cdef Place *place = self.find(segment)
+        return NULL if place == NULL else place.base
+
+    # The neighbour is another one: nothing has been offered to it.
+    cdef void recall(self) noexcept nogil
+    # The neighbour's answer to an offer. True if that was yes, and the segment is still here.
+    cdef bint answer(self, uint32_t serial, bint accepted) noexcept nogil
+    cdef int rebuild(self, const Place *added) except -1

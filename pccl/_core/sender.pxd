@@ -1,10 +1,12 @@
 # Contents of `sender`.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from .board cimport Job
 from .flight cimport Report
 from .lane cimport Header, Lane
+from .lending cimport Loans, Note
+from .segment_table cimport Place
 
 
 cdef enum:
@@ -16,6 +18,7 @@ cdef enum:
     REPORT_MS = 5                   # so often a full socket of a far link is asked what it has under way
     AWAIT_PART = 32_000             # and who finds enough under way looks again after a 32nd of a round trip, from µs to ms
     BACKLOG_FRAMES = 3              # what a slow lane has in the kernel when it takes one more
+    NOTES_MAX = 16                  # answers read at a time
 
 
 cdef class Sender(Lane):
@@ -24,6 +27,7 @@ cdef class Sender(Lane):
     cdef bint entered               # the operation of `job` is held
     cdef Header header
     cdef uint64_t header_left       # bytes of the header still to send
+    cdef Place *place               # of the segment that the payload lies in; NULL: in memory of our own
     cdef const char *payload
     cdef uint64_t payload_left
     cdef uint64_t length
@@ -37,6 +41,15 @@ cdef class Sender(Lane):
     cdef bint far                   # the link has long round trips: what is under way is counted
     cdef Report report              # of its connection
     cdef bint reporting             # the others know it
+    cdef uint32_t pid               # of this process
+    cdef uint32_t offers            # made on this connection
+    cdef bint lent                  # the frame being sent is only a header: its block is lent
+    cdef Loans loans
+    cdef char *notices              # frames about memory that go out before the next block
+    cdef uint64_t notices_length
+    cdef uint64_t notices_size
+    cdef Note notes[NOTES_MAX]      # what is being read of the neighbour's answers
+    cdef uint64_t notes_length      # bytes of it
 
     cdef bint would_be_last(self) noexcept nogil
     cdef void leave_it_to_others(self) noexcept nogil
@@ -44,6 +57,13 @@ cdef class Sender(Lane):
     cdef int find_payload(self, uint32_t chunk) noexcept nogil
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil
     cdef int reserve(self, uint64_t nbytes) noexcept nogil
+    cdef bint is_lent(self) noexcept nogil
+    cdef int notify(self, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil
+    cdef void send_notices(self) noexcept nogil
+    cdef int offer(self) noexcept nogil
+    cdef int hear(self) noexcept nogil
+    cdef int obey(self, const Note *note) noexcept nogil
+    cdef void await_return(self) noexcept nogil
     cdef void write_header(self, uint32_t chunk) noexcept nogil
     cdef int transmit(self) noexcept nogil
     cdef uint64_t room(self) noexcept nogil

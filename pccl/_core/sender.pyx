@@ -3,14 +3,17 @@
 
 It takes the next block from the board whenever its socket has room. A socket that stays full for a while is slow: the
 sender says so, and another lane is woken to take what it cannot. On a far link it also waits while all lanes together have
-as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster.
+as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster. To a neighbour on the same
+host it lends blocks instead of sending them (`lending`), and a block counts as sent when it was given back.
 """
+
+import os
 
 cimport cython
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
 from pccl._core cimport posix
 
@@ -18,7 +21,8 @@ from .board cimport ABORTED, Op
 from .codec cimport coded_offset
 from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .kernels cimport coded_bytes, crc32c, encode_block
-from .lane cimport FRAME_MAGIC, GO_ON, HEADER_BYTES, MAIL, PIECE_BYTES, UNMAPPED, Lane
+from .lane cimport BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Header, Lane
+from .lending cimport LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
 from .park cimport now_ns
 from .plan cimport block_range, chunk_sent
 
@@ -29,10 +33,15 @@ cdef class Sender(Lane):
 
     def __dealloc__(self):
         free(self.own)
+        free(self.notices)
 
-    def attach(self, int fd):
-        """Serve this connection."""
-        Lane.attach(self, fd)
+    def attach(self, int fd, bint near=False):
+        """Serve this connection; `near` if its other end may be able to read our memory."""
+        Lane.attach(self, fd, near)
+        self.pid = os.getpid()
+        self.offers = 0
+        self.segments.recall()
+        posix.atomic_store_u32(&self.board.shared.lending, 0)
         begin(&self.report, fd)
         self.far = is_far(&self.report)
         memset(&self.board.shared.flight, 0, sizeof(Flight))  # another edge, another link
@@ -47,12 +56,20 @@ cdef class Sender(Lane):
             self.board.leave(self.job.op)
         self.entered = self.pending = False
         self.header_left = self.payload_left = 0
+        self.loans.count = self.notices_length = self.notes_length = 0
+        self.lent = False
         Lane.detach(self)
         if self.board.has_work():
             self.board.wake_sender()  # what this lane would have taken
 
+    def withdraw(self, uint32_t segment):
+        """Tell the neighbour that this memory goes, if it was offered."""
+        cdef Place *place = self.segments.find(segment)
+        if place != NULL and place.serial and self.notify(WITHDRAWAL, segment, NULL, 0) != GO_ON:
+            raise MemoryError
+
     cdef int run(self) noexcept nogil:
-        cdef int code
+        cdef int code = GO_ON
         while True:
             if self.is_called():
                 return MAIL
@@ -61,7 +78,15 @@ cdef class Sender(Lane):
                 continue
             if self.broken:
                 return self.end(0, b"closed by the other side")
-            if self.header_left == 0 and self.payload_left == 0:
+            if self.heard and self.near:
+                code = self.hear()
+            elif self.header_left == 0 and self.payload_left == 0:
+                if self.notices_length:
+                    self.send_notices()
+                    continue
+                if self.loans.count == LOANS_MAX:
+                    self.await_return()
+                    continue
                 if not self.pending:
                     if not self.board.take(&self.job):
                         self.rest()
@@ -113,7 +138,7 @@ cdef class Sender(Lane):
     cdef void leave_it_to_others(self) noexcept nogil:
         """Put the block back. Blocked, and not idle, because it must not be this lane that is woken for it."""
         self.set_blocked(True)
-        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc)
+        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.summed)
         self.board.leave(self.job.op)
         self.sleep(RECRUIT_MS)
         self.set_blocked(False)
@@ -133,19 +158,24 @@ cdef class Sender(Lane):
         if code:
             self.pending = code == UNMAPPED
             return code
+        self.lent = self.is_lent()
+        if not self.lent and not self.job.summed:
+            self.job.crc = crc32c(0, self.payload, self.length)
         self.write_header(chunk)
-        return GO_ON
+        return self.offer()
 
     cdef int find_payload(self, uint32_t chunk) noexcept nogil:
         """What is sent: of a quantized operation what lies coded in its area, but for the own chunk, coded here and now."""
         cdef Op *op = self.job.op
         cdef bint coded = op.codec.bits and self.job.hop
         cdef uint32_t segment = op.area_segment if coded else op.recv_segment if self.job.hop else op.send_segment
-        cdef char *base = self.segments.base_of(segment)
         cdef uint64_t begin, end
-        if base == NULL:
+        cdef char *base
+        self.place = self.segments.find(segment)
+        if self.place == NULL:
             self.wanted = segment
             return UNMAPPED
+        base = self.place.base
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
         if coded:
             self.payload = base + op.area_offset + coded_offset(&op.codec, &op.plan, chunk, self.job.block)
@@ -155,8 +185,6 @@ cdef class Sender(Lane):
         if op.codec.bits:
             return self.encode(self.payload, end - begin)
         self.length = self.payload_left = (end - begin) * op.itemsize
-        if self.job.hop == 0:
-            self.job.crc = crc32c(0, self.payload, self.length)
         return GO_ON
 
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil:
@@ -177,7 +205,8 @@ cdef class Sender(Lane):
             target += nbytes
             done += some
         self.payload = self.own
-        self.job.crc = crc
+        self.place = NULL
+        self.job.crc, self.job.summed = crc, True
         return GO_ON
 
     cdef int reserve(self, uint64_t nbytes) noexcept nogil:
@@ -194,22 +223,25 @@ cdef class Sender(Lane):
     cdef void write_header(self, uint32_t chunk) noexcept nogil:
         self.header.magic = FRAME_MAGIC
         self.header.hop = self.job.hop
-        self.header.reserved = 0
+        self.header.kind = LENT if self.lent else BLOCK
         self.header.sequence = self.job.op.sequence
+        self.header.segment = self.place.segment if self.lent else 0
+        self.header.offset = self.payload - self.place.base if self.lent else 0
         self.header.chunk = chunk
         self.header.block = self.job.block
         self.header.length = self.length
-        self.header.crc = self.job.crc
-        self.header.spare = 0
+        self.header.crc = 0 if self.lent else self.job.crc
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
         self.header_left = HEADER_BYTES
+        if self.lent:
+            self.payload_left = 0
 
     cdef int transmit(self) noexcept nogil:
         """Write what the socket takes of the frame."""
         cdef posix.iovec parts[2]
         cdef posix.msghdr message
         cdef ssize_t sent
-        cdef uint64_t taken, room = self.room() if self.far and not self.job.op.small else <uint64_t> -1
+        cdef uint64_t taken, room = self.room() if self.far and self.entered and not self.job.op.small else <uint64_t> -1
         if room == 0:
             return self.await_others()
         memset(&message, 0, sizeof(message))
@@ -238,16 +270,123 @@ cdef class Sender(Lane):
         cdef Op *op = self.job.op
         if self.blocked:
             self.set_blocked(False)
+        if self.length == 0:
+            return GO_ON  # notices
         self.count.payload_bytes += self.length
         self.count.frames += 1
+        if self.lent:
+            lend(&self.loans, self.header.sequence, self.length)
         if self.entered:
             if not op.small:
                 self.measure()
             self.entered = False
-            posix.atomic_count_u64(&op.sent_bytes, self.length)
-            self.board.account(op)
+            if self.lent:
+                posix.atomic_count_u64(&op.moved, self.length)
+            else:
+                posix.atomic_count_u64(&op.sent_bytes, self.length)
+                self.board.account(op)
             self.board.leave(op)
+        self.lent = False
         return self.visit()
+
+    # ------------------------------------------------------------------------------------------ lending
+
+    cdef bint is_lent(self) noexcept nogil:
+        """Whether the neighbour reads this block where it lies."""
+        return self.near and self.place != NULL and self.place.accepted and self.length >= LENT_BYTES_MIN
+
+    cdef int offer(self) noexcept nogil:
+        """Offer the segment of the block to the neighbour, the first time that one is worth it."""
+        cdef Place *place = self.place
+        cdef Offer offer
+        if not self.near or place == NULL or place.serial or self.length < LENT_BYTES_MIN:
+            return GO_ON
+        self.offers += 1
+        place.serial = self.offers
+        offer.nbytes, offer.inode, offer.device = place.nbytes, place.inode, place.device
+        offer.segment, offer.serial = place.segment, place.serial
+        offer.pid, offer.descriptor = self.pid, place.descriptor
+        return self.notify(OFFER, place.segment, &offer, sizeof(offer))
+
+    cdef int notify(self, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil:
+        """Have a frame about memory go out before the next block."""
+        cdef uint64_t needed = self.notices_length + HEADER_BYTES + nbytes
+        cdef Header header
+        cdef char *grown
+        if needed > self.notices_size:
+            grown = <char *> realloc(self.notices, needed)
+            if grown == NULL:
+                return self.end(posix.ENOMEM, b"")
+            self.notices, self.notices_size = grown, needed
+        memset(&header, 0, HEADER_BYTES)
+        header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
+        header.crc = crc32c(0, body, nbytes)
+        header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
+        memcpy(self.notices + self.notices_length, &header, HEADER_BYTES)
+        memcpy(self.notices + self.notices_length + HEADER_BYTES, body, nbytes)
+        self.notices_length = needed
+        return GO_ON
+
+    cdef void send_notices(self) noexcept nogil:
+        """Begin to send what was to be said about memory. It is in memory of our own, which is free between two blocks."""
+        if self.reserve(self.notices_length) == 0:
+            memcpy(self.own, self.notices, self.notices_length)
+            self.payload, self.payload_left, self.length = self.own, self.notices_length, 0
+        self.notices_length = 0
+
+    cdef int hear(self) noexcept nogil:
+        """Read what the neighbour says about blocks and memory."""
+        cdef ssize_t count
+        cdef uint64_t index, whole
+        cdef int code
+        count = posix.recv(
+            self.connection, <char *> self.notes + self.notes_length, sizeof(self.notes) - self.notes_length, posix.MSG_DONTWAIT
+        )
+        if count == 0:
+            return self.end(0, b"closed by the other side")
+        if count < 0:
+            self.heard = errno != posix.EAGAIN
+            return GO_ON if errno in (posix.EAGAIN, posix.EINTR) else self.end(errno, b"")
+        self.notes_length += count
+        whole = self.notes_length // sizeof(Note)
+        for index in range(whole):
+            code = self.obey(&self.notes[index])
+            if code:
+                return code
+        self.notes_length -= whole * sizeof(Note)
+        memmove(self.notes, &self.notes[whole], self.notes_length)
+        return GO_ON
+
+    cdef int obey(self, const Note *note) noexcept nogil:
+        """What was given back is sent; what was accepted is lent from now on."""
+        cdef uint32_t index
+        cdef Loan loan
+        cdef Op *op
+        if note.magic != NOTE_MAGIC or note.returned > self.loans.count:
+            return self.end(0, b"the other side gave back what it was never lent")
+        for index in range(note.returned):
+            loan = take_back(&self.loans)
+            op = self.board.enter(loan.sequence)
+            if op != NULL:
+                posix.atomic_count_u64(&op.sent_bytes, loan.nbytes)
+                self.board.account(op)
+                self.board.leave(op)
+        if note.serial and self.segments.answer(note.serial, note.accepted):
+            posix.atomic_store_u32(&self.board.shared.lending, 1)
+        return GO_ON
+
+    cdef void await_return(self) noexcept nogil:
+        """Enough is lent. If nothing comes back for long, another lane may take what waits."""
+        cdef int64_t began = now_ns()
+        if not self.sleep(RECRUIT_MS):
+            self.set_blocked(True)
+            if self.board.has_work():
+                self.board.wake_sender()
+            self.sleep(-1)
+            self.set_blocked(False)
+        self.count.network_ns += now_ns() - began
+
+    # ------------------------------------------------------------------------------------------ waiting
 
     cdef void measure(self) noexcept nogil:
         """How long a large block takes, once the buffer of the socket says nothing about it any more."""
@@ -325,7 +464,7 @@ cdef class Sender(Lane):
 
     cdef int let_go(self) noexcept nogil:
         """The operation was aborted in the middle of its frame, which goes on from memory of our own."""
-        if not self.own <= self.payload < self.own + self.own_size:
+        if self.payload_left and not self.own <= self.payload < self.own + self.own_size:
             if self.reserve(self.payload_left) != 0:
                 return self.end(posix.ENOMEM, b"")
             memcpy(self.own, self.payload, self.payload_left)

@@ -13,7 +13,7 @@ import select
 import socket
 
 from pccl._core.flight import FAR_ROUND_TRIP_US
-from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_UNMAPPED
+from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_NOTICE, LANE_UNMAPPED
 from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.receiver import Receiver
 from pccl._core.sender import Sender
@@ -63,6 +63,9 @@ class LaneWorker:
                 self._report(self._lane.problem)
             elif code == LANE_UNMAPPED:
                 self._map(self._lane.wanted)
+            elif code == LANE_NOTICE:
+                assert isinstance(self._lane, Receiver)
+                self._lane.consider()
             elif code == LANE_FAULT:
                 assert self._fault is not None
                 self._fault.visits_left = 1
@@ -95,7 +98,7 @@ class LaneWorker:
             self._connection.setblocking(False)
             if self._sends:
                 suit(self._connection, self._board.lanes)
-            self._lane.attach(fds[0])
+            self._lane.attach(fds[0], message.lends and is_within_host(self._connection))
         elif isinstance(message, Detach):
             if message.link == self._link:
                 self._close()
@@ -103,9 +106,11 @@ class LaneWorker:
             self._segments[message.segment] = fds[0], message.nbytes
         elif isinstance(message, UnmapSegment):
             fd, _ = self._segments.pop(message.segment, (-1, 0))
+            if isinstance(self._lane, Sender):
+                self._lane.withdraw(message.segment)
+            self._lane.segments.remove(message.segment)
             if fd >= 0:
                 os.close(fd)
-            self._lane.segments.remove(message.segment)
 
     def _map(self, segment: int) -> None:
         """A block lies in a segment that is not mapped yet. Its announcement may still be in the mailbox."""
@@ -129,6 +134,11 @@ class LaneWorker:
         self._link = 0
 
 
+def is_within_host(connection: socket.socket) -> bool:
+    """Whether both ends have the same address: nothing else than one host, or one namespace of it, has."""
+    return bool(connection.getsockname()[0] == connection.getpeername()[0])
+
+
 def suit(connection: socket.socket, lanes: int) -> None:
     """Choose what suits the link.
 
@@ -143,7 +153,7 @@ def suit(connection: socket.socket, lanes: int) -> None:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     far = int.from_bytes(info[TCP_INFO_ROUND_TRIP], "little") >= FAR_ROUND_TRIP_US
     connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)
-    if connection.getsockname()[0] == connection.getpeername()[0]:
+    if is_within_host(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HOST_BUFFER_BYTES)
     if far and lanes <= LANES_WIDE_MAX:
         _widen(connection)

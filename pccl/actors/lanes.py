@@ -103,6 +103,7 @@ class LanePool:
         self._former: list[Crew] = []  # killed, not yet gone
         self.size = 1  # lanes of the pool
         self.patience_ns = 0  # how long the other end of a lane may acknowledge nothing
+        self.lends = False  # whether a neighbour on this host may read our memory
         self.crew: Crew | None = None
         loop.watch(self._bell, self._rung)
 
@@ -198,7 +199,7 @@ class LanePool:
                 raise OSError(f"lane {lane} has no worker")
             # A link that swallows everything looks like a slow neighbour to all peers but the one that sends into it.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_ns // 1_000_000)
-            self._send(worker, Attach(link), [sock.fileno()])
+            self._send(worker, Attach(link, self.lends), [sock.fileno()])
         except OSError as error:
             reason = f"cannot hand over: {error}"
             self._loop.after(0, lambda: self._on_link_ended(link, reason))

@@ -185,6 +185,7 @@ class PeerActor:
         self._lanes.size = max(call.lanes, 1)
         # Ahead of the stall limit, so that the link itself is blamed, and not whoever noticed first.
         self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
+        self._lanes.lends = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
         self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))

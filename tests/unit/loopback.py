@@ -21,7 +21,7 @@ import numpy as np
 
 from pccl._core.board import BOARD_BYTES, FLAG_BACKED_UP, Board
 from pccl._core.kernels import crc32c_of
-from pccl._core.lane import LANE_ENDED, LANE_MAIL, LANE_UNMAPPED
+from pccl._core.lane import LANE_ENDED, LANE_MAIL, LANE_NOTICE, LANE_UNMAPPED
 from pccl._core.mapping import Mapping
 from pccl._core.operations import Operation
 from pccl._core.park import create_memfd
@@ -31,9 +31,10 @@ from pccl.values import DataType, ReduceOp
 
 PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
 
-HEADER = struct.Struct("<IHHQIIIII")
+HEADER = struct.Struct("<IHHQQIIIII")
 HEADER_BYTES = HEADER.size + 4
-MAGIC = 0x31424350
+MAGIC = 0x32424350
+BLOCK, LENT, OFFER, WITHDRAWAL = range(4)  # kinds of frames
 
 SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # segments
 
@@ -51,7 +52,8 @@ def frame(
 ) -> bytes:
     """A frame as a sender writes it, or one with some field wrong."""
     length, crc = other.get("length", len(payload)), other.get("crc", crc32c_of(payload))
-    head = HEADER.pack(magic, hop, 0, sequence, chunk, block, length, crc, 0)
+    kind, offset, segment = other.get("kind", BLOCK), other.get("offset", 0), other.get("segment", 0)
+    head = HEADER.pack(magic, hop, kind, sequence, offset, segment, chunk, block, length, crc)
     return head + struct.pack("<I", crc32c_of(head) ^ header_flip) + payload
 
 
@@ -69,8 +71,8 @@ def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
 def read_frame(sock: socket.socket) -> tuple[int, int, int, int, bytes]:
     """Sequence, hop, chunk, block and payload of the next frame, whose checksums are right."""
     head = read_exactly(sock, HEADER_BYTES)
-    magic, hop, reserved, sequence, chunk, block, length, crc, spare = HEADER.unpack(head[: HEADER.size])
-    assert (magic, reserved, spare) == (MAGIC, 0, 0)
+    magic, hop, kind, sequence, offset, segment, chunk, block, length, crc = HEADER.unpack(head[: HEADER.size])
+    assert (magic, kind, offset, segment) == (MAGIC, BLOCK, 0, 0)
     assert struct.unpack("<I", head[HEADER.size :])[0] == crc32c_of(head[: HEADER.size])
     payload = read_exactly(sock, length)
     assert crc == crc32c_of(payload)
@@ -131,6 +133,8 @@ class Worker:
             if code == LANE_ENDED:
                 self.problems.append(self.lane.problem)
                 self._detach()
+            elif code == LANE_NOTICE:
+                self.lane.consider()
             elif code == LANE_UNMAPPED:
                 self.wanted.append(self.lane.wanted)
                 assert self.mapping_allowed.wait(PATIENCE)
@@ -161,14 +165,14 @@ class Worker:
         self._call()
         assert done.wait(PATIENCE), "the worker does not read its mail"
 
-    def attach(self, connection: socket.socket) -> None:
-        """Serve this connection from now on; it is ours to close."""
+    def attach(self, connection: socket.socket, near: bool = False) -> None:
+        """Serve this connection from now on; it is ours to close. Blocks may be lent over it if its ends are near."""
         connection.setblocking(False)
 
         def command() -> None:
             self._detach()
             self.connection = connection
-            self.lane.attach(connection.fileno())
+            self.lane.attach(connection.fileno(), near)
 
         self._tell(command)
 
@@ -208,12 +212,12 @@ class Member:
         self.segments[number] = fd, max(nbytes, 1)
         return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]
 
-    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None) -> Worker:
+    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, *, near: bool = False) -> Worker:
         """A new worker, at work."""
         worker = Worker(self, sends, lane)
         self.workers.append(worker)
         if connection is not None:
-            worker.attach(connection)
+            worker.attach(connection, near)
         return worker
 
     @property
@@ -267,24 +271,24 @@ def operation(
 
 
 @contextmanager
-def ring_of(world: int, lanes: int = 1) -> Iterator[list[Member]]:
-    """That many members, each connected to the next."""
+def ring_of(world: int, lanes: int = 1, *, near: bool = False) -> Iterator[list[Member]]:
+    """That many members, each connected to the next, which may read its memory if they are near."""
     with ExitStack() as stack:
         members = [Member(lanes) for _ in range(world)]
         for member in members:
             stack.callback(member.close)
         for rank, member in enumerate(members):
             for lane in range(lanes):
-                near, far = connect()
-                member.worker(True, lane, near)
-                members[(rank + 1) % world].worker(False, lane, far)
+                end, other = connect()
+                member.worker(True, lane, end, near=near)
+                members[(rank + 1) % world].worker(False, lane, other, near=near)
         yield members
         assert not [problem for member in members for problem in member.problems]
 
 
 @contextmanager
 def lone_member(
-    lanes: int = 1, buffer_bytes: int = 0
+    lanes: int = 1, buffer_bytes: int = 0, *, lent: bool = False
 ) -> Iterator[tuple[Member, list[socket.socket], list[socket.socket]]]:
     """A member, and by lane the hands that hold the other ends: what it sends comes out, what goes in it receives."""
     with ExitStack() as stack:
@@ -293,9 +297,9 @@ def lone_member(
         outgoing, incoming = [], []
         for lane in range(lanes):
             near, far = connect(buffer_bytes)
-            member.worker(True, lane, near)
+            member.worker(True, lane, near, near=lent)
             outgoing.append(stack.enter_context(far))
             near, far = connect()
-            member.worker(False, lane, far)
+            member.worker(False, lane, far, near=lent)
             incoming.append(stack.enter_context(near))
         yield member, outgoing, incoming

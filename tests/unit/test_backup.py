@@ -17,7 +17,19 @@ from pccl._core.plan import Cut
 from pccl._core.receiver import Receiver
 from pccl.values import DataType, ReduceOp
 
-from .loopback import BACKUP, PATIENCE, SEND, Member, connect, eventually, frame, lone_member, operation, read_frame
+from .loopback import (
+    BACKUP,
+    HEADER_BYTES,
+    PATIENCE,
+    SEND,
+    Member,
+    connect,
+    eventually,
+    frame,
+    lone_member,
+    operation,
+    read_frame,
+)
 
 COUNT = 600_001
 KILLS = 200
@@ -76,7 +88,7 @@ def test_every_prefix_of_an_operation_is_undone(count: int) -> None:
             received = 0
             for data in all_frames(sequence, count)[:sequence]:
                 into.sendall(data)
-                received += len(data) - 40
+                received += len(data) - HEADER_BYTES
             eventually(lambda number=sequence, target=received: member.board.statistics(number)[1] == target)
             assert tensor.changed
             member.abort(sequence)

@@ -177,15 +177,9 @@ WORLD, ROUNDS, OPERATIONS, LANES = 800, 2, 50, 4
 HOPS = 2 * WORLD - 2
 FRAME = np.dtype(
     [
-        *(("magic", "<u4"), ("hop", "<u2"), ("reserved", "<u2"), ("sequence", "<u8"), ("chunk", "<u4")),
-        *(
-            ("block", "<u4"),
-            ("length", "<u4"),
-            ("crc", "<u4"),
-            ("spare", "<u4"),
-            ("header_crc", "<u4"),
-            ("payload", "u1"),
-        ),
+        *(("magic", "<u4"), ("hop", "<u2"), ("kind", "<u2"), ("sequence", "<u8"), ("offset", "<u8")),
+        *(("segment", "<u4"), ("chunk", "<u4"), ("block", "<u4"), ("length", "<u4"), ("crc", "<u4")),
+        *(("header_crc", "<u4"), ("payload", "u1")),
     ]
 )
 

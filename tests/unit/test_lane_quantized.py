@@ -109,10 +109,16 @@ class Tensors:
         return sum(sizes[cut.sent(rank, hop)] for hop in hops), sum(sizes[cut.received(rank, hop)] for hop in hops)
 
 
+@pytest.fixture(params=[False, True], ids=["sent", "lent"])
+def near(request: pytest.FixtureRequest) -> bool:
+    """Whether members may read each other's memory."""
+    return bool(request.param)
+
+
 @pytest.mark.parametrize(("world", "lanes"), [(2, 1), (2, 3), (3, 1), (4, 2), (5, 1)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_awkward_counts(world: int, lanes: int, in_place: bool) -> None:
-    with ring_of(world, lanes) as members:
+def test_awkward_counts(world: int, lanes: int, in_place: bool, near: bool) -> None:
+    with ring_of(world, lanes, near=near) as members:
         counts = [0, 1, 2, world - 1, world + 1, 511, 1000, 4097, 100_003, 300_001]
         for sequence, count in enumerate(counts, 1):
             how = (PLAIN_BYTES, NIBBLES, SHORTS)[sequence % 3]
@@ -122,17 +128,17 @@ def test_awkward_counts(world: int, lanes: int, in_place: bool) -> None:
 
 
 @pytest.mark.parametrize("op", ReduceOp)
-def test_every_way_with_every_operation(op: ReduceOp) -> None:
-    with ring_of(3) as members:
+def test_every_way_with_every_operation(op: ReduceOp, near: bool) -> None:
+    with ring_of(3, near=near) as members:
         for sequence, ((datatype, how), in_place) in enumerate(itertools.product(WAYS, [False, True]), 1):
             tensors = Tensors(members, 9001, how=how, datatype=datatype, in_place=in_place, place=sequence)
             tensors.begin_all(sequence, op)
             tensors.end_all(sequence, op)
 
 
-def test_constants_are_exact() -> None:
+def test_constants_are_exact(near: bool) -> None:
     """Goal: 42 and 43 make 85 everywhere."""
-    with ring_of(2) as members:
+    with ring_of(2, near=near) as members:
         for sequence, (datatype, how) in enumerate(WAYS, 1):
             tensors = Tensors(members, 5000, how=how, datatype=datatype, place=sequence)
             for rank, tensor in enumerate(tensors.inputs):
@@ -146,8 +152,8 @@ def test_constants_are_exact() -> None:
             tensors.end_all(sequence)
 
 
-def test_no_number_reaches_everybody_where_it_was() -> None:
-    with ring_of(3) as members:
+def test_no_number_reaches_everybody_where_it_was(near: bool) -> None:
+    with ring_of(3, near=near) as members:
         tensors = Tensors(members, 10_000)
         tensors.inputs[0][77], tensors.inputs[1][5000], tensors.inputs[2][9999] = np.nan, np.inf, -np.inf
         tensors.fill()
@@ -160,9 +166,9 @@ def test_no_number_reaches_everybody_where_it_was() -> None:
         tensors.end_all(1)
 
 
-def test_quantized_and_plain_ones_at_once() -> None:
+def test_quantized_and_plain_ones_at_once(near: bool) -> None:
     """Goal: they share lanes, scratch buffers and queues, and nothing else."""
-    with ring_of(3, 2) as members:
+    with ring_of(3, 2, near=near) as members:
         many = [
             Tensors(members, 10 + 30_011 * place, how=(PLAIN_BYTES, NIBBLES, SHORTS)[place % 3], place=place)
             for place in range(12)
@@ -182,11 +188,11 @@ def test_quantized_and_plain_ones_at_once() -> None:
             assert np.array_equal(data, np.arange(400_000, dtype=np.int32) * 6)
 
 
-def test_aborts_at_random_moments() -> None:
+def test_aborts_at_random_moments(near: bool) -> None:
     """Goal: whenever an operation is given up, its tensors have their old bits, and the next one is right."""
     source = random.Random(5)
     halfway = 0
-    with ring_of(3, 2) as members:
+    with ring_of(3, 2, near=near) as members:
         doomed = Tensors(members, 400_000, place=1)
         for sequence in range(1, 41):
             doomed.begin_all(sequence)

@@ -22,6 +22,7 @@ from pccl.values import DataType
 from .loopback import (
     BACKUP,
     HEADER_BYTES,
+    MAGIC,
     PATIENCE,
     RECV,
     SEND,
@@ -372,7 +373,7 @@ def test_mail_is_read_in_the_middle_of_a_frame() -> None:
         assert time.monotonic() - began < PATIENCE / 2
         begin, end = target.cut.blocks(0)[0]
         head = read_exactly(out, HEADER_BYTES)
-        assert head[:4] == b"PCB1"
+        assert head[:4] == MAGIC.to_bytes(4, "little")
         assert read_exactly(out, end - begin) == target.old[64 + begin : 64 + end].tobytes()
 
 

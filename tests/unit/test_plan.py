@@ -64,6 +64,18 @@ def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize:
     assert nbytes < 1 << 32  # a frame carries its length in 32 bits, and so does a mark
 
 
+@given(counts, itemsizes, worlds)
+@settings(max_examples=200, deadline=None)
+def test_blocks_of_a_chunk_are_alike(count: int, itemsize: int, world: int) -> None:
+    """Goal: no chunk ends with a crumb that costs a frame, but for what rounding leaves."""
+    cut = Cut(count, itemsize, world)
+    lengths = [end - begin for begin, end in cut.blocks(0)]
+
+    assert all(length == cut.block for length in lengths[:-1])
+    if cut.block * itemsize > max(BLOCK_BYTES_MIN, 1024 * itemsize):
+        assert cut.block - lengths[-1] <= 1024 * len(lengths)
+
+
 @given(st.integers(0, 1 << 26), itemsizes, st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsize: int, world: int) -> None:
