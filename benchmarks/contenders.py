@@ -61,7 +61,7 @@ def be_rank(plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:
-        communicators = []
+        communicators: list[Communicator] = []
         for address, host_memory in zip(plan["addresses"], (True, False), strict=True):
             communicator = Communicator(address, 0, plan["pool"], options=Options(host_memory=host_memory))
             communicators.append(stack.enter_context(communicator))
@@ -73,7 +73,7 @@ def be_rank(plan: dict[str, Any]) -> None:
         alike, control = _group_alike()
         say({"control": control})
         for nbytes in plan["sizes"]:
-            contenders = _contenders(*communicators, alike, nbytes // 4)
+            contenders = _contenders(communicators, alike, nbytes // 4)
             say(_measure(meeting, contenders, plan["rounds"], plan["seconds"]))
             del contenders  # before the next size takes memory
         meeting.meet()  # nobody leaves while another still reduces
@@ -81,8 +81,9 @@ def be_rank(plan: dict[str, Any]) -> None:
 
 
 def _contenders(
-    ours: Communicator, tcp: Communicator, alike: distributed.ProcessGroup | None, count: int
+    communicators: list[Communicator], alike: distributed.ProcessGroup | None, count: int
 ) -> list[Contender]:
+    ours, tcp = communicators
     ordinary = torch.zeros(count)
     shared = pccl.torch.zeros(count)
     target = pccl.torch.zeros(count)
