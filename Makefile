@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
-	@echo "make stress  an hour: fuzzing, simulation, killed reduces and syncs, crash points, ten minutes of churn"
+	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff and mypy only"
 	@echo "make setup   tools and torch in $(VENV), without the package"
@@ -83,6 +83,7 @@ demo: build
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
+	@PCCL_RINGS=all $(BIN)/python -m pytest -q tests/process/test_all_reduce.py
 	@PCCL_KILLS=1000 $(BIN)/python -m pytest -q tests/process/test_kills.py
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
 	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py

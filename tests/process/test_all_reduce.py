@@ -19,11 +19,15 @@ import pccl
 import pccl.torch
 from pccl import Communicator, DataType, MasterNode, ReduceInfo, ReduceOp
 from pccl._core.plan import Cut
+from pccl.records import replace
 
-from .helpers import BOUND, Crew, Script, bytes_in_use, crew_of, everybody, running_master
+from .helpers import BOUND, QUICK, Crew, Script, bytes_in_use, crew_of, everybody, running_master
 from .reference import Array, contribution, reduced
 
-RINGS = [(2, 1), (2, 8), (3, 3), (5, 1), (8, 1)]  # members, connections to each neighbour
+# Members, connections to each neighbour, and whether blocks are lent or go through TCP.
+RINGS = [(2, 1, True), (2, 1, False), (2, 8, True), (3, 3, False), (5, 1, True), (8, 1, True)]
+if os.environ.get("PCCL_RINGS") == "all":
+    RINGS = [(world, lanes, lent) for world in range(2, 9) for lanes in (1, 3, 8) for lent in (True, False)]
 COUNTS = [0, 1, 7, 1009, 40_009]  # none, fewer than there are peers, primes, and more than a block
 HUGE = int(os.environ.get("PCCL_HUGE_BYTES", "0"))  # of one tensor; above 4 GiB for the long run
 
@@ -34,10 +38,13 @@ def master() -> Iterator[MasterNode]:
         yield node
 
 
-@pytest.fixture(scope="module", params=RINGS, ids=[f"{world}x{lanes}" for world, lanes in RINGS])
+@pytest.fixture(
+    scope="module", params=RINGS, ids=[f"{world}x{lanes}-{'lent' if lent else 'tcp'}" for world, lanes, lent in RINGS]
+)
 def ring(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    world, lanes = request.param
-    with running_master() as node, crew_of(node.address, *[0] * world, lanes=lanes) as crew:
+    world, lanes, lent = request.param
+    options = replace(QUICK, host_memory=lent)
+    with running_master() as node, crew_of(node.address, *[0] * world, lanes=lanes, options=options) as crew:
         yield crew
 
 

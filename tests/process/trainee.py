@@ -25,6 +25,7 @@ import pccl
 from pccl import Communicator, Options, QuantizationOptions, ReduceOp
 from pccl.errors import MasterLostError, PeerLostError, TooFewPeersError
 from pccl.memory.arena import default
+from pccl.records import replace
 
 LANES = 2
 COUNT = 1 << 20  # elements: a few milliseconds, so that most kills meet a reduce
@@ -45,7 +46,8 @@ class Trainee:
 
     def __init__(self, number: int, address: str, options: Options) -> None:
         self._number = number
-        self._peer = Communicator(address, 0, LANES, options=options)
+        # Who does not want memory is sent everything: rings of trainees have edges of both kinds.
+        self._peer = Communicator(address, 0, LANES, options=replace(options, host_memory=number % 3 > 0))
         self._pattern = (np.arange(COUNT) % 1021 + 1).astype(np.float32)
         self._tensors = [pccl.empty(COUNT), np.empty(COUNT, np.float32)]  # reduced where it is, and staged
 
