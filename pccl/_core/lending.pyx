@@ -39,14 +39,22 @@ cdef Loan take_back(Loans *loans) noexcept nogil:
 
 def borrow(int pid, int descriptor, uint64_t nbytes, uint64_t inode, uint64_t device):
     """A descriptor, for reading, of the memory that another process offers. OSError or ValueError if it cannot be had."""
-    fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    path = f"/proc/{pid}/fd/{descriptor}"
+    # Looked at before it is opened: in another namespace this is anybody's, and some devices mind being opened.
+    require_same(os.stat(path), inode, device, path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
-        if (found.st_ino, found.st_dev) != (inode, device):
-            raise ValueError(f"descriptor {descriptor} of process {pid} is something else here")
+        require_same(found, inode, device, path)
         if found.st_size < nbytes or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError(f"descriptor {descriptor} of process {pid} is no memory of {nbytes} bytes that stays")
+            raise ValueError(f"{path} is no memory of {nbytes} bytes that stays")
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def require_same(found, uint64_t inode, uint64_t device, path):
+    """ValueError if this is not the file that was offered."""
+    if (found.st_ino, found.st_dev) != (inode, device):
+        raise ValueError(f"{path} is something else here")

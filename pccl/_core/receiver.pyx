@@ -2,9 +2,11 @@
 """The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
 
 A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight
-into the tensor. What a neighbour on this host lends is added, or copied, from where it lies (`lending`). Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in
-the cache, and a final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums
-once, and takes for itself what all others will: the decoded ones.
+into the tensor. What a neighbour on this host lends is added, or copied, from where it lies (`lending`).
+
+Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in the cache, and a
+final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums once, and takes
+for itself what all others will: the decoded ones.
 
 A frame of an operation that this peer has not begun waits; one that is over is read and dropped. Every number of a
 header is compared with what this peer computes itself from the operation, before a byte of payload is read.
@@ -27,7 +29,9 @@ from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP, Op
 from .codec cimport coded_offset
 from .kernels cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
-from .lane cimport BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Lane
+from .lane cimport (
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Lane
+)
 from .lending cimport NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
 from .park cimport now_ns
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received

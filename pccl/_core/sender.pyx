@@ -3,8 +3,10 @@
 
 It takes the next block from the board whenever its socket has room. A socket that stays full for a while is slow: the
 sender says so, and another lane is woken to take what it cannot. On a far link it also waits while all lanes together have
-as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster. To a neighbour on the same
-host it lends blocks instead of sending them (`lending`), and a block counts as sent when it was given back.
+as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster.
+
+To a neighbour on the same host it lends blocks instead of sending them (`lending`): such a block counts as sent when it
+was given back.
 """
 
 import os
@@ -21,7 +23,9 @@ from .board cimport ABORTED, Op
 from .codec cimport coded_offset
 from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .kernels cimport coded_bytes, crc32c, encode_block
-from .lane cimport BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Header, Lane
+from .lane cimport (
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Header, Lane
+)
 from .lending cimport LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
 from .park cimport now_ns
 from .plan cimport block_range, chunk_sent
