@@ -7,7 +7,8 @@ cdef enum:
     BLOCK_BYTES_MAX = 63 << 12      # stays in the cache between the socket, the sum and the next socket; and with its
                                     # header fills four packets of loopback, where 1 << 18 takes a fifth, almost empty one
     BLOCK_BYTES_MIN = 1 << 14       # below this the header and the system call cost more than the bytes
-    BLOCKS_PER_CHUNK = 4            # of a small tensor: enough to overlap receiving, adding and sending
+    BLOCKS_PER_CHUNK = 2            # of a small tensor: one is on its way while the other is added; 4 take a fifth longer
+                                    # at 400 KiB among four or eight peers of two cores, for each costs its wake-ups
     BLOCKS_MAX = 1 << 14            # of one operation: what queues and flags are laid out for
     UNIT = 64                       # elements; chunks of a large tensor begin at multiples, which keeps vectors aligned
     BLOCK_UNIT = 1024               # elements; blocks are multiples, so that none cuts a group of quantized elements
