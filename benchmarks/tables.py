@@ -84,7 +84,7 @@ def all_reduce(results: Results, tally: Tally) -> str:
     as_it_comes = _next_to_gloo(results, tally, "", [("zero-copy", "gloo"), ("staged", "gloo")])
     pairs = [("tcp zero-copy", "gloo"), ("tcp staged", "gloo"), ("tcp zero-copy", "gloo alike")]
     through_tcp = _next_to_gloo(results, tally, "tcp ", pairs)
-    return f"{as_it_comes}\n\nThe same rounds, with `host_memory` off: every byte goes through TCP.\n\n{through_tcp}"
+    return f"{as_it_comes}\nThe same rounds, with `host_memory` off: every byte goes through TCP.\n\n{through_tcp}"
 
 
 def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[str, str]]) -> str:
