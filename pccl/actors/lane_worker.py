@@ -136,7 +136,10 @@ class LaneWorker:
 
 def is_within_host(connection: socket.socket) -> bool:
     """Whether both ends have the same address: nothing else than one host, or one namespace of it, has."""
-    return bool(connection.getsockname()[0] == connection.getpeername()[0])
+    try:
+        return bool(connection.getsockname()[0] == connection.getpeername()[0])
+    except OSError:
+        return False  # reset already; whoever serves it will be told
 
 
 def suit(connection: socket.socket, lanes: int) -> None:

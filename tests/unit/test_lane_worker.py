@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -104,6 +105,21 @@ def test_the_end_of_a_connection_is_reported_with_its_number(hired: Hired) -> No
             eventually(lambda number=link: hired.worker._link == number)
             far.close()
             assert unpack(hired.mailbox.recv(4096)) == LinkEnded(link, "closed by the other side")
+
+
+def test_a_connection_that_was_reset_before_it_is_served_ends_like_any_other(hired: Hired) -> None:
+    """Goal: a neighbour that dies at once costs its connection, and not this worker, whose death costs the crew."""
+    hired.start()
+    near, far = connect()
+    with near:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()  # which resets
+        with pytest.raises(OSError, match="not connected"):
+            near.getpeername()
+        hired.tell(Attach(5, lends=True), near.fileno())
+        ended = unpack(hired.mailbox.recv(4096))
+    assert isinstance(ended, LinkEnded)
+    assert ended.link == 5
 
 
 def test_a_local_connection_has_little_in_flight_and_no_pacing() -> None:
