@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard $(foreach folder,pccl/_core pccl/actors,$(addprefix $(folder)/,*.pyx *.pxd *.h)))
+NATIVE := $(wildcard $(foreach folder,pccl pccl/_core pccl/actors pccl/memory,$(addprefix $(folder)/,*.pyx *.pxd *.h)))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 .PHONY: help setup build test check lint demo stress bench clean

@@ -34,7 +34,7 @@ def extensions() -> list[Extension]:
             include_dirs=["pccl/_core"],
             extra_compile_args=COMPILE_ARGS,
         )
-        for folder in ("pccl/_core", "pccl/actors")
+        for folder in ("pccl", "pccl/_core", "pccl/actors", "pccl/memory")
         for path in sorted(Path(folder).glob("*.pyx"))
     ]
 

@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
+from pccl.records cimport Fields, blank, fields_of, get as get_field, put as put_field
 from pccl.records import record
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
@@ -32,7 +33,7 @@ cdef enum Shape:                    # what a field is made of; its size says the
     BLOB
 
 cdef enum:
-    FIELDS_MAX = 16                 # of one message
+    MESSAGE_FIELDS_MAX = 16         # of one message
     LENGTH_BYTES = 2                # in front of a text or blob
 
 cdef dict SHAPES = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}  # all others are numbers
@@ -52,8 +53,10 @@ cdef class Layout:
     cdef readonly tuple types           # their wire types
     cdef readonly size_t limit          # the largest body
     cdef size_t least                   # the smallest: all lengths zero
-    cdef Shape shapes[FIELDS_MAX]
-    cdef size_t sizes[FIELDS_MAX]       # bytes of a fixed field, largest number of bytes of a sized one
+    cdef size_t count                   # of fields
+    cdef Fields fields                  # where a record of the class holds them
+    cdef Shape shapes[MESSAGE_FIELDS_MAX]
+    cdef size_t sizes[MESSAGE_FIELDS_MAX]  # bytes of a fixed field, largest number of bytes of a sized one
 
     def __init__(self, cls, opcode, direction):
         self.cls = cls
@@ -61,8 +64,10 @@ cdef class Layout:
         self.direction = direction
         self.names = cls.__match_args__
         self.types = tuple([str(cls.__annotations__[name]) for name in self.names])
-        if len(self.names) > FIELDS_MAX:
-            raise ValueError(f"{cls.__name__} has {len(self.names)} fields, a message may have {FIELDS_MAX}")
+        self.count = len(self.names)
+        if self.count > MESSAGE_FIELDS_MAX:
+            raise ValueError(f"{cls.__name__} has {self.count} fields, a message may have {MESSAGE_FIELDS_MAX}")
+        self.fields = fields_of(cls)
         for i, kind in enumerate(self.types):
             self.shapes[i] = SHAPES.get(kind, NUMBER)
             self.sizes[i] = FIXED.get(kind) or SIZED[kind]
@@ -115,10 +120,9 @@ def pack(value):
 cdef bytes encode_after(Layout layout, value, size_t room):
     # The body, with so many bytes of room in front of it.
     cdef size_t i, length = room + layout.least
-    cdef size_t count = len(layout.names)
-    cdef list fields = [None] * count
-    for i in range(count):
-        field = getattr(value, <str> layout.names[i])
+    cdef list fields = [None] * layout.count
+    for i in range(layout.count):
+        field = get_field(value, layout.fields.offsets[i])
         if layout.shapes[i] >= BYTES:
             field = as_bytes(layout, i, field)
             if layout.shapes[i] != BYTES:
@@ -126,13 +130,13 @@ cdef bytes encode_after(Layout layout, value, size_t room):
         fields[i] = field
     cdef bytes built = PyBytes_FromStringAndSize(NULL, length)
     cdef uint8_t *at = <uint8_t *> PyBytes_AS_STRING(built) + room
-    for i in range(count):
+    for i in range(layout.count):
         at = put(layout, i, fields[i], at)
     return built
 
 
 cdef bytes as_bytes(Layout layout, size_t i, field):
-    cdef bytes data = cut_text(field) if layout.shapes[i] == TEXT else bytes(field)
+    cdef bytes data = cut_text(field) if layout.shapes[i] == TEXT else field if type(field) is bytes else bytes(field)
     cdef size_t size = PyBytes_GET_SIZE(data)
     if size > layout.sizes[i] or layout.shapes[i] == BYTES and size < layout.sizes[i]:
         raise ValueError(f"{layout.cls.__name__}.{layout.names[i]} has {size} bytes, the wire takes {layout.sizes[i]}")
@@ -183,20 +187,19 @@ cdef decode_from(opcode, bytes data, size_t begin):
     cdef const uint8_t *body = <const uint8_t *> PyBytes_AS_STRING(data) + begin
     cdef size_t length = PyBytes_GET_SIZE(data) - begin
     cdef size_t i, size, offset = 0
-    cdef size_t count = len(layout.names)
-    cdef list fields = [None] * count
-    for i in range(count):
+    value = blank(layout.cls)
+    for i in range(layout.count):
         size = layout.sizes[i]
         if layout.shapes[i] >= TEXT:
             size = announced(layout, i, body, offset, length)
             offset += LENGTH_BYTES
         if size > length - offset:
             raise broken(layout, i, f"{size} bytes announced, {length - offset} there")
-        fields[i] = take(layout, i, body + offset, size)
+        put_field(value, layout.fields.offsets[i], take(layout, i, body + offset, size))
         offset += size
     if offset != length:
         raise WireError(f"{layout.cls.__name__} has {length - offset} bytes too many")
-    return layout.cls(*fields)
+    return value
 
 
 cdef size_t announced(Layout layout, size_t i, const uint8_t *body, size_t offset, size_t length) except? 0:
