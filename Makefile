@@ -109,5 +109,5 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pccl/*/*.so
+	rm -f pccl/*.so pccl/*/*.so
 	find pccl cli stress tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Finds the Cython extensions; everything else about the build is in pyproject.toml.
 
 This file exists because the extensions are many and each is made the same way:
-every ``pccl/FOLDER/X.pyx`` is the module ``pccl.FOLDER.X``.  A list in
+every ``pccl/X.pyx`` is the module ``pccl.X``, and so in the folders below.  A list in
 pyproject.toml would have to be kept in step by hand.
 """
 

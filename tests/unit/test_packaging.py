@@ -149,7 +149,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled() -> list[str]:
     """Every module that comes from a .pyx, as a path without its suffix."""
-    return sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/*/*.pyx"))
+    return sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/**/*.pyx"))
 
 
 @pytest.fixture(scope="module")

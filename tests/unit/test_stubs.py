@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STUBS = sorted([*ROOT.glob("pccl/*.pyi"), *ROOT.glob("pccl/*/*.pyi")])
+STUBS = sorted(ROOT.glob("pccl/**/*.pyi"))
 
 
 def public(names: Any) -> set[str]:
