@@ -87,35 +87,35 @@ class Door:
         self._nonces = nonces  # 32 fresh bytes a call; a seeded source in tests
         self._timeout_ns = timeout_ns
         self._most = most
-        self._strangers: dict[int, Stranger] = {}  # in order of arrival, so the first is the oldest
+        self.strangers: dict[int, Stranger] = {}  # in order of arrival, so the first is the oldest
         self._logged: set[tuple[str, str]] = set()  # (host, kind) that has had its log line
         self.counts: dict[str, int] = {}  # kind of offence to how often
 
     def __len__(self) -> int:
-        return len(self._strangers)
+        return len(self.strangers)
 
     def __contains__(self, conn: int) -> bool:
-        return conn in self._strangers
+        return conn in self.strangers
 
     @property
     def next_deadline_ns(self) -> int | None:
         """When the oldest stranger's time is up."""
-        for stranger in self._strangers.values():
+        for stranger in self.strangers.values():
             return stranger.deadline_ns
         return None
 
     def arrived(self, conn: int, host: str, now_ns: int) -> list[Any]:
         """A connection was accepted by the port. The oldest stranger makes room when there are too many."""
         actions: list[Any] = []
-        if len(self._strangers) >= self._most:
-            oldest = next(iter(self._strangers))
+        if len(self.strangers) >= self._most:
+            oldest = next(iter(self.strangers))
             actions += self.turn_away(oldest, "crowd", f"more than {self._most} connections that say nothing")
-        self._strangers[conn] = Stranger(conn, host, now_ns + self._timeout_ns)
+        self.strangers[conn] = Stranger(conn, host, now_ns + self._timeout_ns)
         return actions
 
     def received(self, conn: int, message: Any) -> list[Any]:
         """A stranger said something that parses."""
-        stranger = self._strangers[conn]
+        stranger = self.strangers[conn]
         if isinstance(message, Knock) and not stranger.caller_nonce:
             stranger.caller_nonce = message.nonce
             stranger.nonce = self._nonces()
@@ -127,14 +127,14 @@ class Door:
                     "the token does not match this run's: set PCCL_TOKEN or --token-file to the same secret everywhere"
                 )
                 return [Say(conn, Refused(INVALID_USAGE, reason)), *self.turn_away(conn, "token", "wrong token")]
-            del self._strangers[conn]
+            del self.strangers[conn]
             proof = answerer_proof(self._token, stranger.caller_nonce, stranger.nonce, message.proof)
             return [Admit(conn, message, Welcome(proof))]
         return self.turn_away(conn, "order", f"{type(message).__name__} out of turn")
 
     def turn_away(self, conn: int, kind: str, reason: str) -> list[Any]:
         """Count a stranger out: a bad frame, a wrong proof, silence, a closed connection."""
-        stranger = self._strangers.pop(conn, None)
+        stranger = self.strangers.pop(conn, None)
         if stranger is None:
             return []
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -147,7 +147,7 @@ class Door:
 
     def tick(self, now_ns: int) -> list[Any]:
         """Turn away everyone whose time is up."""
-        late = [stranger for stranger in self._strangers.values() if stranger.deadline_ns <= now_ns]
+        late = [stranger for stranger in self.strangers.values() if stranger.deadline_ns <= now_ns]
         actions: list[Any] = []
         for stranger in late:
             said = "no hello after its knock" if stranger.caller_nonce else "silent"
@@ -156,7 +156,7 @@ class Door:
 
     def check(self) -> None:
         """Invariants: never more strangers than allowed, and the oldest first."""
-        deadlines = [stranger.deadline_ns for stranger in self._strangers.values()]
+        deadlines = [stranger.deadline_ns for stranger in self.strangers.values()]
         assert len(deadlines) <= self._most, len(deadlines)
         assert deadlines == sorted(deadlines), deadlines
 

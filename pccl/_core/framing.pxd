@@ -16,6 +16,9 @@ cdef uint32_t crc32(uint32_t crc, const uint8_t *data, size_t length) noexcept n
 # Builds one frame in one allocation.
 cpdef bytes frame(uint8_t opcode, bytes body, uint8_t version)
 
+# Writes the header of a frame whose body is in place already, behind room for it.
+cdef void seal(bytes built, uint8_t opcode, uint8_t version) noexcept
+
 
 cdef class FrameReader:
     # What is legal.
@@ -55,6 +58,7 @@ cdef class FrameWriter:
     cdef size_t sent                        # bytes of the oldest one that are gone already
 
     cpdef push(self, uint8_t opcode, bytes body)
+    cdef int push_frame(self, bytes built) except -1
     cpdef bint flush(self, int fd) except -1
 
     cdef ssize_t send_queue(self, int fd) noexcept

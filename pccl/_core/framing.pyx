@@ -124,15 +124,20 @@ cpdef bytes frame(uint8_t opcode, bytes body, uint8_t version):
     if length > UINT32_MAX:
         raise ValueError(f"a body of {length} bytes does not fit a length field of 32 bits")
     cdef bytes built = PyBytes_FromStringAndSize(NULL, FRAME_HEADER_BYTES + length)
+    memcpy(PyBytes_AS_STRING(built) + FRAME_HEADER_BYTES, PyBytes_AS_STRING(body), length)
+    seal(built, opcode, version)
+    return built
+
+
+cdef void seal(bytes built, uint8_t opcode, uint8_t version) noexcept:
     cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(built)
+    cdef size_t length = PyBytes_GET_SIZE(built) - FRAME_HEADER_BYTES
     data[0] = FRAME_MAGIC & 0xFF
     data[1] = FRAME_MAGIC >> 8
     data[2] = version
     data[3] = opcode
     store_u32(data + 4, <uint32_t> length)
-    memcpy(data + FRAME_HEADER_BYTES, PyBytes_AS_STRING(body), length)
     store_u32(data + FRAME_CHECKED_BYTES, frame_crc(data, data + FRAME_HEADER_BYTES, length))
-    return built
 
 
 # --- reader ---------------------------------------------------------------------------------------------------
@@ -323,13 +328,16 @@ cdef class FrameWriter:
 
     cpdef push(self, uint8_t opcode, bytes body):
         """Queues one frame; BufferError, and nothing queued, when that would exceed the bound."""
-        cdef bytes built = frame(opcode, body, self.version)
+        self.push_frame(frame(opcode, body, self.version))
+
+    cdef int push_frame(self, bytes built) except -1:
         cdef size_t size = PyBytes_GET_SIZE(built)
         if self.pending + size > self.queue_bytes_max:
             raise BufferError(f"a frame of {size} bytes and {self.pending} unsent bytes exceed the bound of "
                               f"{self.queue_bytes_max}: the other side does not read")
         self.queue.append(built)
         self.pending += size
+        return 0
 
     cpdef bint flush(self, int fd) except -1:
         """Sends what the socket takes without waiting; True when nothing is left."""

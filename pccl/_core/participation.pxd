@@ -1,6 +1,7 @@
 # What a member takes part in; the bodies are in participation.pyx.
 
 from .calls cimport Calls
+from .metering cimport Meter
 from .reductions cimport Reductions
 from .syncing cimport Syncing
 from .wiring cimport Wiring
@@ -12,7 +13,7 @@ cdef class Participation:
     cdef readonly Reductions reductions   # this peer's part in the collectives of its group
     cdef readonly Syncing syncing         # this peer's part in keeping the shared state
     cdef readonly object probe            # the Probe that this peer measures for, or None
-    cdef readonly object meter            # what reduces have shown of the edge from the previous peer
+    cdef readonly Meter meter             # what reduces have shown of the edge from the previous peer
     cdef readonly object tx_bytes         # what all lanes have sent so far
     cdef readonly object rx_bytes
     cdef readonly long long next_deadline_ns
@@ -20,3 +21,5 @@ cdef class Participation:
     cdef list actions                     # of the event being handled
 
     cdef list _begin(self, long long now_ns)
+    cpdef bint is_busy(self)
+    cdef _lose_master_if(self, str wrong)

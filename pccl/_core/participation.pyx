@@ -13,12 +13,12 @@ from pccl.options import LANES_MAX
 from pccl.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 
 from .calls cimport Calls
+from .metering cimport Meter
 from .reductions cimport Reductions
 from .syncing cimport Syncing
 from .wiring cimport Wiring
 from .events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY, BeginProbe, Complete, EndProbe, SendMaster
 from .messages import Beat, Probed, VoteOptimize, VotePending, VoteTopology
-from .metering import Meter
 
 
 cdef class Participation:
@@ -46,11 +46,11 @@ cdef class Participation:
         self.syncing.begin(actions)
         return actions
 
-    def is_busy(self):
+    cpdef bint is_busy(self):
         """Whether the training process is in a call, so that the next word will come soon."""
-        return bool(self.calls.open or self.reductions.tags or self.syncing.sync is not None)
+        return len(self.reductions.tags) > 0 or len(self.calls.open) > 0 or self.syncing.sync is not None
 
-    def _lose_master_if(self, str wrong):
+    cdef _lose_master_if(self, str wrong):
         """What no honest master would say ends the membership."""
         if wrong:
             self._lose_master(f"the master broke the protocol: {wrong}")
@@ -129,7 +129,9 @@ cdef class Participation:
     # ------------------------------------------------------------------------------------------ reduces
 
     def _on_call_reduce(self, call):
-        busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC)
+        busy = ""
+        if self.calls.open or self.syncing.sync is not None:
+            busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC)
         if busy:
             reason = f"another thread of this process is in {busy}"
             self.reductions.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
@@ -140,8 +142,8 @@ cdef class Participation:
         self.reductions.awaits(call.slot, call.sequence)
 
     def _on_commence(self, message):
-        before = len(self.reductions.sequences)
-        whole = self.wiring.is_whole()
+        cdef Py_ssize_t before = len(self.reductions.sequences)
+        cdef bint whole = self.wiring.is_whole()
         self._lose_master_if(self.reductions.commence(message, self.wiring.wire, whole))
         if whole:
             self.meter.began(len(self.reductions.sequences) - before, self.now_ns)

@@ -18,5 +18,6 @@ cdef class PeerState(Participation):
     cdef long long silence_ns
     cdef bint checking
 
+    cpdef list handle(self, event, long long now_ns)
     cdef _set_deadline(self)
     cdef list _handle(self, event, long long now_ns)

@@ -86,7 +86,7 @@ cdef class PeerState(Participation):
             or any(call is not None and call.slot == slot and call.sequence == sequence for call in calls)
         )
 
-    def handle(self, event, long long now_ns):
+    cpdef list handle(self, event, long long now_ns):
         """The one way in. An error in here is a bug; it carries the story."""
         try:
             return self._handle(event, now_ns)

@@ -142,6 +142,7 @@ cdef extern from "<fcntl.h>" nogil:
 cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int value, int flags)
     int eventfd_write(int fd, uint64_t value)
+    int eventfd_read(int fd, uint64_t *value)
     int EFD_CLOEXEC
     int EFD_NONBLOCK
 
@@ -164,6 +165,13 @@ cdef extern from "<sys/socket.h>" nogil:
         void *msg_control
         size_t msg_controllen
         int msg_flags
+    struct cmsghdr:
+        int cmsg_level
+        int cmsg_type
+    cmsghdr *CMSG_FIRSTHDR(msghdr *message)
+    unsigned char *CMSG_DATA(cmsghdr *header)
+    int SCM_RIGHTS                  # the data are descriptors
+    int MSG_CMSG_CLOEXEC            # which are not for programs that we start
     int MSG_NOSIGNAL                # a closed peer is an error code, not a SIGPIPE
     int MSG_DONTWAIT                # non-blocking, whatever the mode of the descriptor
     ssize_t recv(int fd, void *buffer, size_t length, int flags)

@@ -27,6 +27,10 @@ cdef class Reductions:
     cdef list actions                    # of the event being handled
 
     cdef begin(self, list actions, long long now_ns)
+    cpdef call(self, bytes operations)
+    cpdef str commence(self, message, order, bint whole)
+    cpdef str done(self, sequence)
+    cpdef ended(self, event)
     cdef Reduction _find(self, slot, sequence)
     cdef _abort(self, Reduction reduction, str reason)
     cdef _finish(self, Reduction reduction)

@@ -70,7 +70,7 @@ cdef class Reductions:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def call(self, bytes operations):
+    cpdef call(self, bytes operations):
         """The training process reduces: one vote for all that can be voted on."""
         initiated = []
         for operation in unpack_operations(operations):
@@ -115,7 +115,7 @@ cdef class Reductions:
 
     # ------------------------------------------------------------------------------------------ what the master says
 
-    def commence(self, message, order, bint whole):
+    cpdef str commence(self, message, order, bint whole):
         """All members are in: begin. Returns what is wrong with a message that no honest master would send.
 
         `order` is the latest one for the ring; unless both edges stand (`whole`) a new one is on its way, which ends
@@ -145,7 +145,7 @@ cdef class Reductions:
                 reduction.quiet = True
         return ""
 
-    def done(self, sequence):
+    cpdef str done(self, sequence):
         """The success verdict. Returns what is wrong with it, or nothing."""
         cdef Reduction reduction = self.sequences.get(sequence)
         if reduction is None or reduction.phase is not VOTED:
@@ -203,7 +203,7 @@ cdef class Reductions:
 
     # ------------------------------------------------------------------------------------------ what the lanes say
 
-    def ended(self, event):
+    cpdef ended(self, event):
         """This peer's part is done; nothing to say if it was given up meanwhile."""
         cdef Reduction reduction = self.sequences.get(event.sequence)
         if reduction is not None and reduction.phase is RUNNING:

@@ -25,17 +25,6 @@ FIXED = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "flag": 1, "bytes16": 16, "bytes
 # Wire types with a length in front, by their largest number of bytes.
 SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
 
-cdef enum Shape:                    # what a field is made of; its size says the rest
-    NUMBER
-    FLAG
-    BYTES
-    TEXT
-    BLOB
-
-cdef enum:
-    MESSAGE_FIELDS_MAX = 16         # of one message
-    LENGTH_BYTES = 2                # in front of a text or blob
-
 cdef dict SHAPES = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}  # all others are numbers
 
 
@@ -45,18 +34,6 @@ class WireError(ValueError):
 
 cdef class Layout:
     """How one message class lies on the wire: its opcode, its fields, and the largest body."""
-
-    cdef readonly object cls
-    cdef readonly uint8_t opcode
-    cdef readonly str direction
-    cdef readonly tuple names           # of the fields, in the order of the wire
-    cdef readonly tuple types           # their wire types
-    cdef readonly size_t limit          # the largest body
-    cdef size_t least                   # the smallest: all lengths zero
-    cdef size_t count                   # of fields
-    cdef Fields fields                  # where a record of the class holds them
-    cdef Shape shapes[MESSAGE_FIELDS_MAX]
-    cdef size_t sizes[MESSAGE_FIELDS_MAX]  # bytes of a fixed field, largest number of bytes of a sized one
 
     def __init__(self, cls, opcode, direction):
         self.cls = cls
@@ -101,6 +78,12 @@ def limits(*classes):
 
 
 # --- to bytes -------------------------------------------------------------------------------------------------
+
+
+cdef bytes encode_behind(value, size_t room, uint8_t *opcode):
+    cdef Layout layout = by_class[type(value)]
+    opcode[0] = layout.opcode
+    return encode_after(layout, value, room)
 
 
 def encode(value):
@@ -170,17 +153,19 @@ cdef inline uint8_t *store(uint8_t *at, uint64_t number, size_t size) noexcept n
 # --- and back -------------------------------------------------------------------------------------------------
 
 
-def decode(opcode, bytes body not None):
+cpdef decode(opcode, bytes body):
     """The message of this opcode and body, or a WireError that says what is wrong with it."""
     return decode_from(opcode, body, 0)
 
 
-def unpack(bytes data not None):
+cpdef unpack(bytes data):
     """The inverse of `pack`."""
-    return decode_from(data[0], data, 1)
+    return decode_from(data[0] if data else 0, data, 1)
 
 
 cdef decode_from(opcode, bytes data, size_t begin):
+    if data is None:
+        raise TypeError("a message is bytes, not None")
     cdef Layout layout = by_opcode.get(opcode)
     if layout is None:
         raise WireError(f"opcode {opcode:#x} is not in the table")

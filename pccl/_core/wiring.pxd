@@ -20,5 +20,6 @@ cdef class Wiring:
     cdef list actions                     # of the event being handled
 
     cdef begin(self, list actions, long long now_ns)
+    cpdef bint is_whole(self)
     cdef long long soonest(self, long long soonest)
     cdef _dial_lane(self, Lane lane)

@@ -115,7 +115,7 @@ cdef class Wiring:
             and self.next_edge.is_up() and self.previous_edge.is_up()
         )
 
-    def is_whole(self):
+    cpdef bint is_whole(self):
         """Whether the ring stands as far as this peer knows: it reported, and nothing broke since."""
         return self.reported == self.epoch and self.next_edge is not None and self.previous_edge is not None
 

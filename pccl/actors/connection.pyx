@@ -10,12 +10,13 @@ import errno
 import os
 import socket
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from pccl._core cimport posix
-from pccl._core.framing cimport FrameReader, FrameWriter
+from pccl._core.framing cimport FRAME_HEADER_BYTES, FrameReader, FrameWriter, seal
+from pccl._core.wire cimport decode, encode_behind
 from pccl._core.framing import FrameError
-from pccl._core.wire import WIRE_VERSION, WireError, decode, encode
+from pccl._core.wire import WIRE_VERSION, WireError
 from pccl.options import SEND_QUEUE_BYTES_MAX
 
 from .loop cimport Loop, Watcher
@@ -61,9 +62,12 @@ cdef class Connection(Watcher):
         """Queue a message and send as much as the socket takes. Failure comes by `on_down`, from the loop."""
         if self.socket is None or self.finishing:
             return
+        cdef uint8_t opcode = 0
+        cdef bytes built
         try:
-            opcode, body = encode(message)
-            self.writer.push(opcode, body)
+            built = encode_behind(message, FRAME_HEADER_BYTES, &opcode)
+            seal(built, opcode, self.writer.version)
+            self.writer.push_frame(built)
             if not self.wants_write and not self.writer.flush(self.fd):
                 self.want_write(True)
         except BufferError:

@@ -23,6 +23,7 @@ from pccl.memory.segments import Segment
 from . import forking
 from .forking import MAILBOX_BYTES_MAX
 from .lane_worker import LaneWorker
+from .loop import Bell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class LanePool:
         self.patience_ns = 0  # how long the other end of a lane may acknowledge nothing
         self.lends = False  # whether a neighbour on this host may read our memory
         self.crew: Crew | None = None
-        loop.watch(self._bell, self._rung)
+        loop.watch(self._bell, Bell(self._bell, self._rung))
 
     def __contains__(self, link: int) -> bool:
         return link in self._places
@@ -268,11 +269,7 @@ class LanePool:
         if isinstance(message, LinkEnded) and self._places.pop(message.link, None) is not None:
             self._on_link_ended(message.link, message.reason)
 
-    def _rung(self, _: int) -> None:
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return
+    def _rung(self) -> None:
         self.on_board()
 
     def _send(self, worker: Worker, message: object, fds: list[int] | None = None) -> None:

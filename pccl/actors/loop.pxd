@@ -19,6 +19,12 @@ cdef class Handler(Watcher):
     cdef object handle
 
 
+# An eventfd that is rung, and the callable that hears it.
+cdef class Bell(Watcher):
+    cdef int fd
+    cdef object handle
+
+
 cdef class Loop:
     cdef int epoll
     cdef int bell                       # written by stop(), also from a signal handler, so that a sleeping loop notices

@@ -14,7 +14,7 @@ import os
 from heapq import heappop, heappush
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pccl._core cimport posix
 from pccl._core.park cimport now_ns, raise_errno
@@ -42,6 +42,20 @@ cdef class Handler(Watcher):
 
     cdef int ready(self, uint32_t events) except -1:
         self.handle(events)
+        return 0
+
+
+cdef class Bell(Watcher):
+    """An eventfd that others ring; the callable is called once for all that rang since."""
+
+    def __init__(self, int fd, handle):
+        self.fd = fd
+        self.handle = handle
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef uint64_t rung
+        if posix.eventfd_read(self.fd, &rung) == 0:  # else nobody has rung, or a colleague was quicker
+            self.handle()
         return 0
 
 

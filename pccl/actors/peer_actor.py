@@ -1,10 +1,10 @@
 """The peer actor: the process between a training process and the run.
 
 It has a mailbox to the training process, a control connection to the master, one listening port for everything other
-peers want, and the worker processes of its lanes. `PeerState` decides; this file delivers. It lives exactly as long as
-the training process: it watches a descriptor of that process, not only its mailbox, because a forked child of the
-training process may hold the mailbox open. Interrupts and terminations are the training process's business, which may
-want to save its state first; they are ignored here.
+peers want, and the worker processes of its lanes. `PeerState` decides; this file delivers, on top of `feeding`, where
+the short way of reduces is. It lives exactly as long as the training process: it watches a descriptor of that process,
+not only its mailbox, because a forked child of the training process may hold the mailbox open. Interrupts and
+terminations are the training process's business, which may want to save its state first; they are ignored here.
 
 Started by `spawning.start_peer_actor` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
 """
@@ -25,15 +25,12 @@ from pccl._core.events import (
     AnswerLink,
     AppGone,
     AttachLink,
-    BeginOperation,
     BeginProbe,
     Called,
-    Complete,
     Dial,
     DialMaster,
     DropLink,
     DropSource,
-    EndOperation,
     EndProbe,
     EndTransfer,
     FetchState,
@@ -44,10 +41,8 @@ from pccl._core.events import (
     LinkUp,
     Log,
     MasterDown,
-    MasterSaid,
     MasterUp,
     SendLayout,
-    SendMaster,
     ServeFetched,
     ServeState,
     SpawnLanes,
@@ -60,7 +55,7 @@ from pccl._core.mailbox import CallCancel, CallConnect, CallDescribe, CallShare,
 from pccl._core.messages import AT_PEER_DOOR, TO_PEER, JoinLane, JoinProbe, JoinState, Notice, Refused, Register
 from pccl._core.park import die_with_parent, monotonic_ns, open_pidfd, set_process_name
 from pccl._core.peer_state import PeerState
-from pccl._core.wire import pack, unpack
+from pccl._core.wire import pack
 from pccl.memory.slots import SlotTable
 from pccl.options import Options, nanoseconds
 from pccl.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
@@ -68,10 +63,11 @@ from pccl.records import replace
 
 from .dialling import Dialler
 from .faults import planned
+from .feeding import Feeding
 from .identity import Identity
 from .lanes import LanePool
 from .listening import Listening, bind_peer_port
-from .loop import IDLE_NS, Loop
+from .loop import IDLE_NS
 from .probes import Probes
 from .reducing import Reducing
 from .transfers import Transfers
@@ -85,27 +81,20 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
-MAILBOX_BYTES_MAX = 1 << 16  # larger than any message between a training process and its actor
-DESCRIPTOR_BYTES = socket.CMSG_SPACE(4)  # room for the one descriptor that a message may bring along
 COLLECT_NS = 10_000_000_000  # rings, links and callbacks that have ended refer to each other: some kilobytes by then
 
 
-class PeerActor:
+class PeerActor(Feeding):
     """One membership of one communicator."""
 
     def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
+        super().__init__(mailbox, slots, planned())
         self._parent = 0
-        self._mailbox = mailbox
-        self._slots = slots
-        self.loop = Loop()
-        self._state: PeerState | None = None  # made by the first call, which brings the options
         self._listening: Listening | None = None
-        self._master: Connection | None = None
         self._master_dialler: Dialler | None = None
-        self._fault = planned()
         self._join: CallConnect | None = None
         # The caller watches these beats by its own options; the master's rhythm may be a slower one.
-        self._rhythm_ns = IDLE_NS
+        self.rhythm_ns = IDLE_NS
         self._patience_ns = 0  # how long the training process may be stopped
         self._stopped_ns = 0  # how long it has been, as far as this process was awake to see it
         self._token = b""
@@ -115,29 +104,30 @@ class PeerActor:
         self._lanes = LanePool(
             self.loop,
             life_fd,
-            on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
-            on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
+            on_link_ended=lambda link, reason: self.feed(LinkDown(link, reason)),
+            on_worker_died=lambda reason: self.feed(WorkerDied(reason)),
         )
-        self._reducing = Reducing(self.loop, self._lanes, self._feed)
+        self.reducing = Reducing(self.loop, self._lanes, self.feed)
         self._transfers = Transfers(
             self.loop,
             life_fd,
-            feed=self._feed,
+            feed=self.feed,
             tell=self._tell,
             descriptor=self._lanes.descriptor,
             identity=self._identity,
         )
-        self._probes = Probes(self.loop, life_fd, feed=self._feed, tell=self._tell, identity=self._identity)
+        self._probes = Probes(self.loop, life_fd, feed=self.feed, tell=self._tell, identity=self._identity)
+        self.windows = self._transfers.windows
         mailbox.setblocking(False)
-        self.loop.watch(mailbox.fileno(), self._read_mailbox)
+        self.loop.watch(mailbox.fileno(), self)
 
     def run(self, parent: int, parent_fd: int) -> None:
         """Serve until the training process leaves or dies."""
         self._parent = parent
         self.loop.watch(parent_fd, lambda _: self._app_gone("the training process ended without close()"))
-        self._slots.beat(monotonic_ns())
+        self.slots.beat(monotonic_ns())
         try:
-            self.loop.run(self._deadline, self._tick)
+            self.loop.run(self.deadline, self._tick)
         finally:
             self._lanes.kill()
             self._transfers.kill()
@@ -146,37 +136,28 @@ class PeerActor:
 
     # ------------------------------------------------------------------------------------------ mailbox
 
-    def _read_mailbox(self, _: int) -> None:
-        try:
-            data, ancillary, _, _ = self._mailbox.recvmsg(MAILBOX_BYTES_MAX, DESCRIPTOR_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._app_gone("the training process closed its mailbox")
-            return
-        call = unpack(data)
+    def _mail(self, call: Any, descriptor: int) -> None:
+        """A call from the training process, but for reduces while there is a machine."""
         if isinstance(call, CallShare):
-            self._lanes.share(call.segment, int.from_bytes(ancillary[0][2][:4], sys.byteorder), call.nbytes)
+            self._lanes.share(call.segment, descriptor, call.nbytes)
         elif isinstance(call, CallUnshare):
             self._lanes.unshare(call.segment)
         else:
-            if self._state is None and isinstance(call, CallConnect):
+            if self.state is None and isinstance(call, CallConnect):
                 self._begin(call)
-            if self._state is not None:
+            if self.state is not None:
                 if isinstance(call, CallDescribe):
                     self._transfers.described(call)
-                self._feed(Called(call))
+                self.feed(Called(call))
                 if isinstance(call, CallCancel):
                     self._end_unknown(call)
 
     def _end_unknown(self, cancel: CallCancel) -> None:
         """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
-        state = self._state
+        state = self.state
         assert state is not None
         if not state.owes(cancel.slot, cancel.sequence):
-            self._slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
+            self.slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""
@@ -188,7 +169,7 @@ class PeerActor:
         self._lanes.lends = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
-        self._rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
+        self.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
         self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
@@ -197,9 +178,9 @@ class PeerActor:
         except OSError as error:
             which = f"port {options.port}" if options.port else "any port"
             reason = f"this peer cannot listen on {which}: {error.strerror}"
-            self._slots.complete(call.slot, call.sequence, INVALID_USAGE, reason.encode())
+            self.slots.complete(call.slot, call.sequence, INVALID_USAGE, reason.encode())
             return
-        self._state = PeerState(options, monotonic_ns())
+        self.state = PeerState(options, monotonic_ns())
         self._listening = Listening(
             self.loop,
             listener,
@@ -210,14 +191,15 @@ class PeerActor:
                 JoinProbe: self._probes.link_came,
             },
             limits=AT_PEER_DOOR,
-            new_number=self._state.new_link,
+            new_number=self.state.new_link,
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
+        self.strangers = self._listening.door.strangers
 
     def _identity(self) -> Identity:
-        assert self._state is not None
-        options, wiring = self._state.options, self._state.wiring
+        assert self.state is not None
+        options, wiring = self.state.options, self.state.wiring
         return Identity(
             wiring.run,
             wiring.id,
@@ -226,43 +208,36 @@ class PeerActor:
             stall_ns=nanoseconds(options.stall_timeout),
             dial_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
             connect_ns=nanoseconds(options.connect_timeout),
-            new_link=self._state.new_link,
+            new_link=self.state.new_link,
             check=options.check,
         )
 
     def _app_gone(self, reason: str) -> None:
-        if self._state is None:
+        if self.state is None:
             self.loop.stop()
         else:
-            self._feed(AppGone(reason))
+            self.feed(AppGone(reason))
 
     def _tell(self, level: int, line: str) -> None:
         """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
         try:
-            self._mailbox.send(pack(Notice(level, line)))
+            self.mailbox.send(pack(Notice(level, line)))
         except OSError:
             pass
 
     # ------------------------------------------------------------------------------------------ time
 
-    def _deadline(self) -> int:
-        due = self._slots.last_beat_ns + self._rhythm_ns
-        if self._state is not None:
-            due = min(due, self._state.next_deadline_ns)
-        silent = self._listening.next_deadline_ns if self._listening is not None else None
-        return due if silent is None else min(due, silent)
-
     def _tick(self, now_ns: int) -> None:
         # Not longer than the rhythm: while this process was stopped itself, it saw nothing.
-        elapsed_ns = min(now_ns - self._slots.last_beat_ns, self._rhythm_ns)
-        self._slots.beat(now_ns)
+        elapsed_ns = min(now_ns - self.slots.last_beat_ns, self.rhythm_ns)
+        self.slots.beat(now_ns)
         self._lanes.reap()
         if self._listening is not None:
             self._listening.tick(now_ns)
-        if self._state is not None:
-            self._reducing.report()
+        if self.state is not None:
+            self.reducing.report()
             self._watch_parent(elapsed_ns)
-            self._feed(Tick())
+            self.feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
         """A training process that is stopped says nothing to anybody: after the usual silence it counts as gone."""
@@ -272,63 +247,48 @@ class PeerActor:
 
     # ------------------------------------------------------------------------------------------ the machine
 
-    def _feed(self, event: Any) -> None:
-        assert self._state is not None
-        for action in self._state.handle(event, monotonic_ns()):
-            if self._fault is not None:
-                self._fault.visit(f"peer.{type(action).__name__}")
-                if isinstance(action, SendMaster):
-                    self._fault.visit(f"peer.send.{type(action.message).__name__}")
-            _PERFORM[type(action)](self, action)
-        if self._state.is_busy():
-            self.loop.expect()
-
-    def _complete(self, action: Complete) -> None:
-        self._slots.complete(action.slot, action.sequence, join(action.result, action.kind), action.payload)
-        self._transfers.completed(action.slot, action.sequence)
-
-    def _send_master(self, action: SendMaster) -> None:
-        if self._master is not None:
-            self._master.send(action.message)
+    def _perform(self, action: Any) -> None:
+        _PERFORM[type(action)](self, action)
 
     def _send_layout(self, action: SendLayout) -> None:
         for page in self._transfers.layout_pages(action):
-            self._send_master(SendMaster(page))
+            if self.master is not None:
+                self.master.send(page)
 
     def _dial_master(self, _: DialMaster) -> None:
         call, listening = self._join, self._listening
         assert call is not None
         assert listening is not None
-        assert self._state is not None
+        assert self.state is not None
         port = call.advertise_port or listening.port
-        options = self._state.options
+        options = self.state.options
         self._master_dialler = Dialler(
             self.loop,
             self._addresses,
             token=self._token,
             hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
             on_up=self._master_up,
-            on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
+            on_down=lambda reason, final: self.feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
         )
 
     def _master_up(self, connection: Connection) -> None:
-        self._master = connection
-        connection.become(TO_PEER, lambda _, message: self._feed(MasterSaid(message)), self._master_down)
-        self._feed(MasterUp())
+        self.master = connection
+        connection.become(TO_PEER, self.hear, self._master_down)
+        self.feed(MasterUp())
 
     def _master_down(self, _: int, kind: str, reason: str) -> None:
-        if self._master is not None:
-            self._master.close()
-            self._master = None
-        self._feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
+        if self.master is not None:
+            self.master.close()
+            self.master = None
+        self.feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
 
     def _hang_up(self, _: HangUp) -> None:
         if self._master_dialler is not None:
             self._master_dialler.cancel()
-        if self._master is not None:
-            self._master.finish()
-            self._master = None
+        if self.master is not None:
+            self.master.finish()
+            self.master = None
 
     def _spawn_lanes(self, action: SpawnLanes) -> None:
         try:
@@ -336,10 +296,10 @@ class PeerActor:
         except OSError as error:
             # Out of processes or descriptors. The ring does without this peer until the machine gives up on it.
             reason = f"cannot start workers: {error.strerror}"
-            self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
+            self.loop.after(0, lambda: self.feed(WorkerDied(reason)))
 
     def _kill_lanes(self, _: KillLanes) -> None:
-        self._reducing.lose_crew()
+        self.reducing.lose_crew()
         self._lanes.kill()
 
     def _stop(self, _: Stop) -> None:
@@ -363,18 +323,18 @@ class PeerActor:
     def _link_up(self, link: int, connection: Connection) -> None:
         del self._diallers[link]
         self._hold(link, connection, None)
-        self._feed(LinkUp(link))
+        self.feed(LinkUp(link))
 
     def _link_down(self, link: int, reason: str) -> None:
         self._diallers.pop(link, None)
         held = self._links.pop(link, None)
         if held is not None:
             held[0].close()
-        self._feed(LinkDown(link, reason))
+        self.feed(LinkDown(link, reason))
 
     def _link_came(self, connection: Connection, hello: JoinLane, _: str, welcome: Welcome) -> None:
         self._hold(connection.number, connection, welcome)
-        self._feed(LinkCame(connection.number, hello))
+        self.feed(LinkCame(connection.number, hello))
 
     def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
         """A lane that waits for the machine's decision says nothing; if it does, or ends, it is no lane."""
@@ -405,7 +365,7 @@ class PeerActor:
         if sock is None or not connection.is_idle():
             if sock is not None:
                 sock.close()
-            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "half a message was left on the lane")))
+            self.loop.after(0, lambda: self.feed(LinkDown(action.link, "half a message was left on the lane")))
             return
         self._lanes.attach(action.link, sock, action.sends, action.lane)
 
@@ -421,8 +381,6 @@ class PeerActor:
 
 
 _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
-    Complete: PeerActor._complete,
-    SendMaster: PeerActor._send_master,
     DialMaster: PeerActor._dial_master,
     HangUp: PeerActor._hang_up,
     SpawnLanes: PeerActor._spawn_lanes,
@@ -431,9 +389,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     AnswerLink: PeerActor._answer_link,
     AttachLink: PeerActor._attach_link,
     DropLink: PeerActor._drop_link,
-    BeginOperation: lambda actor, action: actor._reducing.begin(action),
-    AbortOperation: lambda actor, action: actor._reducing.abort(action.sequence),
-    EndOperation: lambda actor, action: actor._reducing.end(action.sequence),
+    AbortOperation: lambda actor, action: actor.reducing.abort(action.sequence),
     ServeState: lambda actor, action: actor._transfers.serve(action),
     FetchState: lambda actor, action: actor._transfers.fetch(action),
     AddSources: lambda actor, action: actor._transfers.add_sources(action),

@@ -83,7 +83,7 @@ class Transfers:
         self._descriptor = descriptor  # of shared memory, by its number
         self._identity = identity
         self._rounds: dict[int, Transfer] = {}
-        self._windows: dict[tuple[int, int], Window] = {}  # by the slot of the call that waits there
+        self.windows: dict[tuple[int, int], Window] = {}  # by the slot of the call that is rung there
         self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served (yet)
 
     # ------------------------------------------------------------------------------------------ orders of the machine
@@ -167,13 +167,7 @@ class Transfers:
         """The training process begins to wait at its window for orders, and for the end of its call."""
         window = self._descriptor(call.window)
         if window is not None:
-            self._windows[call.slot, call.sequence] = Window(Mapping(*window))
-
-    def completed(self, slot: int, sequence: int) -> None:
-        """A call ended: whoever waits for that at its window looks up at once."""
-        window = self._windows.pop((slot, sequence), None)
-        if window is not None:
-            window.ring()
+            self.windows[call.slot, call.sequence] = Window(Mapping(*window))
 
     def layout_pages(self, action: SendLayout) -> list[Layout]:
         """What our state consists of, as the master is told it."""

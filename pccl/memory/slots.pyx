@@ -285,6 +285,9 @@ cdef class SlotTable:
     @property
     def last_beat_ns(self) -> int:
         """When the actor was last awake; 0 before its first beat."""
+        return self.beaten_ns()
+
+    cdef uint64_t beaten_ns(self) noexcept:
         return posix.atomic_load_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET))
 
     @property

@@ -19,7 +19,7 @@ import pytest
 
 from pccl import Attribute, Communicator, MasterNode
 from pccl._core import mailbox, messages
-from pccl.actors import peer_actor
+from pccl.actors import feeding, peer_actor
 from pccl.actors.faults import ACTIONS, VARIABLE, Fault
 
 from .helpers import ROOT
@@ -54,7 +54,7 @@ with communicator:
 """
 
 CALLED = sorted(f"training.{name}" for name in vars(mailbox) if name.startswith("Call"))
-PERFORMED = sorted(f"peer.{action.__name__}" for action in peer_actor._PERFORM)
+PERFORMED = sorted(f"peer.{action.__name__}" for action in (*feeding.PERFORMED_HERE, *peer_actor._PERFORM))
 SENT = sorted(
     f"peer.send.{name}"
     for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished", "VoteSync", "Fetched")

@@ -1,3 +1,4 @@
+# cython: language_level=3, auto_pickle=False
 """The actor's side of operations: put on the board what commenced, report what ended, see to it that aborts are quiet.
 
 Operations go up in the order of their sequences. One that finds its place taken, or the board full, waits, and
@@ -11,46 +12,34 @@ A worker that was stopped while it held nothing is noticed by nobody, and yet no
 gives up first need not be the one to blame. So after an abort every worker is called, and has to answer.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from pccl._core.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from pccl._core.events import BeginOperation
-
-    from .lanes import Crew, LanePool, Worker
-    from .loop import Loop
 
 ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes this long was stopped
 ANSWER_GRACE_NS = 250_000_000  # twice this is for an answer: it costs microseconds, but a machine may be busy
 
 
-class Reducing:
+cdef class Reducing:
     """All operations of this peer that have commenced and have no verdict yet."""
 
-    def __init__(self, loop: Loop, lanes: LanePool, feed: Callable[[Any], None]) -> None:
+    def __init__(self, loop, lanes, feed):
         self._loop = loop
         self._lanes = lanes
         self._feed = feed
-        self._waiting: deque[BeginOperation] = deque()  # commenced, not yet on a board
-        self._running: dict[int, Crew] = {}  # sequence -> whose board it is on
-        self._aborting: dict[int, Crew] = {}  # the same, of those whose workers are asked to let go
-        self._calling = False  # workers were called to see whether they answer
-        self._sent = self._received = 0  # payload of crews that are gone
+        self._waiting = deque()
+        self._running = {}
+        self._aborting = {}
+        self._calling = False
+        self._sent = self._received = 0
         lanes.on_board = self.look
 
-    def begin(self, action: BeginOperation) -> None:
+    cpdef begin(self, action):
         """An operation commences."""
         self._waiting.append(action)
         self._put_up()
 
-    def abort(self, sequence: int) -> None:
+    def abort(self, sequence):
         """Have its workers let go; `ReduceQuiet` follows, but never from within this call."""
         crew = self._running.pop(sequence, None)
         if crew is not None and not crew.killed:
@@ -65,25 +54,28 @@ class Reducing:
             self._loop.after(0, self.look)
             self._call_workers()
 
-    def end(self, sequence: int) -> None:
+    cpdef end(self, sequence):
         """The verdict is in: its place is free."""
         crew = self._running.pop(sequence, None)
         if crew is not None and not crew.killed:
             crew.board.release(sequence)
-        self._put_up()
+        if self._waiting:
+            self._put_up()
 
-    def look(self) -> None:
+    cpdef look(self):
         """See which operations ended and which became quiet."""
         crew = self._lanes.crew
         if crew is not None:
-            for sequence in crew.board.take_finished():
-                if self._running.get(sequence) is crew and crew.board.has_ended(sequence):
-                    self._feed(ReduceEnded(sequence, *crew.board.statistics(sequence)))
-        for sequence, crew in list(self._aborting.items()):
-            if crew.gone or (not crew.killed and crew.board.is_quiet(sequence)):
-                self._became_quiet(sequence, crew)
+            board = crew.board
+            for sequence in board.take_finished():
+                if self._running.get(sequence) is crew and board.has_ended(sequence):
+                    self._feed(ReduceEnded(sequence, *board.statistics(sequence)))
+        if self._aborting:
+            for sequence, crew in list(self._aborting.items()):
+                if crew.gone or (not crew.killed and crew.board.is_quiet(sequence)):
+                    self._became_quiet(sequence, crew)
 
-    def report(self) -> None:
+    def report(self):
         """Before a tick of the machine: how far everything is."""
         sent, received = self._sent, self._received
         crew = self._lanes.crew
@@ -98,14 +90,14 @@ class Reducing:
         for action in list(self._waiting):
             self._feed(ReduceProgress(action.sequence, sent + received))
 
-    def lose_crew(self) -> None:
+    def lose_crew(self):
         """The crew is about to be killed: keep what it has counted."""
         if self._lanes.crew is not None:
             sent, received = self._lanes.crew.board.totals()
             self._sent += sent
             self._received += received
 
-    def _put_up(self) -> None:
+    cdef _put_up(self):
         crew = self._lanes.crew
         while self._waiting and crew is not None:
             action = self._waiting[0]
@@ -114,7 +106,7 @@ class Reducing:
             self._waiting.popleft()
             self._running[action.sequence] = crew
 
-    def _became_quiet(self, sequence: int, crew: Crew) -> None:
+    cdef _became_quiet(self, sequence, crew):
         del self._aborting[sequence]
         if not crew.killed:
             crew.board.release(sequence)
@@ -123,19 +115,19 @@ class Reducing:
         self._feed(ReduceQuiet(sequence))
         self._put_up()
 
-    def _insist(self, sequence: int) -> None:
+    def _insist(self, sequence):
         crew = self._aborting.get(sequence)
         if crew is not None and not crew.killed and not crew.board.is_quiet(sequence):
             grace = f"{ABORT_GRACE_NS // 1_000_000} ms"
             self._feed(WorkerDied(f"a worker did not let go of an aborted operation in {grace}"))
 
-    def _call_workers(self) -> None:
+    cdef _call_workers(self):
         if not self._calling:
             self._calling = True
             self._lanes.call()
             self._loop.after(ANSWER_GRACE_NS, lambda: self._look_for_silent([]))
 
-    def _look_for_silent(self, suspects: list[Worker]) -> None:
+    def _look_for_silent(self, list suspects):
         """Twice, because a call of another kind may have come just before the first look."""
         silent = self._lanes.silent()
         found = [worker for worker in suspects if worker in silent]
