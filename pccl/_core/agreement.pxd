@@ -24,6 +24,9 @@ cdef class Agreement:
     cdef readonly object latest          # number of the latest transfer
     cdef list outbox                     # (peer, message) of the event being handled
 
+    cpdef bint holds(self, peer) except -1
+    cpdef bint is_idle(self) except -1
+
     cdef _lose_part(self, peer)
     cdef bint _know_layouts(self)
     cdef _ask(self, bytes layout)

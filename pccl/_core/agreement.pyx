@@ -269,13 +269,13 @@ cdef class Agreement:
 
     # ------------------------------------------------------------------------------------------ reports
 
-    def holds(self, peer):
+    cpdef bint holds(self, peer) except -1:
         """Whether this member is in sync_shared_state."""
         return peer in self.votes or self.transfer is not None and peer in self.transfer.votes
 
-    def is_idle(self):
+    cpdef bint is_idle(self) except -1:
         """Whether nobody is."""
-        return not self.votes and self.transfer is None
+        return self.transfer is None and not self.votes
 
     def open_calls(self, set members):
         """The vote and the transfer, as calls that somebody waits in."""

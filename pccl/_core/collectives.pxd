@@ -13,7 +13,7 @@ cdef class Running:
     cdef readonly object sequence
     cdef readonly set members            # the ring when it commenced, without those who are gone
     cdef readonly set waiting            # members that have not finished
-    cdef readonly set failed             # members that gave up and restored their memory
+    cdef readonly set failed             # members that gave up and restored their memory; None before the first one
     cdef readonly str reason             # why the first one did; empty: nobody did
 
 cdef class Collectives:
@@ -25,8 +25,20 @@ cdef class Collectives:
     cdef readonly object latest          # sequence number of the latest that commenced
     cdef dict ripe                       # tags with new votes, in their order
     cdef list failures                   # Failures of the event being handled
-    cdef list outbox                     # (peer, message) of the event being handled
+    cdef list commenced                  # (tag, sequence) of the event being handled
+    cdef list outbox                     # (peers, message) of the event being handled
 
-    cdef _member_failed(self, Running run, peer, str reason)
-    cdef list _commence(self, list ring)
-    cdef _tell_failures(self, tuple numbers)
+    # What members say.
+    cpdef str initiate(self, peer, bytes shapes, long long now_ns=*)
+    cpdef str finished(self, peer, sequence, bint ok, str reason)
+    cdef str _had_no_part(self, peer, sequence)
+    cdef int _succeed(self, Running run) except -1
+    cdef int _member_failed(self, Running run, peer, str reason) except -1
+
+    # What the master decides, and whom it tells.
+    cdef bint decide(self, list ring, bint wired, bint ready) except -1
+    cdef list tell(self, list ring, unsigned int epoch, tuple numbers)
+    cdef int _commence(self, list ring) except -1
+    cdef int _tell_failures(self, tuple numbers) except -1
+
+    cpdef bint holds(self, peer) except -1

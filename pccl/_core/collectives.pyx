@@ -16,8 +16,12 @@ members are told in the same order, because each hears the master in order.
 **A change of the ring** ends everything at once and needs no answer: the order to wire tells the members to give up,
 and what they said before they read it is about the past. Who said that it is wired has nothing more to say about it.
 
-Part of the master's machine, which sends what `settle` returns; pure, and knows nothing of rings but who is in.
+Part of the master's machine, which sends what `tell` returns; pure, and knows nothing of rings but who is in. Every
+reduce passes through here four times for each member, so what it passes is typed, and makes nothing it does not keep.
 """
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint64_t
 
 from pccl.options import TAGS_MAX
 from pccl.outcomes import INVALID_ARGUMENT, INVALID_USAGE, RANK_CONNECTION_LOST, TOO_FEW_PEERS
@@ -26,9 +30,15 @@ from pccl.records import record
 from .ballots import OpenCall
 from .deadlock import name_peers
 from .messages import AbortReduce, Commence, ReduceDone, ReduceFailed
-from .operations import OPERATIONS_MAX, pack_pairs, split_shapes, unpack_shapes
+from .operations import OPERATIONS_MAX, SHAPE_BYTES, split_shapes, unpack_shapes
 
 SIDES_MAX = 4  # different shapes that an explanation names; more would not help anybody
+
+cdef Py_ssize_t shape_bytes = SHAPE_BYTES
+cdef Py_ssize_t operations_max = OPERATIONS_MAX
+
+cdef enum:
+    NUMBER_BYTES = 8                    # of a tag and of a sequence number, the low byte first (see `operations`)
 
 
 @record
@@ -45,25 +55,29 @@ class Failure:
 cdef class Tally:
     """A tag that some members have initiated and that has not commenced."""
 
-    def __init__(self, tag, long long now_ns=0):
-        self.tag = tag
-        self.began_ns = now_ns
-        self.shapes = {}
-        self.awaiting = {}
-        self.warned = False
+
+cdef Tally _new_tally(tag, long long now_ns):
+    cdef Tally tally = Tally.__new__(Tally)
+    tally.tag = tag
+    tally.began_ns = now_ns
+    tally.shapes = {}
+    tally.awaiting = {}
+    return tally
 
 
 cdef class Running:
     """What commenced and has no verdict."""
 
-    def __init__(self, tag, sequence, members, long long began_ns=0):
-        self.tag = tag
-        self.began_ns = began_ns
-        self.sequence = sequence
-        self.members = set(members)
-        self.waiting = set(members)
-        self.failed = set()
-        self.reason = ""
+
+cdef Running _new_running(tag, sequence, list ring, long long began_ns):
+    cdef Running run = Running.__new__(Running)
+    run.tag = tag
+    run.began_ns = began_ns
+    run.sequence = sequence
+    run.members = set(ring)
+    run.waiting = set(ring)
+    run.reason = ""
+    return run
 
 
 cdef class Collectives:
@@ -78,18 +92,25 @@ cdef class Collectives:
         self.latest = 0
         self.ripe = {}
         self.failures = []
+        self.commenced = []
         self.outbox = []
 
     # ------------------------------------------------------------------------------------------ what members say
 
-    def initiate(self, peer, bytes shapes, long long now_ns=0):
+    cpdef str initiate(self, peer, bytes shapes, long long now_ns=0):
         """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
         cdef Tally tally
-        cdef set held = self.held.setdefault(peer, set())
-        try:
-            votes = split_shapes(shapes)
-        except ValueError as error:
-            return f"initiated nonsense: {error}"
+        cdef list votes
+        cdef set held = self.held.get(peer)
+        if held is None:
+            held = self.held[peer] = set()
+        if len(shapes) == shape_bytes:
+            votes = [(_tag_of(shapes), shapes)]  # most votes are about one tag, and are its shape as they come
+        else:
+            try:
+                votes = split_shapes(shapes)
+            except ValueError as error:
+                return f"initiated nonsense: {error}"
         if len(held) + len(votes) > TAGS_MAX:
             return f"initiated more than {TAGS_MAX} tags"
         for tag, shape in votes:
@@ -98,40 +119,54 @@ cdef class Collectives:
             held.add(tag)
             tally = self.open.get(tag)
             if tally is None:
-                tally = self.open[tag] = Tally(tag, now_ns)
+                tally = self.open[tag] = _new_tally(tag, now_ns)
             tally.shapes[peer] = shape
             self.ripe[tag] = None
         return ""
 
-    def finished(self, peer, sequence, bint ok, str reason):
+    cpdef str finished(self, peer, sequence, bint ok, str reason):
         """A member is through with its part. Returns what is wrong with that, or nothing."""
         cdef Running run = self.running.get(sequence)
         if run is None or peer not in run.members:
-            past = any(failure.sequence == sequence and peer in failure.peers for failure in self.aborted)
-            return "" if past else f"finished collective {sequence}, which it has no part in"
-        if peer in run.failed or ok and peer not in run.waiting:
+            return self._had_no_part(peer, sequence)
+        if run.failed is not None and peer in run.failed or ok and peer not in run.waiting:
             return f"finished collective {sequence} twice"
         run.waiting.discard(peer)
         if not ok:
             self._member_failed(run, peer, reason)
-        elif not run.waiting and not run.failed:
-            done = ReduceDone(sequence)
-            for member in run.members:
-                self.held[member].discard(run.tag)
-                self.outbox.append((member, done))
-            del self.running[sequence]
+        elif not run.waiting and run.failed is None:
+            self._succeed(run)
         return ""
 
-    cdef _member_failed(self, Running run, peer, str reason):
+    cdef str _had_no_part(self, peer, sequence):
+        """What is wrong with that: nothing, if it is about what a change of the ring ended."""
+        for failure in self.aborted:
+            if failure.sequence == sequence and peer in failure.peers:
+                return ""
+        return f"finished collective {sequence}, which it has no part in"
+
+    cdef int _succeed(self, Running run) except -1:
+        """The verdict that everybody hopes for."""
+        cdef set held
+        for member in run.members:
+            held = self.held[member]
+            held.discard(run.tag)
+        self.outbox.append((run.members, ReduceDone(run.sequence)))
+        del self.running[run.sequence]
+        return 0
+
+    cdef int _member_failed(self, Running run, peer, str reason) except -1:
         """The first one ends it for all; the verdict waits until the last one has restored its memory."""
-        run.failed.add(peer)
-        if not run.reason:
+        if run.failed is None:
+            run.failed = set()
             run.reason = f"peer {peer} gave up: {reason}"
-            order = AbortReduce(run.sequence, run.reason)
-            self.outbox += [(member, order) for member in run.members if member != peer]
+            others = [member for member in run.members if member != peer]
+            self.outbox.append((others, AbortReduce(run.sequence, run.reason)))
+        run.failed.add(peer)
         if len(run.failed) == len(run.members):
             self.failures.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, run.reason))
             del self.running[run.sequence]
+        return 0
 
     def awaits(self, peer, tag, long long now_ns):
         """A caller blocks on that tag. Once it has commenced nobody needs to know."""
@@ -187,29 +222,35 @@ cdef class Collectives:
         self.running.clear()
         self.ripe.clear()
 
-    def settle(self, list ring, epoch, bint wired, bint ready, numbers):
-        """What follows, as (peer, message). `ready`: the ring is not only wired, but all in it are members too.
+    cdef bint decide(self, list ring, bint wired, bint ready) except -1:
+        """Close what can be closed. True if somebody failed: `tell` must know then what the world looks like.
 
-        `numbers` is asked only if somebody must be told of a failure: what the world looks like to this group now.
+        `ready`: the ring is not only wired, but all in it are members too.
         """
-        commenced = []
         if wired and self.aborted:
             self.failures += self.aborted
             self.aborted = []
         if ready and self.ripe:
-            commenced = self._commence(ring)
+            self._commence(ring)
+        return len(self.failures) > 0
+
+    cdef list tell(self, list ring, unsigned int epoch, tuple numbers):
+        """What follows, as (peers, message). `numbers`: the world as this group sees it now, if somebody failed."""
+        cdef list told = self.outbox
+        cdef Py_ssize_t first
         if self.failures:
-            self._tell_failures(numbers())
-        for first in range(0, len(commenced), OPERATIONS_MAX):
-            order = Commence(epoch, pack_pairs(commenced[first : first + OPERATIONS_MAX]))
-            self.outbox += [(peer, order) for peer in ring]
-        told, self.outbox = self.outbox, []
+            self._tell_failures(numbers)
+        if self.commenced:
+            for first in range(0, len(self.commenced), operations_max):
+                told.append((ring, Commence(epoch, _pack_pairs(self.commenced[first : first + operations_max]))))
+            self.commenced = []
+        if told:
+            self.outbox = []
         return told
 
-    cdef list _commence(self, list ring):
-        """Close every vote that is unanimous: the (tag, sequence) of those that may begin."""
+    cdef int _commence(self, list ring) except -1:
+        """Close every vote that is unanimous, and begin what may begin."""
         cdef Tally tally
-        cdef list commenced = []
         for tag in self.ripe:
             tally = self.open.get(tag)
             if tally is None or len(tally.shapes) < len(ring):
@@ -218,28 +259,31 @@ cdef class Collectives:
             if len(ring) < 2:
                 reason = "this peer is alone in its group: wait for others, then call again"
                 self.failures.append(Failure(set(ring), tag, 0, TOO_FEW_PEERS, reason))
-            elif len(set(tally.shapes.values())) > 1:
+            elif not _is_one_shape(tally):
                 self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(tally)))
             else:
                 self.latest += 1
-                self.running[self.latest] = Running(tag, self.latest, ring, tally.began_ns)
-                commenced.append((tag, self.latest))
+                self.running[self.latest] = _new_running(tag, self.latest, ring, tally.began_ns)
+                self.commenced.append((tag, self.latest))
         self.ripe.clear()
-        return commenced
+        return 0
 
-    cdef _tell_failures(self, tuple numbers):
+    cdef int _tell_failures(self, tuple numbers) except -1:
         for failure in self.failures:
-            verdict = ReduceFailed(failure.tag, failure.sequence, failure.result, failure.reason, *numbers)
-            for peer in sorted(failure.peers):
+            peers = sorted(failure.peers)
+            for peer in peers:
                 self.held[peer].discard(failure.tag)
-                self.outbox.append((peer, verdict))
+            verdict = ReduceFailed(failure.tag, failure.sequence, failure.result, failure.reason, *numbers)
+            self.outbox.append((peers, verdict))
         self.failures = []
+        return 0
 
     # ------------------------------------------------------------------------------------------ reports
 
-    def holds(self, peer):
+    cpdef bint holds(self, peer) except -1:
         """Whether this member has something without a verdict."""
-        return bool(self.held.get(peer))
+        cdef set held = self.held.get(peer)
+        return held is not None and len(held) > 0
 
     def is_idle(self):
         """Whether nobody has."""
@@ -259,7 +303,7 @@ cdef class Collectives:
         cdef Tally tally
         cdef Running run
         where, members = f"group {self.number}", set(ring)
-        assert not self.outbox and not self.failures, f"{where}: something was not told"
+        assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
         assert not (wired and self.aborted or ready and self.ripe), f"{where}: somebody waits for nothing"
         held = {peer: set() for peer in members}
         for tag, tally in self.open.items():
@@ -284,6 +328,43 @@ cdef class Collectives:
                 held[peer].add(failure.tag)
         assert held == {peer: self.held.get(peer, set()) for peer in members}, f"{where}: holds {self.held}, not {held}"
         assert self.held.keys() <= members, f"{where}: holds something of strangers"
+
+
+cdef uint64_t _tag_of(bytes shape):
+    # A shape begins with its tag.
+    cdef const uint8_t *at = <const uint8_t *> PyBytes_AS_STRING(shape)
+    cdef uint64_t tag = 0
+    cdef int i
+    for i in range(NUMBER_BYTES):
+        tag |= <uint64_t> at[i] << (8 * i)
+    return tag
+
+
+cdef bytes _pack_pairs(list pairs):
+    # As `operations.pack_pairs` does it, for what every reduce of a run needs.
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, 2 * NUMBER_BYTES * len(pairs))
+    cdef uint8_t *at = <uint8_t *> PyBytes_AS_STRING(packed)
+    cdef tuple pair
+    cdef uint64_t number
+    cdef int i, j
+    for pair in pairs:
+        for i in range(2):
+            number = pair[i]
+            for j in range(NUMBER_BYTES):
+                at[j] = (number >> (8 * j)) & 0xFF
+            at += NUMBER_BYTES
+    return packed
+
+
+cdef bint _is_one_shape(Tally tally) except -1:
+    # Whether all gave the same.
+    first = None
+    for shape in tally.shapes.values():
+        if first is None:
+            first = shape
+        elif shape != first:
+            return False
+    return True
 
 
 cdef str _explain_difference(Tally tally):

@@ -16,3 +16,5 @@ cdef class Group:
     cdef readonly object bandwidths    # what its directed edges carry, as far as anybody measured it
     cdef readonly Collectives collectives  # what its members reduce together
     cdef readonly Agreement agreement      # what they agreed to be their shared state
+
+    cpdef int size(self) except -1

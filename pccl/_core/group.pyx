@@ -60,7 +60,7 @@ cdef class Group:
         """Who is in it and accepted."""
         return set(self.ring) - self.newcomers
 
-    def size(self):
+    cpdef int size(self) except -1:
         """How many members it has; newcomers do not count."""
         return len(self.ring) - len(self.newcomers)
 

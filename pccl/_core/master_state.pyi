@@ -4,14 +4,14 @@ from typing import Any, Final, Self, final
 
 from pccl.options import Options
 
-from .optimizing import Optimizing
+from .affairs import Affairs
 from .roster import Peer
 
 TOPOLOGY: Final[str]
 PENDING: Final[str]
 
 @final
-class MasterState(Optimizing):
+class MasterState(Affairs):
     def __init__(self, run: bytes, options: Options, now_ns: int = 0) -> None: ...
     @property
     def held(self) -> bool: ...

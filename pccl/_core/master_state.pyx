@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The master's machine: which calls are agreed, and who may come in. Events in, actions out.
 
-Rings are kept in `membership` and improved in `optimizing`.
+Rings are kept in `membership` and improved in `optimizing`; what a group does among itself is in `affairs`.
 
 **Phases.** A peer that came through the door is *registered*; it becomes *accepted* in a topology round. `TRANSITIONS`
 says which message is legal in which phase; anything else costs the sender its connection, with the reason sent first.
@@ -15,9 +15,9 @@ admits whoever registers at once. Votes that wait for a larger group keep the ro
 once, without a vote and without any other group. The same happens to an edge that breaks between two living peers. A
 pair that cannot connect is routed around; if no ring exists, a newcomer is refused, and only without one a veteran.
 
-**Collectives** are a group's own affair, in `collectives`. A ring that changes ends all of its group; while a member has
-one without a verdict it cannot vote on the topology, so no round closes over it. **The shared state** is so too, in
-`agreement`: who synchronises it can neither vote on the topology nor reduce meanwhile. A ring that changes leaves it alone.
+**Collectives** are a group's own affair. A ring that changes ends all of its group; while a member has one without a
+verdict it cannot vote on the topology, so no round closes over it. **The shared state** is so too: who synchronises it
+can neither vote on the topology nor reduce meanwhile. A ring that changes leaves it alone.
 An **optimisation** of the rings is a vote of all like a topology round; neither closes while the other is under way.
 
 **After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed round,
@@ -31,13 +31,13 @@ from collections import deque
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 from pccl.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 
-from .optimizing cimport Optimizing
+from .affairs cimport Affairs
 from .roster cimport Peer
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .election import NEVER
 from .events import (
-    DEBUG, INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, MoonshotFound, PeerCame, PeerSaid, PeerWent, Save, Tick,
+    INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, MoonshotFound, PeerCame, PeerSaid, PeerWent, Tick,
 )
 from .master_check import check_master
 from .membership import IDS_AT_ONCE
@@ -49,18 +49,19 @@ from .roster import ACCEPTED, REGISTERED
 from .story import attach
 
 
-cdef class MasterState(Optimizing):
+cdef class MasterState(Affairs):
     """`handle(event, now_ns) -> actions`, and nothing else changes it."""
 
     def __init__(self, bytes run, options, now_ns=0):
         super().__init__(run, options, Ballots(TOPOLOGY, PENDING, OPTIMIZE), now_ns)
         self.story = deque(maxlen=STORY_EVENTS_MAX)
+        self.append_story = self.story.append
         self.checking = options.check
         self.beat_ns = now_ns
         self.next_deadline_ns = now_ns + self.interval_ns
         self.held = self.stopped = False
 
-    def handle(self, event, long long now_ns):
+    cpdef list handle(self, event, long long now_ns):
         """The one way in. An error in here is a bug; it carries the story."""
         try:
             return self._handle(event, now_ns)
@@ -70,18 +71,15 @@ cdef class MasterState(Optimizing):
 
     cdef list _handle(self, event, long long now_ns):
         cdef Peer peer
+        cdef list actions = []
         self.now_ns = now_ns
-        self.actions = actions = []
+        self.actions = actions
         kind = type(event)
         if kind is PeerSaid:
             peer = self.conns.get(event.conn)
             if peer is not None:  # else: a last word of somebody already dismissed
                 peer.heard_ns = now_ns
-                handler = TRANSITIONS.get((peer.phase, type(event.message)))
-                if handler is None:
-                    self._kick(peer, INVALID_USAGE, f"{type(event.message).__name__} is not legal while {peer.phase}")
-                else:
-                    handler(self, peer, event.message)
+                self._hear(peer, event.message)
         elif kind is PeerCame:
             self._register(event)
         elif kind is PeerWent:
@@ -96,10 +94,18 @@ cdef class MasterState(Optimizing):
         else:
             raise TypeError(f"the master's machine knows no event {event!r}")
         self._settle()
-        self.story.append((now_ns, event, actions))
+        self.append_story((now_ns, event, actions))
         if self.checking:
             self.check()
         return actions
+
+    cdef int _hear(self, Peer peer, message) except -1:
+        handler = transitions.get((peer.phase, type(message)))
+        if handler is None:
+            self._kick(peer, INVALID_USAGE, f"{type(message).__name__} is not legal while {peer.phase}")
+        else:
+            handler(self, peer, message)
+        return 0
 
     # ------------------------------------------------------------------------------------------ votes
 
@@ -130,102 +136,18 @@ cdef class MasterState(Optimizing):
         self._agreement(peer).withdraw(peer.id, message.call)
         self._withdraw_optimize(peer, message.call)
 
-    # ------------------------------------------------------------------------------------------ shared state
-
-    def _agreement(self, Peer peer):
-        """That of its group, from which something may follow when this event is over."""
-        self.stirred.add(peer.group)
-        return self.groups[peer.group].agreement
-
-    def _on_vote_sync(self, Peer peer, message):
-        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
-            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while it votes on the topology")
-        elif self.groups[peer.group].collectives.holds(peer.id):
-            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while a reduce of its own has no verdict")
-        else:
-            self._kick_if(peer, self._agreement(peer).vote(peer.id, message, self.now_ns))
-
-    def _on_layout(self, Peer peer, message):
-        self._kick_if(peer, self._agreement(peer).give_layout(peer.id, message))
-
-    def _on_fetched(self, Peer peer, message):
-        self._kick_if(peer, self._agreement(peer).fetched(peer.id, message))
-
-    # ------------------------------------------------------------------------------------------ collectives
-
-    def _collectives(self, Peer peer):
-        """Those of its group, which will have something to tell when this event is over."""
-        self.stirred.add(peer.group)
-        return self.groups[peer.group].collectives
-
-    def _on_initiate(self, Peer peer, message):
-        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
-            self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
-        elif self.groups[peer.group].agreement.holds(peer.id):
-            self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
-        else:
-            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes, self.now_ns))
-
-    def _on_finished(self, Peer peer, message):
-        self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))
-
-    def _on_awaiting(self, Peer peer, message):
-        self._collectives(peer).awaits(peer.id, message.tag, self.now_ns)
-
-    def _on_withdraw_reduce(self, Peer peer, message):
-        self._collectives(peer).withdraw(peer.id, message.tag)
-
-    def _kick_if(self, Peer peer, str wrong):
-        if wrong:
-            self._kick(peer, INVALID_USAGE, wrong)
-
-    def _settle_collectives(self, group):
-        """Tell the members what became of their collectives."""
-        wired = group.number not in self.wiring
-        ready = wired and not group.newcomers
-        told = group.collectives.settle(group.ring, group.epoch, wired, ready, lambda: self._numbers(group))
-        for peer_id, message in told:
-            self._send(self.peers[peer_id], message)
-
-    def _numbers(self, group):
-        """What a failed collective tells its callers of the world: pending peers never count."""
-        sizes = [size for size in [one.size() for one in self.groups.values()] if size]
-        return group.epoch, len(self.accepted), group.size(), len(sizes), max(sizes), self.round
-
     # ------------------------------------------------------------------------------------------ settling
 
-    def _settle(self):
+    cdef int _settle(self) except -1:
         """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
         while (
             self._order_changed_rings() or self._close_round() or self._settle_optimization() or self._settle_groups()
         ):
             pass
         self._answer_pending()
+        return 0
 
-    def _settle_groups(self):
-        """Tell the members of stirred groups what follows. True if somebody had to go, which changes rings."""
-        stirred, self.stirred = self.stirred, set()
-        for number in sorted(stirred):
-            group = self.groups.get(number)
-            if group is not None:
-                self._settle_collectives(group)
-                self._settle_agreement(group)
-        return bool(self.changed or self.stirred)
-
-    def _settle_agreement(self, group):
-        """Tell the members what became of their vote; what was agreed is kept before anybody relies on it."""
-        agreement = group.agreement
-        told, kicks, agreed = agreement.settle(group.size(), self.peers)
-        if agreed:
-            self.actions.append(Save())
-            self.counters["agreed"] += 1
-            self._log(DEBUG, f"group={group.number} agreed revision={agreement.revision} digest={agreement.content.hex()}")
-        for peer_id, message in told:
-            self._send(self.peers[peer_id], message)
-        for peer_id, (result, reason) in sorted(kicks.items()):
-            self._kick(self.peers[peer_id], result, reason)
-
-    def _close_round(self):
+    cdef bint _close_round(self) except -1:
         """Open or complete an admission. True if something changed."""
         if self.wiring:
             return False
@@ -234,6 +156,11 @@ cdef class MasterState(Optimizing):
             return True
         if not self._round_is_ripe():
             return False
+        self._open_round()
+        return True
+
+    cdef int _open_round(self) except -1:
+        """Put every newcomer into its group's ring."""
         self.admission = True
         self.held = False
         if self.checking:
@@ -247,12 +174,12 @@ cdef class MasterState(Optimizing):
             group.add(peer_id)
             self.changed.add(number)
             self._cancel_moonshot(number)
-        return True
+        return 0
 
-    def _round_is_ripe(self):
+    cpdef bint _round_is_ripe(self) except -1:
         votes = self.votes[TOPOLOGY]
         if not self.accepted:
-            return bool(self.registered)
+            return len(self.registered) > 0
         if len(votes) < len(self.accepted) or self.optimizing:
             return False
         if self.registered:
@@ -296,13 +223,14 @@ cdef class MasterState(Optimizing):
         else:
             self._send(peer, TopologyDone(call, self.round, group.epoch, world, len(group.ring), groups, largest))
 
-    def _answer_pending(self):
-        votes = self.votes[PENDING]
+    cdef int _answer_pending(self) except -1:
+        cdef dict votes = self.votes[PENDING]
         if not votes or len(votes) < len(self.accepted):
-            return
+            return 0
         pending = bool(self.registered or self.admitting)
         for peer_id, vote in self.ballots.close(PENDING).items():
             self._send(self.peers[peer_id], PendingAnswer(vote.call, pending))
+        return 0
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -480,3 +408,4 @@ TRANSITIONS = {
     (ACCEPTED, Beat): MasterState._on_beat,
     (ACCEPTED, Leave): MasterState._on_leave,
 }
+cdef dict transitions = TRANSITIONS  # the same, without looking its name up

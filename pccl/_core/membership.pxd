@@ -27,5 +27,6 @@ cdef class Membership:
     cdef readonly set changed           # numbers of groups that need a new order; empty between events
     cdef readonly set stirred           # numbers of groups in which something may follow; likewise
 
-    cdef _send(self, Peer peer, message)
-    cdef _log(self, int level, str line)
+    cdef bint _order_changed_rings(self) except -1
+    cdef int _send(self, Peer peer, message) except -1
+    cdef int _log(self, int level, str line) except -1

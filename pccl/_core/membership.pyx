@@ -170,7 +170,7 @@ cdef class Membership:
         self._disturb(group, f"peer {source} cannot reach peer {target}: {reason}")
         self._log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
 
-    def _order_changed_rings(self):
+    cdef bint _order_changed_rings(self) except -1:
         """Give every changed ring a legal order and its members their neighbours. True if there was one."""
         if not self.changed:
             return False
@@ -193,8 +193,10 @@ cdef class Membership:
         oldest_ns = self.now_ns - 5 * self.interval_ns // 2
         return {peer_id for peer_id in group.ring if self.peers[peer_id].heard_ns < oldest_ns}
 
-    cdef _send(self, Peer peer, message):
+    cdef int _send(self, Peer peer, message) except -1:
         self.actions.append(SendTo(peer.conn, message))
+        return 0
 
-    cdef _log(self, int level, str line):
+    cdef int _log(self, int level, str line) except -1:
         self.actions.append(Log(level, line))
+        return 0

@@ -47,9 +47,10 @@ cdef class Optimizing(Membership):
 
     # ------------------------------------------------------------------------------------------ votes
 
-    def _optimizes(self, Peer peer):
+    cdef bint _optimizes(self, Peer peer) except -1:
         """Whether it is in optimize_topology, and can make no other call."""
-        return peer.id in self.votes[OPTIMIZE] or peer.id in self.optimizers
+        cdef dict votes = self.votes[OPTIMIZE]
+        return peer.id in votes or peer.id in self.optimizers
 
     def _on_vote_optimize(self, Peer peer, message):
         group = self.groups[peer.group]
@@ -68,10 +69,12 @@ cdef class Optimizing(Membership):
         if vote is not None and vote.call == call:
             del self.optimizers[peer.id]
 
-    def _optimize_is_ripe(self):
+    cdef bint _optimize_is_ripe(self) except -1:
         """Whether everybody has voted, and no ring is on the move."""
-        votes = self.votes[OPTIMIZE]
-        return bool(votes) and len(votes) == len(self.accepted) and not (self.wiring or self.admission or self.optimizing)
+        cdef dict votes = self.votes[OPTIMIZE]
+        if not votes or len(votes) != len(self.accepted):
+            return False
+        return not (self.wiring or self.admission or self.optimizing)
 
     def _remove(self, Peer peer, str how, str reason):
         in_ring = self._ring_of(peer) is not None
@@ -89,10 +92,14 @@ cdef class Optimizing(Membership):
 
     # ------------------------------------------------------------------------------------------ settling
 
-    def _settle_optimization(self):
+    cdef bint _settle_optimization(self) except -1:
         """Carry an optimisation as far as it can go. True if something changed."""
-        if not self.optimizing:
-            return self._optimize_is_ripe() and self._begin_optimization()
+        if self.optimizing:
+            return self._carry_on()
+        return self._optimize_is_ripe() and self._begin_optimization()
+
+    cdef bint _carry_on(self) except -1:
+        """The same, with one under way."""
         if not self.optimizers:
             self._end_optimization()
             return True

@@ -56,7 +56,7 @@ class Listening:
         self._new_number = new_number
         self._hellos = hellos  # kind -> who decides about it
         self._log = log
-        self._connections: dict[int, Connection] = {}
+        self.strangers: dict[int, Connection] = {}  # everybody in front of the door
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
         self.door = Door(token, tuple(hellos), lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
@@ -81,9 +81,9 @@ class Listening:
         """Close the port and everybody in front of it."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        for connection in self._connections.values():
+        for connection in self.strangers.values():
             connection.close()
-        self._connections.clear()
+        self.strangers.clear()
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_MAX):
@@ -99,7 +99,7 @@ class Listening:
                 continue  # the caller was gone before we took it
             self._short_of = ""
             number, host = self._new_number(), host_of(address)
-            self._connections[number] = Connection(
+            self.strangers[number] = Connection(
                 self._loop,
                 sock,
                 number=number,
@@ -129,21 +129,21 @@ class Listening:
     def _broke(self, number: int, kind: str, reason: str) -> None:
         if kind == "version":
             text = f"this side speaks version {WIRE_VERSION} of pccl's protocol; {reason}"
-            self._connections[number].send(Refused(INVALID_USAGE, text))
+            self.strangers[number].send(Refused(INVALID_USAGE, text))
         self._perform(self.door.turn_away(number, kind, reason))
 
     def _perform(self, actions: list[Any]) -> None:
         for action in actions:
             kind = type(action)
             if kind is Say:
-                self._connections[action.conn].send(action.message)
+                self.strangers[action.conn].send(action.message)
             elif kind is Admit:
-                connection = self._connections.pop(action.conn)
+                connection = self.strangers.pop(action.conn)
                 admitted = self._hellos[type(action.hello)]
                 admitted(connection, action.hello, self._hosts.pop(action.conn), action.welcome)
             elif kind is TurnAway:
                 self._hosts.pop(action.conn, None)
-                connection = self._connections.pop(action.conn)
+                connection = self.strangers.pop(action.conn)
                 # A refusal that was just sent must arrive; everything else is closed without ceremony.
                 if action.kind in ("token", "version"):
                     connection.finish()

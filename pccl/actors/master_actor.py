@@ -1,9 +1,10 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
 Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. An operator who asks how the run is gets its description and is gone: the machine never hears of
-it. Runs until `stop`, in whatever process called `run`. With a state file, what groups agreed on is on the disk before
-anybody hears of it; if it cannot be written any more the run goes on, and says so.
+mean is decided there. What nearly every message goes through is compiled, in `answering`; here is the rest. An operator
+who asks how the run is gets its description and is gone: the machine never hears of it. Runs until `stop`, in whatever
+process called `run`. With a state file, what groups agreed on is on the disk before anybody hears of it; if it cannot
+be written any more the run goes on, and says so.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ from pccl._core.events import (
     Log,
     MoonshotFound,
     PeerCame,
-    PeerSaid,
     PeerWent,
     Save,
-    SendTo,
     Tick,
 )
 from pccl._core.master_state import MasterState
-from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Beat, Inquire, Kick, Register
+from pccl._core.messages import AT_MASTER_DOOR, TO_MASTER, Inquire, Kick, Register
 from pccl._core.park import monotonic_ns
 from pccl._core.wire import WIRE_VERSION
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_USAGE
 
+from .answering import Answering
 from .listening import Listening
 from .loop import Loop
 from .moonshot import Moonshot
@@ -57,7 +57,7 @@ STATE_FILE = b"state file: "  # and its path, if there is one
 READY = b"ready"
 
 
-class MasterActor:
+class MasterActor(Answering):
     """Owns the listener and the state file it is given. A state file that cannot be used is a ValueError."""
 
     def __init__(
@@ -73,11 +73,9 @@ class MasterActor:
         self._log = log
         self._file = state_file
         self._unwritten = False  # the file is older than what was agreed
-        self.state = self._begin(options)
-        self.loop = Loop()
+        super().__init__(self._begin(options), Loop())
         self.loop.look_ns = nanoseconds(options.look_time)
         self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
-        self._connections: dict[int, Connection] = {}
         self._numbers = 0
         self._question: BeginMoonshot | None = None  # what the search in the background is about
         self._moonshot = Moonshot(self.loop, on_better=self._found, on_ended=self._search_ended)
@@ -91,6 +89,7 @@ class MasterActor:
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
+        self._strangers = self._listening.strangers
 
     @property
     def port(self) -> int:
@@ -172,10 +171,6 @@ class MasterActor:
         self._numbers += 1
         return self._numbers
 
-    def _deadline(self) -> int:
-        silent = self._listening.next_deadline_ns
-        return self.state.next_deadline_ns if silent is None else min(silent, self.state.next_deadline_ns)
-
     def _tick(self, now_ns: int) -> None:
         self._listening.tick(now_ns)
         self._feed(Tick())
@@ -203,11 +198,6 @@ class MasterActor:
         connection.finish(INQUIRY_NS)
         self._log(DEBUG, f"described the run to an operator at {host}")
 
-    def _heard(self, number: int, message: Any) -> None:
-        self._feed(PeerSaid(number, message))
-        if type(message) is not Beat:
-            self.loop.expect()  # who votes does not vote alone
-
     def _broke(self, number: int, kind: str, reason: str) -> None:
         connection = self._connections.pop(number)
         if kind in ("closed", "error"):
@@ -218,28 +208,22 @@ class MasterActor:
             connection.finish()
         self._feed(PeerWent(number, reason))
 
-    def _feed(self, event: Any) -> None:
-        connections = self._connections
-        for action in self.state.handle(event, monotonic_ns()):
-            kind = type(action)
-            if kind is SendTo:
-                connection = connections.get(action.conn)
-                if connection is not None:
-                    connection.send(action.message)
-            elif kind is Log:
-                self._log(action.level, action.line)
-            elif kind is Dismiss:
-                connection = connections.pop(action.conn, None)
-                if connection is not None:
-                    connection.finish()
-            elif kind is Save:
-                self._save()
-            elif kind is BeginMoonshot:
-                self._search(action)
-            elif kind is CancelMoonshot:
-                self._moonshot.cancel()
-            else:
-                raise TypeError(f"the master cannot perform {action!r}")
+    def _perform(self, action: Any) -> None:
+        kind = type(action)
+        if kind is Log:
+            self._log(action.level, action.line)
+        elif kind is Dismiss:
+            connection = self._connections.pop(action.conn, None)
+            if connection is not None:
+                connection.finish()
+        elif kind is Save:
+            self._save()
+        elif kind is BeginMoonshot:
+            self._search(action)
+        elif kind is CancelMoonshot:
+            self._moonshot.cancel()
+        else:
+            super()._perform(action)
 
 
 def _is_numeric(host: str) -> bool:

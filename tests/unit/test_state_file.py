@@ -13,6 +13,7 @@ import pytest
 from pccl._core import messages as m
 from pccl._core.events import ERROR, INFO, PeerCame, PeerSaid
 from pccl.actors import state_file
+from pccl.actors.connection import Connection
 from pccl.actors.listening import bind
 from pccl.actors.master_actor import MasterActor, open_state_file
 from pccl.actors.state_file import StateFile, StateFileError
@@ -254,14 +255,17 @@ def test_the_file_is_written_before_the_answer_leaves(path: str) -> None:
         seen = []
         shell.sync(12, b"z" * 16)
 
-        class Peer:
+        class Peer(Connection):
+            def __init__(self) -> None:
+                pass  # there is no socket
+
             def send(self, message: Any) -> None:
                 seen.append((type(message), json.loads(Path(path).read_text())["state"]["groups"]["0"]["revision"]))
 
             def close(self) -> None:
                 pass
 
-        shell.actor._connections[1] = Peer()  # type: ignore[assignment]
+        shell.actor._connections[1] = Peer()
         shell.vote(13, b"a" * 16)
 
         assert seen == [(m.SyncDone, 13)]

@@ -1,0 +1,3 @@
+from .optimizing import Optimizing
+
+class Affairs(Optimizing): ...

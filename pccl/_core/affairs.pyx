@@ -1,0 +1,125 @@
+# cython: language_level=3
+"""What the members of a group do among themselves: their collectives, and the shared state they agree on.
+
+Each is a machine of its own, in `collectives` and in `agreement`. Here is what the master adds to them: who may say what
+beside its other calls, and who is told what follows. A group in which somebody said something is *stirred*, and settled
+once, when the event is over; the others are not looked at. One where nobody synchronises is asked just that.
+
+Part of the master's machine. A small reduce takes as long as its way through here, which it goes twice for each member:
+whatever lies on that way is typed, and is not found by name.
+"""
+
+from pccl.outcomes import INVALID_USAGE
+
+from .agreement cimport Agreement
+from .collectives cimport Collectives
+from .group cimport Group
+from .optimizing cimport Optimizing
+from .roster cimport Peer
+from .events import DEBUG, SYNC, TOPOLOGY, Save
+
+
+cdef class Affairs(Optimizing):
+    """Collectives and agreements of all groups."""
+
+    # ------------------------------------------------------------------------------------------ shared state
+
+    cdef Agreement _agreement(self, Peer peer):
+        cdef Group group = self.groups[peer.group]
+        self.stirred.add(peer.group)
+        return group.agreement
+
+    def _on_vote_sync(self, Peer peer, message):
+        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
+            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while it votes on the topology")
+        elif self.groups[peer.group].collectives.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while a reduce of its own has no verdict")
+        else:
+            self._kick_if(peer, self._agreement(peer).vote(peer.id, message, self.now_ns))
+
+    def _on_layout(self, Peer peer, message):
+        self._kick_if(peer, self._agreement(peer).give_layout(peer.id, message))
+
+    def _on_fetched(self, Peer peer, message):
+        self._kick_if(peer, self._agreement(peer).fetched(peer.id, message))
+
+    # ------------------------------------------------------------------------------------------ collectives
+
+    cdef Collectives _collectives(self, Peer peer):
+        cdef Group group = self.groups[peer.group]
+        self.stirred.add(peer.group)
+        return group.collectives
+
+    def _on_initiate(self, Peer peer, message):
+        cdef Group group = self.groups[peer.group]
+        if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
+            self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
+        elif group.agreement.holds(peer.id):
+            self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
+        else:
+            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes, self.now_ns))
+
+    def _on_finished(self, Peer peer, message):
+        self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))
+
+    def _on_awaiting(self, Peer peer, message):
+        self._collectives(peer).awaits(peer.id, message.tag, self.now_ns)
+
+    def _on_withdraw_reduce(self, Peer peer, message):
+        self._collectives(peer).withdraw(peer.id, message.tag)
+
+    cdef int _kick_if(self, Peer peer, str wrong) except -1:
+        if wrong:
+            self._kick(peer, INVALID_USAGE, wrong)
+        return 0
+
+    # ------------------------------------------------------------------------------------------ settling
+
+    cdef bint _settle_groups(self) except -1:
+        """Tell the members of stirred groups what follows. True if somebody had to go, which changes rings."""
+        cdef Group group
+        cdef list numbers
+        if not self.stirred:
+            return False
+        numbers = list(self.stirred)
+        self.stirred.clear()
+        numbers.sort()
+        for number in numbers:
+            group = self.groups.get(number)
+            if group is not None:
+                self._settle_collectives(group)
+                self._settle_agreement(group)
+        return len(self.changed) > 0 or len(self.stirred) > 0
+
+    cdef int _settle_collectives(self, Group group) except -1:
+        """Tell the members what became of their collectives."""
+        cdef Collectives collectives = group.collectives
+        cdef bint wired = group.number not in self.wiring
+        cdef tuple numbers = None
+        if collectives.decide(group.ring, wired, wired and not group.newcomers):
+            numbers = self._numbers(group)
+        for peers, message in collectives.tell(group.ring, group.epoch, numbers):
+            for peer_id in peers:
+                self._send(self.peers[peer_id], message)
+        return 0
+
+    def _numbers(self, group):
+        """What a failed collective tells its callers of the world: pending peers never count."""
+        sizes = [size for size in [one.size() for one in self.groups.values()] if size]
+        return group.epoch, len(self.accepted), group.size(), len(sizes), max(sizes), self.round
+
+    cdef int _settle_agreement(self, Group group) except -1:
+        """Tell the members what became of their vote; what was agreed is kept before anybody relies on it."""
+        cdef Agreement agreement = group.agreement
+        if agreement.is_idle() and not agreement.outbox:
+            return 0
+        told, kicks, agreed = agreement.settle(group.size(), self.peers)
+        if agreed:
+            self.actions.append(Save())
+            self.counters["agreed"] += 1
+            self._log(DEBUG, f"group={group.number} agreed revision={agreement.revision} digest={agreement.content.hex()}")
+        for peer_id, message in told:
+            self._send(self.peers[peer_id], message)
+        for peer_id, (result, reason) in sorted(kicks.items()):
+            self._kick(self.peers[peer_id], result, reason)
+        return 0

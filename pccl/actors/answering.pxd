@@ -1,0 +1,15 @@
+# Contents of `answering`: the short way of a message through the master.
+
+from pccl._core.master_state cimport MasterState
+
+from .loop cimport Loop
+
+
+cdef class Answering:
+    cdef readonly MasterState state         # decides
+    cdef readonly Loop loop                 # wakes us
+    cdef readonly dict _connections         # number -> Connection of somebody who is known to the machine
+    cdef public object _listening           # the port, and the door behind it
+    cdef public dict _strangers             # of `_listening`: who has not come through the door
+
+    cdef int feed(self, event) except -1

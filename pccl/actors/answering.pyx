@@ -1,0 +1,56 @@
+# cython: language_level=3, auto_pickle=False
+"""The short way of a message through the master: from the connection it came on to those that are answered on.
+
+What is said becomes an event, the machine is asked, and what it wants to be sent is sent. That is all that happens for
+nearly every message, four times for a reduce of two peers, and always just after a sleep, when nothing of it is in any
+cache: so it is compiled, and as short as can be. Everything rare (to log, to dismiss, to save, to search) is the
+business of whoever derives from this, through `_perform`. Nothing is decided here.
+"""
+
+from pccl._core.events import PeerSaid, SendTo
+from pccl._core.master_state cimport MasterState
+from pccl._core.messages import Beat
+from pccl._core.park cimport now_ns
+
+from .connection cimport Connection
+from .loop cimport Loop
+
+
+cdef class Answering:
+    """A machine, the loop that wakes it, and the connections of those it knows."""
+
+    def __init__(self, MasterState state not None, Loop loop not None):
+        self.state = state
+        self.loop = loop
+        self._connections = {}
+        self._strangers = {}
+
+    def _heard(self, number, message):
+        """Somebody known has said something."""
+        self.feed(PeerSaid(number, message))
+        if type(message) is not Beat:
+            self.loop.expect()  # who votes does not vote alone
+
+    def _feed(self, event):
+        """Anything else has happened."""
+        self.feed(event)
+
+    cdef int feed(self, event) except -1:
+        cdef Connection connection
+        for action in self.state.handle(event, now_ns()):
+            if type(action) is SendTo:
+                connection = self._connections.get(action.conn)
+                if connection is not None:
+                    connection.send(action.message)
+            else:
+                self._perform(action)
+        return 0
+
+    def _perform(self, action):
+        """Whatever else the machine may ask for."""
+        raise TypeError(f"the master cannot perform {action!r}")
+
+    def _deadline(self):
+        """When the machine wants to be woken, or the oldest stranger's time is up; there is hardly ever one."""
+        silent = self._listening.next_deadline_ns if self._strangers else None
+        return self.state.next_deadline_ns if silent is None else min(silent, self.state.next_deadline_ns)
