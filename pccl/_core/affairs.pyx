@@ -22,12 +22,12 @@ from .events import DEBUG, SYNC, TOPOLOGY, Save
 cdef class Affairs(Optimizing):
     """Collectives and agreements of all groups."""
 
-    # ------------------------------------------------------------------------------------------ shared state
-
-    cdef Agreement _agreement(self, Peer peer):
-        cdef Group group = self.groups[peer.group]
+    cdef Group _stir(self, Peer peer):
+        """The group of whoever said something: something may follow in it when this event is over."""
         self.stirred.add(peer.group)
-        return group.agreement
+        return self.groups[peer.group]
+
+    # ------------------------------------------------------------------------------------------ shared state
 
     def _on_vote_sync(self, Peer peer, message):
         if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
@@ -35,38 +35,33 @@ cdef class Affairs(Optimizing):
         elif self.groups[peer.group].collectives.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"voted in {SYNC} while a reduce of its own has no verdict")
         else:
-            self._kick_if(peer, self._agreement(peer).vote(peer.id, message, self.now_ns))
+            self._kick_if(peer, self._stir(peer).agreement.vote(peer.id, message, self.now_ns))
 
     def _on_layout(self, Peer peer, message):
-        self._kick_if(peer, self._agreement(peer).give_layout(peer.id, message))
+        self._kick_if(peer, self._stir(peer).agreement.give_layout(peer.id, message))
 
     def _on_fetched(self, Peer peer, message):
-        self._kick_if(peer, self._agreement(peer).fetched(peer.id, message))
+        self._kick_if(peer, self._stir(peer).agreement.fetched(peer.id, message))
 
     # ------------------------------------------------------------------------------------------ collectives
 
-    cdef Collectives _collectives(self, Peer peer):
-        cdef Group group = self.groups[peer.group]
-        self.stirred.add(peer.group)
-        return group.collectives
-
     def _on_initiate(self, Peer peer, message):
-        cdef Group group = self.groups[peer.group]
+        cdef Group group = self._stir(peer)
         if peer.id in self.votes[TOPOLOGY] or self._optimizes(peer):
             self._kick(peer, INVALID_USAGE, "initiated a reduce while it votes on the topology")
         elif group.agreement.holds(peer.id):
             self._kick(peer, INVALID_USAGE, f"initiated a reduce while it is in {SYNC}")
         else:
-            self._kick_if(peer, self._collectives(peer).initiate(peer.id, message.shapes, self.now_ns))
+            self._kick_if(peer, group.collectives.initiate(peer.id, message.shapes, self.now_ns))
 
     def _on_finished(self, Peer peer, message):
-        self._kick_if(peer, self._collectives(peer).finished(peer.id, message.sequence, message.ok, message.reason))
+        self._kick_if(peer, self._stir(peer).collectives.finished(peer.id, message.sequence, message.ok, message.reason))
 
     def _on_awaiting(self, Peer peer, message):
-        self._collectives(peer).awaits(peer.id, message.tag, self.now_ns)
+        self._stir(peer).collectives.awaits(peer.id, message.tag, self.now_ns)
 
     def _on_withdraw_reduce(self, Peer peer, message):
-        self._collectives(peer).withdraw(peer.id, message.tag)
+        self._stir(peer).collectives.withdraw(peer.id, message.tag)
 
     cdef int _kick_if(self, Peer peer, str wrong) except -1:
         if wrong:
@@ -77,19 +72,24 @@ cdef class Affairs(Optimizing):
 
     cdef bint _settle_groups(self) except -1:
         """Tell the members of stirred groups what follows. True if somebody had to go, which changes rings."""
-        cdef Group group
-        cdef list numbers
-        if not self.stirred:
+        cdef Py_ssize_t count = len(self.stirred)
+        if count == 0:
             return False
-        numbers = list(self.stirred)
-        self.stirred.clear()
-        numbers.sort()
-        for number in numbers:
-            group = self.groups.get(number)
-            if group is not None:
-                self._settle_collectives(group)
-                self._settle_agreement(group)
+        if count == 1:
+            self._settle_group(self.stirred.pop())
+        else:
+            numbers = sorted(self.stirred)
+            self.stirred.clear()
+            for number in numbers:
+                self._settle_group(number)
         return len(self.changed) > 0 or len(self.stirred) > 0
+
+    cdef int _settle_group(self, number) except -1:
+        cdef Group group = self.groups.get(number)
+        if group is not None:
+            self._settle_collectives(group)
+            self._settle_agreement(group)
+        return 0
 
     cdef int _settle_collectives(self, Group group) except -1:
         """Tell the members what became of their collectives."""

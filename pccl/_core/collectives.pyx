@@ -75,7 +75,7 @@ cdef Running _new_running(tag, sequence, list ring, long long began_ns):
     run.began_ns = began_ns
     run.sequence = sequence
     run.members = set(ring)
-    run.waiting = set(ring)
+    run.waiting = set(run.members)
     run.reason = ""
     return run
 
@@ -237,13 +237,14 @@ cdef class Collectives:
     cdef list tell(self, list ring, unsigned int epoch, tuple numbers):
         """What follows, as (peers, message). `numbers`: the world as this group sees it now, if somebody failed."""
         cdef list told = self.outbox
-        cdef Py_ssize_t first
+        cdef list pairs
         if self.failures:
             self._tell_failures(numbers)
-        if self.commenced:
-            for first in range(0, len(self.commenced), operations_max):
-                told.append((ring, Commence(epoch, _pack_pairs(self.commenced[first : first + operations_max]))))
-            self.commenced = []
+        while self.commenced:
+            pairs, self.commenced = self.commenced, []
+            if len(pairs) > operations_max:
+                pairs, self.commenced = pairs[:operations_max], pairs[operations_max:]
+            told.append((ring, Commence(epoch, _pack_pairs(pairs))))
         if told:
             self.outbox = []
         return told

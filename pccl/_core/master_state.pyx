@@ -100,7 +100,8 @@ cdef class MasterState(Affairs):
         return actions
 
     cdef int _hear(self, Peer peer, message) except -1:
-        handler = transitions.get((peer.phase, type(message)))
+        cdef dict legal = by_phase[peer.phase]
+        handler = legal.get(type(message))
         if handler is None:
             self._kick(peer, INVALID_USAGE, f"{type(message).__name__} is not legal while {peer.phase}")
         else:
@@ -133,7 +134,7 @@ cdef class MasterState(Affairs):
 
     def _on_withdraw(self, Peer peer, message):
         self.ballots.withdraw(peer.id, message.call)
-        self._agreement(peer).withdraw(peer.id, message.call)
+        self._stir(peer).agreement.withdraw(peer.id, message.call)
         self._withdraw_optimize(peer, message.call)
 
     # ------------------------------------------------------------------------------------------ settling
@@ -329,9 +330,9 @@ cdef class MasterState(Affairs):
             self._log(WARNING, reason)
         for call, peer_id in stuck:
             if call.tally is not None:
-                self._collectives(self.peers[peer_id]).fail(peer_id, call.tally.tag, reason)
+                self._stir(self.peers[peer_id]).collectives.fail(peer_id, call.tally.tag, reason)
             elif call.agreement is not None:
-                self._agreement(self.peers[peer_id]).fail(peer_id, reason)
+                self._stir(self.peers[peer_id]).agreement.fail(peer_id, reason)
             else:
                 vote = self.votes[call.name].pop(peer_id)
                 self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
@@ -408,4 +409,8 @@ TRANSITIONS = {
     (ACCEPTED, Beat): MasterState._on_beat,
     (ACCEPTED, Leave): MasterState._on_leave,
 }
-cdef dict transitions = TRANSITIONS  # the same, without looking its name up
+# The same, so that what a message means is found without a tuple to look it up by.
+cdef dict by_phase = {
+    phase: {kind: handler for (its_phase, kind), handler in TRANSITIONS.items() if its_phase == phase}
+    for phase in (REGISTERED, ACCEPTED)
+}
