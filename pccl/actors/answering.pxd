@@ -9,7 +9,6 @@ cdef class Answering:
     cdef readonly MasterState state         # decides
     cdef readonly Loop loop                 # wakes us
     cdef readonly dict _connections         # number -> Connection of somebody who is known to the machine
-    cdef public object _listening           # the port, and the door behind it
-    cdef public dict _strangers             # of `_listening`: who has not come through the door
+    cdef public object _door                # who turns strangers away
 
     cdef int feed(self, event) except -1

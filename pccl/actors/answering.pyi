@@ -1,14 +1,13 @@
 from typing import Any
 
+from pccl._core.door import Door
 from pccl._core.master_state import MasterState
 
 from .connection import Connection
-from .listening import Listening
 from .loop import Loop
 
 class Answering:
-    _listening: Listening
-    _strangers: dict[int, Connection]
+    _door: Door
     def __init__(self, state: MasterState, loop: Loop) -> None: ...
     @property
     def state(self) -> MasterState: ...

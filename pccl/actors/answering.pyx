@@ -23,7 +23,6 @@ cdef class Answering:
         self.state = state
         self.loop = loop
         self._connections = {}
-        self._strangers = {}
 
     def _heard(self, number, message):
         """Somebody known has said something."""
@@ -52,5 +51,6 @@ cdef class Answering:
 
     def _deadline(self):
         """When the machine wants to be woken, or the oldest stranger's time is up; there is hardly ever one."""
-        silent = self._listening.next_deadline_ns if self._strangers else None
-        return self.state.next_deadline_ns if silent is None else min(silent, self.state.next_deadline_ns)
+        if self._door.strangers:
+            return min(self.state.next_deadline_ns, self._door.next_deadline_ns)
+        return self.state.next_deadline_ns

@@ -22,7 +22,7 @@ cdef class Feeding(Watcher):
     cdef public Connection master       # None while there is none
     cdef public Reducing reducing       # operations that have commenced
     cdef public dict windows            # (slot, sequence) -> the window that looks up when that call has ended
-    cdef public dict strangers          # at the door, the oldest first
+    cdef public object door             # who turns strangers away, or None before there is a port
     cdef public long long rhythm_ns     # how often the caller wants to see a beat
     cdef object fault                   # the planned mishap, normally None
     cdef char mail[MAIL_BYTES_MAX]

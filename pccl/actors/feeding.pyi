@@ -1,7 +1,7 @@
 import socket
 from typing import Any
 
-from pccl._core.door import Stranger
+from pccl._core.door import Door
 from pccl._core.peer_state import PeerState
 from pccl.memory.slots import SlotTable
 from pccl.memory.window import Window
@@ -18,7 +18,7 @@ class Feeding(Watcher):
     master: Connection | None
     reducing: Reducing
     windows: dict[tuple[int, int], Window]
-    strangers: dict[int, Stranger]
+    door: Door | None
     rhythm_ns: int
     def __init__(self, mailbox: socket.socket, slots: SlotTable, fault: Fault | None) -> None: ...
     @property

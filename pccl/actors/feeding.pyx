@@ -44,7 +44,6 @@ cdef class Feeding(Watcher):
         self.fault = fault
         self.loop = Loop()
         self.windows = {}
-        self.strangers = {}
 
     cpdef feed(self, event):
         """Tell the machine, and perform what it decides."""
@@ -87,9 +86,8 @@ cdef class Feeding(Watcher):
         cdef int64_t due = self.slots.beaten_ns() + self.rhythm_ns
         if self.state is not None:
             due = min(due, self.state.next_deadline_ns)
-        for stranger in self.strangers.values():
-            due = min(due, <int64_t> stranger.deadline_ns)
-            break
+        if self.door is not None and self.door.strangers:
+            due = min(due, <int64_t> self.door.next_deadline_ns)
         return due
 
     cdef int ready(self, uint32_t events) except -1:

@@ -56,7 +56,7 @@ class Listening:
         self._new_number = new_number
         self._hellos = hellos  # kind -> who decides about it
         self._log = log
-        self.strangers: dict[int, Connection] = {}  # everybody in front of the door
+        self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
         self.door = Door(token, tuple(hellos), lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
@@ -68,11 +68,6 @@ class Listening:
         """The port that was bound."""
         return int(self._listener.getsockname()[1])
 
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """When the oldest stranger has been silent for too long."""
-        return self.door.next_deadline_ns
-
     def tick(self, now_ns: int) -> None:
         """Turn away the silent."""
         self._perform(self.door.tick(now_ns))
@@ -81,9 +76,9 @@ class Listening:
         """Close the port and everybody in front of it."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        for connection in self.strangers.values():
+        for connection in self._connections.values():
             connection.close()
-        self.strangers.clear()
+        self._connections.clear()
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_MAX):
@@ -99,7 +94,7 @@ class Listening:
                 continue  # the caller was gone before we took it
             self._short_of = ""
             number, host = self._new_number(), host_of(address)
-            self.strangers[number] = Connection(
+            self._connections[number] = Connection(
                 self._loop,
                 sock,
                 number=number,
@@ -129,21 +124,21 @@ class Listening:
     def _broke(self, number: int, kind: str, reason: str) -> None:
         if kind == "version":
             text = f"this side speaks version {WIRE_VERSION} of pccl's protocol; {reason}"
-            self.strangers[number].send(Refused(INVALID_USAGE, text))
+            self._connections[number].send(Refused(INVALID_USAGE, text))
         self._perform(self.door.turn_away(number, kind, reason))
 
     def _perform(self, actions: list[Any]) -> None:
         for action in actions:
             kind = type(action)
             if kind is Say:
-                self.strangers[action.conn].send(action.message)
+                self._connections[action.conn].send(action.message)
             elif kind is Admit:
-                connection = self.strangers.pop(action.conn)
+                connection = self._connections.pop(action.conn)
                 admitted = self._hellos[type(action.hello)]
                 admitted(connection, action.hello, self._hosts.pop(action.conn), action.welcome)
             elif kind is TurnAway:
                 self._hosts.pop(action.conn, None)
-                connection = self.strangers.pop(action.conn)
+                connection = self._connections.pop(action.conn)
                 # A refusal that was just sent must arrive; everything else is closed without ceremony.
                 if action.kind in ("token", "version"):
                     connection.finish()

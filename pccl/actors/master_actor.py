@@ -89,7 +89,7 @@ class MasterActor(Answering):
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self._strangers = self._listening.strangers
+        self._door = self._listening.door
 
     @property
     def port(self) -> int:

@@ -195,7 +195,7 @@ class PeerActor(Feeding):
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self.strangers = self._listening.door.strangers
+        self.door = self._listening.door
 
     def _identity(self) -> Identity:
         assert self.state is not None
