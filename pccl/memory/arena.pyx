@@ -1,0 +1,463 @@
+# cython: language_level=3, auto_pickle=False
+"""The arena: shared memory that is handed out, taken back and handed out again, page faults long behind it.
+
+Here live the size classes, the free lists, and the question when unused memory goes back to the system. What the
+bytes mean, and which process maps them elsewhere, is not known here.
+
+Theory of operation. A *piece* is what callers get: bytes of one segment. From 1 MiB on a piece has a segment of its
+own; smaller ones are cut from *slabs*, segments that grow with their number, so that ten thousand small tensors need
+some tens of descriptors and not ten thousand. Sizes are rounded up to classes, eight to a doubling, and a freed piece
+serves the next request of its class: no system call, no page fault. A slab whose last piece comes back is whole
+again and may be cut otherwise.
+
+A segment none of whose bytes are in use is *idle*. Who alternates between the same sizes finds them all idle and
+never maps or unmaps. Idle memory is given back, longest idle first, when there is more of it than is reasonable
+beside what is in use and when it was not wanted for a great many allocations; or all at once when new memory is
+refused, or by `trim()`. The clock is the count of allocations because training steps take milliseconds or hours.
+
+Pieces come back from any thread at any point, also from a finaliser that interrupts the arena itself, in the thread
+that holds the lock. So giving back only appends to a queue; the next allocation sorts it in. Nothing slow happens
+under the lock: segments are created and destroyed outside it. `find` takes no lock at all: it reads one immutable
+index, which is replaced as a whole. Every launch of a reduce allocates and finds, in caches that training has emptied
+meanwhile, so both are a short stretch of C.
+
+After `os.fork` the child keeps reading what it inherited, but the bytes belong to the parent: in the child the
+inherited arena hands out nothing and takes nothing back, and `default()` is a fresh one.
+"""
+
+import errno
+import os
+from _thread import RLock, allocate_lock
+from collections import deque
+from itertools import count
+from weakref import WeakMethod, WeakSet
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+from pccl._core.mapping cimport Extent, Mapping
+
+from pccl.memory.segments import Segment
+from pccl.records import record
+
+cdef enum:
+    CACHE_LINE = 64
+    CLASS_STEPS = 8
+    LARGE = 1 << 20
+
+ALIGNMENT = <int> CACHE_LINE  # a cache line, and the widest vector of any processor we know
+STEPS = <int> CLASS_STEPS  # size classes per doubling: at most an eighth of a piece is waste
+LARGE_BYTES = <int> LARGE  # from here on a piece has its own segment: one descriptor per MiB is affordable
+SLAB_BYTES = 4 << 20  # the smallest slab: four of the largest pieces in it, and populated in a millisecond
+SLAB_SHARE = 8  # a new slab has at least this fraction of all slabs, so that their number grows only as the logarithm
+IDLE_ALLOCATIONS_MAX = 1 << 14  # the longest cycle to expect: a step that stages thousands of tensors one by one
+IDLE_BYTES_MIN = 64 << 20  # this much is kept in any case; nobody misses it
+IDLE_SHARE = 4  # beside that, a quarter of what is in use: the waste that one accepts of a garbage collector
+
+_SEGMENT_NAME = "pccl-arena"  # as /proc/self/maps shows it
+_numbers = count(1)  # of segments; shared by all arenas of the process, so that a number never means two things
+
+
+@record
+class ArenaStatistics:
+    """What an arena holds; mapped is in use plus cached."""
+
+    segments: int
+    bytes_mapped: int
+    bytes_in_use: int
+    bytes_cached: int
+
+
+def size_class(int64_t nbytes) -> int:
+    """The size of the piece that serves a request: a multiple of 64, at most an eighth more from 512 bytes on.
+
+    From 16 MiB on it is a multiple of 2 MiB, the size of a huge page.
+    """
+    if nbytes < 0:
+        raise ValueError(f"a piece cannot have {nbytes} bytes")
+    return class_of(nbytes)
+
+
+cdef uint64_t class_of(uint64_t nbytes) noexcept:
+    cdef uint64_t step = CACHE_LINE
+    # The power of two above, in so many steps; counted up, because most requests are small.
+    while step <= nbytes // (2 * CLASS_STEPS):
+        step *= 2
+    return max(<uint64_t> CACHE_LINE, (nbytes + step - 1) // step * step)
+
+
+@cython.final
+cdef class Region:
+    """One segment of the arena: a slab, or the home of a single large piece."""
+
+    def __cinit__(self, segment not None, *, bint is_slab):
+        self.number = next(_numbers)
+        self.segment = segment
+        self.mapping = segment.mapping
+        self.address = <uintptr_t> self.mapping.place
+        self.nbytes = segment.size
+        self.is_slab = is_slab
+        self.free = {}
+
+    cdef bint carve(self, uint64_t size, uint64_t *offset) noexcept:
+        """A new piece, if there is such a one left uncut."""
+        if self.cut + size > self.nbytes:
+            return False
+        offset[0] = self.cut
+        self.cut += size
+        return True
+
+    cdef int restore(self, uint64_t offset, uint64_t size) except -1:
+        """Takes a piece back; the last one makes the slab whole."""
+        cdef list offsets
+        self.live -= 1
+        if self.live == 0:
+            self.cut = 0
+            self.free.clear()
+        else:
+            offsets = self.free.get(size)
+            if offsets is None:
+                offsets = self.free[size] = []
+            offsets.append(offset)
+        return 0
+
+    cdef close(self):
+        """Gives up the segment; the memory goes with the last piece of it."""
+        self.mapping = None
+        self.segment.close()
+
+
+# No garbage collection: its way to break a cycle would skip the return, and nothing that a piece refers to refers to it.
+@cython.final
+@cython.no_gc
+cdef class Piece(Extent):
+    """Bytes of a segment: `nbytes` at `offset` of number `segment`, here at `address`, to be used through `view`.
+
+    The piece returns to its arena by `release()`, or when nobody refers to it any more; arrays and views made from
+    its buffer do. After `release()` the bytes may belong to somebody else, whoever still looks at them.
+    """
+
+    cpdef release(self):
+        """Returns the piece to the arena; harmless when done before."""
+        if not self.surrendered:
+            self.surrendered = True
+            self.arena.give_back(self)
+
+    def __dealloc__(self):
+        # Without an arena it was never handed out.
+        if self.arena is not None:
+            self.release()
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment."""
+        return self.region.number
+
+    def __repr__(self) -> str:
+        return f"<Piece segment={self.region.number} offset={self.offset}, {self.nbytes} bytes>"
+
+
+cdef class Arena:
+    """Shared memory for one process; all methods may be called from any thread."""
+
+    def __init__(self):
+        self._lock = RLock()
+        self.refusal = ""
+        self.returned = deque()
+        self.regions = {}
+        self.index = []
+        self.slabs = []
+        self._spare = {}
+        self.idle = {}
+        self.watchers = {}
+        _arenas.add(self)
+
+    # --- Handing out --------------------------------------------------------
+
+    def allocate(self, nbytes) -> Piece:
+        """At least `nbytes` of populated memory with undefined contents, aligned to 64 bytes or better.
+
+        MemoryError or OSError if there is no memory or no descriptor left even without what lies idle.
+        """
+        return self.hand_out(size_class(nbytes))
+
+    cdef Piece take(self, uint64_t nbytes):
+        """The same, from C."""
+        return self.hand_out(class_of(nbytes))
+
+    cdef Piece hand_out(self, uint64_t size):
+        cdef bint is_slab
+        # Whether this very thread holds the lock, and has been interrupted; threading.Condition asks the same.
+        if self._lock._is_owned():
+            raise RuntimeError("a finaliser that interrupts the arena can release pieces, but not allocate any")
+        cdef Piece piece = self.reuse(size)
+        if piece is None:
+            is_slab = size < LARGE
+            region = Region(self._create(self._slab_bytes() if is_slab else size), is_slab=is_slab)
+            piece = self.adopt(region, size)
+        if self.idle_bytes and self.idle_bytes > IDLE_BYTES_MIN and self._is_wasteful():
+            with self._lock:
+                dropped = self._retire(self._idle_bytes_max(), self.clock - IDLE_ALLOCATIONS_MAX)
+            self._drop(dropped)
+        return piece
+
+    cdef Piece reuse(self, uint64_t size):
+        cdef Region slab
+        cdef uint64_t offset
+        cdef list found
+        with self._lock:
+            if self.refusal:
+                raise RuntimeError(self.refusal)
+            self.clock += 1
+            if self.returned:
+                self.sort_in()
+            if size >= LARGE:
+                found = self._spare.get(size)
+                return self.piece_of(found.pop(), 0, size) if found else None
+            for slab in self.slabs:
+                if slab.free:
+                    found = slab.free.get(size)
+                    if found:
+                        return self.piece_of(slab, found.pop(), size)
+            for slab in self.slabs:
+                if slab.carve(size, &offset):
+                    return self.piece_of(slab, offset, size)
+            return None
+
+    cdef Piece piece_of(self, Region region, uint64_t offset, uint64_t size):
+        # An extent of nothing, which is then moved to its place: this is the way without numbers of Python.
+        cdef Piece piece = Piece.__new__(Piece, region.mapping, 0, 0)
+        if region.live == 0 and self.idle.pop(region.number, None) is not None:
+            self.idle_bytes -= region.nbytes
+        region.live += 1
+        self.bytes_in_use += size
+        piece.place += offset
+        piece.nbytes = size
+        piece.offset = offset
+        piece.region = region
+        piece.arena = self
+        return piece
+
+    def _slab_bytes(self) -> int:
+        cdef Region slab
+        cdef uint64_t total = 0
+        # The list may change meanwhile, which only makes the new slab a little smaller or larger.
+        for slab in list(self.slabs):
+            total += slab.nbytes
+        return size_class(max(SLAB_BYTES, total // SLAB_SHARE))
+
+    def _create(self, nbytes):
+        try:
+            return _create_segment(nbytes)
+        except (MemoryError, OSError):
+            # What lies idle here may be exactly what is missing.
+            self.trim()
+        return _create_segment(nbytes)
+
+    cdef Piece adopt(self, Region region, uint64_t size):
+        cdef uint64_t offset = 0
+        with self._lock:
+            self.regions[region.number] = region
+            if region.is_slab:
+                self.slabs.append(region)
+            self.bytes_mapped += region.nbytes
+            self._reindex()
+            region.carve(size, &offset)
+            return self.piece_of(region, offset, size)
+
+    def _reindex(self):
+        self.index = sorted(self.regions.values(), key=_address)
+
+    # --- Taking back --------------------------------------------------------
+
+    cdef int give_back(self, Piece piece) except -1:
+        if not self.refusal:
+            self.returned.append((piece.region, piece.offset, piece.nbytes))
+        return 0
+
+    cdef int sort_in(self) except -1:
+        cdef Region region
+        cdef uint64_t offset, size
+        while self.returned:
+            region, offset, size = self.returned.popleft()
+            region.restore(offset, size)
+            self.bytes_in_use -= size
+            if region.live == 0:
+                region.idle_since = self.clock
+                self.idle[region.number] = region
+                self.idle_bytes += region.nbytes
+                if not region.is_slab:
+                    self._spare.setdefault(size, []).append(region)
+        return 0
+
+    # --- Giving up ----------------------------------------------------------
+
+    def trim(self, keep_bytes=0) -> None:
+        """Gives idle segments back to the system, longest idle first, until at most `keep_bytes` of them are left."""
+        with self._lock:
+            self.sort_in()
+            dropped = self._retire(keep_bytes, self.clock + 1)
+        self._drop(dropped)
+
+    def _idle_bytes_max(self) -> int:
+        return max(IDLE_BYTES_MIN, self.bytes_in_use // IDLE_SHARE)
+
+    def _is_wasteful(self) -> bool:
+        """Whether there is idle memory to give up; a guess unless the lock is held."""
+        cdef Region oldest
+        if self.idle_bytes <= self._idle_bytes_max():
+            return False
+        oldest = next(iter(self.idle.values()), None)
+        return oldest is not None and oldest.idle_since < self.clock - IDLE_ALLOCATIONS_MAX
+
+    def _retire(self, keep_bytes, before) -> list:
+        """Forgets idle regions, longest idle first, while there are more bytes and they were in use before then."""
+        cdef list dropped = []
+        cdef Region region
+        for region in list(self.idle.values()):
+            if self.idle_bytes <= keep_bytes or region.idle_since >= before:
+                break
+            del self.idle[region.number], self.regions[region.number]
+            kin = self.slabs if region.is_slab else self._spare[region.nbytes]
+            # Not `remove`, which would insist: Ctrl-C may have come between the two lists.
+            kin[:] = [other for other in kin if other is not region]
+            self.idle_bytes -= region.nbytes
+            self.bytes_mapped -= region.nbytes
+            dropped.append(region)
+        if dropped:
+            self._reindex()
+        return dropped
+
+    def _drop(self, list regions) -> None:
+        cdef Region region
+        for region in regions:
+            region.close()
+        for watcher in list(self.watchers.values()) if regions else ():
+            callback = watcher()
+            if callback is not None:
+                for region in regions:
+                    callback(region.number)
+
+    def watch(self, callback) -> None:
+        """Calls back with the number of each segment that is gone for good.
+
+        That happens in any thread and inside finalisers: the callback may take a note, but never wait or raise. A
+        bound method is held weakly and forgotten with its object; any other callable until `unwatch`.
+        """
+        for key, watcher in list(self.watchers.items()):
+            if watcher() is None:
+                self.watchers.pop(key, None)
+        self.watchers[_key(callback)] = WeakMethod(callback) if hasattr(callback, "__func__") else lambda: callback
+
+    def unwatch(self, callback) -> None:
+        """Undoes `watch`; harmless when done before."""
+        self.watchers.pop(_key(callback), None)
+
+    def close(self) -> None:
+        """Closes all descriptors and hands out nothing more; memory that somebody still uses stays readable."""
+        self.refusal = self.refusal or "the arena is closed"
+        cdef Region region
+        regions, self.regions, self.index = self.regions, {}, []
+        for region in regions.values():
+            region.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    # --- Looking up ---------------------------------------------------------
+
+    def find(self, uintptr_t address, uint64_t nbytes):
+        """(segment, offset) of a range of memory that lies inside one segment as a whole, otherwise None."""
+        cdef uint64_t offset
+        cdef uint32_t segment = self.locate(address, nbytes, &offset)
+        return (segment, offset) if segment else None
+
+    cdef uint32_t locate(self, uintptr_t address, uint64_t nbytes, uint64_t *offset) noexcept:
+        """The number of that segment; 0: none."""
+        cdef list regions = self.index
+        cdef Region region
+        cdef Py_ssize_t low = 0, high = len(regions), middle
+        while low < high:
+            middle = (low + high) // 2
+            if (<Region> regions[middle]).address <= address:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return 0
+        region = <Region> regions[low - 1]
+        offset[0] = address - region.address
+        return region.number if offset[0] < region.nbytes and nbytes <= region.nbytes - offset[0] else 0
+
+    def mapping(self, segment) -> Mapping:
+        """The mapping of a segment; who holds it keeps the memory mapped. KeyError if it is gone."""
+        return (<Region?> self.regions[segment]).segment.mapping
+
+    def descriptor(self, segment) -> tuple:
+        """(fd, bytes) of a segment, to be passed to another process; KeyError if it is gone."""
+        cdef Region region = self.regions[segment]
+        return region.segment.fd, region.nbytes
+
+    def statistics(self) -> ArenaStatistics:
+        """What is held at this moment."""
+        with self._lock:
+            self.sort_in()
+            mapped, in_use = self.bytes_mapped, self.bytes_in_use
+            return ArenaStatistics(len(self.regions), mapped, in_use, mapped - in_use)
+
+    def _disown(self) -> None:
+        """In the child of a fork: the lock may be held by a thread that is not here, and the memory is not ours."""
+        self._lock = RLock()
+        self.refusal = "this arena belongs to the parent process; use pccl.memory.arena.default()"
+
+
+def _address(Region region) -> int:
+    return region.address
+
+
+def _key(callback):
+    """What tells callbacks apart without keeping the object of a bound method alive."""
+    function = getattr(callback, "__func__", None)
+    return callback if function is None else (id(callback.__self__), function)
+
+
+def _create_segment(nbytes):
+    wanted = f"for a segment of {nbytes} bytes of shared memory"
+    try:
+        return Segment.create(_SEGMENT_NAME, nbytes, populate=True)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            # Lack of memory itself is a MemoryError already; this is the mapping that was refused.
+            raise MemoryError(f"no address space left {wanted}; raise `ulimit -v` or vm.max_map_count") from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = "raise `ulimit -n`, or pack tensors with pccl.torch.share_, which needs one for a whole module"
+            raise OSError(error.errno, f"no descriptor left {wanted}; {advice}") from error
+        raise
+
+
+# --- The arena of this process ----------------------------------------------
+
+_arenas = WeakSet()
+cdef Arena _default = None
+_default_lock = allocate_lock()
+
+
+cpdef Arena default():
+    """The arena of this process, created at its first use."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Arena()
+    return _default
+
+
+def _after_fork() -> None:
+    global _default, _default_lock
+    _default_lock = allocate_lock()
+    _default = None
+    for arena in list(_arenas):
+        arena._disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)
