@@ -199,7 +199,7 @@ class Communicator:
 
         Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
         """
-        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
+        asked = request(send, recv, op, tag, operand_descriptor, quantization_options)
         outcome = self._reducing("all_reduce").run("all_reduce", asked)
         if outcome.result:
             raise outcome.error("all_reduce")
@@ -219,16 +219,9 @@ class Communicator:
 
         Until then neither tensor may be touched. Any number may be under way, each with its own tag.
         """
-        asked = request(send, recv, op=op, tag=tag, operand=operand_descriptor, quantization=quantization_options)
+        asked = request(send, recv, op, tag, operand_descriptor, quantization_options)
         reduces = self._reducing("all_reduce_async")
-        (one,) = reduces.launch("all_reduce_async", (asked,))
-
-        def finish(timeout: float | None) -> tuple[int, ReduceInfo] | None:
-            deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
-            outcome = reduces.finish("wait", one, deadline_ns)
-            return None if outcome is None else (outcome.result, outcome.info)
-
-        return AsyncReduceHandle(finish, lambda: one.slot.done)
+        return AsyncReduceHandle(reduces, reduces.launch("all_reduce_async", asked))
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
@@ -312,7 +305,10 @@ class Communicator:
 
     def _learn(self, payload: bytes) -> None:
         """News of the world."""
-        self._numbers = Numbers._make(NUMBERS.unpack(payload))
+        numbers = self._numbers = Numbers._make(NUMBERS.unpack(payload))
+        reduces = self._reduces
+        if reduces is not None:
+            reduces.world = numbers.group_world
 
     def _member(self, name: str) -> ActorLink:
         """The actor of a membership, or the error that says why there is none."""

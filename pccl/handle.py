@@ -1,7 +1,7 @@
 """What an asynchronous call returns: wait for it, or look whether it is done.
 
-A handle knows how to finish its call and how to look at it, and keeps the outcome. It never raises for a call that
-failed, because a training loop decides by the outcome what to retry.
+A handle finishes its call through the membership that launched it, and keeps the outcome. It never raises for a call
+that failed, because a training loop decides by the outcome what to retry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .options import nanoseconds
 from .values import ReduceInfo, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from .launching import Launched
+    from .reduces import Reduces
 
 WAIT_SECONDS_MAX = 1_000_000.0  # eleven days; more than that is no bound, and more than a lock can count
 _PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
@@ -23,11 +24,9 @@ _PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
 class AsyncReduceHandle:
     """A reduce under way. `wait` never raises; it says whether it succeeded, the Result as a number, and what moved."""
 
-    def __init__(
-        self, finish: Callable[[float | None], tuple[int, ReduceInfo] | None], done: Callable[[], bool]
-    ) -> None:
-        self._finish = finish
-        self._done = done
+    def __init__(self, reduces: Reduces, launched: Launched) -> None:
+        self._reduces = reduces
+        self._launched = launched
         self._outcome: tuple[bool, int, ReduceInfo] | None = None
         self._turn = RLock()  # one thread waits for the reduce, the others for that thread
 
@@ -42,23 +41,22 @@ class AsyncReduceHandle:
         if not self._turn.acquire(timeout=_seconds_until(deadline_ns)):
             return _PENDING
         try:
-            return self._take(_seconds_until(deadline_ns))
+            return self._take(deadline_ns)
         finally:
             self._turn.release()
 
-    def _take(self, timeout: float | None) -> tuple[bool, int, ReduceInfo]:
+    def _take(self, deadline_ns: int | None) -> tuple[bool, int, ReduceInfo]:
         """The outcome, from whichever thread was the first to get it."""
         if self._outcome is None:
-            ended = self._finish(timeout)
-            if ended is None:
+            outcome = self._reduces.finish("wait", self._launched, deadline_ns)
+            if outcome is None:
                 return _PENDING
-            result, info = ended
-            self._outcome = (result == 0, result, info)
+            self._outcome = (outcome.result == 0, outcome.result, outcome.info)
         return self._outcome
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._outcome is not None or self._done()
+        return self._outcome is not None or self._launched.slot.done
 
 
 def _seconds_until(deadline_ns: int) -> float:

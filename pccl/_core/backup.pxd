@@ -1,6 +1,6 @@
 # Contents of `backup`: the old bytes of an in-place tensor, and how much of each block is among them.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from pccl._core cimport posix
 
@@ -25,3 +25,9 @@ cdef inline uint32_t *mark_of(char *backup, const Plan *plan, uint32_t itemsize,
 
 # Copy the old bytes of a block that are not saved yet, up to that many, before they change.
 cdef void save(uint32_t *mark, char *local, char *backup, uint64_t upto) noexcept nogil
+
+# Room for a backup, whether the operation runs with so many peers or, after losses, with fewer.
+cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept
+
+# Before an operation: nothing is saved.
+cpdef void clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world) noexcept

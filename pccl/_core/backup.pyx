@@ -28,12 +28,12 @@ cdef void save(uint32_t *mark, char *local, char *backup, uint64_t upto) noexcep
         posix.atomic_store_u32(mark, <uint32_t> upto)
 
 
-def backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world):
+cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
     """Room for a backup, whether the operation runs with so many peers or, after losses, with fewer."""
     return marks_offset(count * itemsize) + MARKS_BYTES + marks_bytes(count * itemsize, world)
 
 
-def clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world):
+cpdef void clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
     """Before an operation: nothing is saved."""
     cdef uint64_t nbytes = count * itemsize
     memset(<char *> backup + marks_offset(nbytes), 0, MARKS_BYTES + marks_bytes(nbytes, world))

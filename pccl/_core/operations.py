@@ -3,8 +3,8 @@
 An *operation* is what the training process hands to its actor: which completion slot waits for it, what is reduced, and
 where in shared memory. Its *shape* is the part that every member of the ring must give alike; only that travels to the
 master, which compares bytes and never needs to know what they mean. Lists of both are fixed little-endian structs, one
-after the other, at most OPERATIONS_MAX to a message. A leaf: pure, and without the enums, which would cost the actors
-their quick start; a test holds the names together.
+after the other, at most OPERATIONS_MAX to a message; `packing` knows how the fields of an operation lie. A leaf: pure,
+and without the enums, which would cost the actors their quick start; a test holds the names together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 
 from pccl.records import record
+
+from .packing import OPERATION_BYTES, pack_operation, unpack_operation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ DATATYPES = (
 OPS = ("SUM", "AVG", "PROD", "MAX", "MIN")
 ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE", 100: "MIN_MAX_4BIT", 101: "ZERO_POINT_SCALE_4BIT"}
 
-_OPERATION = struct.Struct("<IIQQBBBBIIQIQIQIQ")
-pack_operation = _OPERATION.pack  # of the fields of an `Operation`, by whoever has them and needs no record
 _SHAPE = struct.Struct("<QQBBBB")
 _PAIR = struct.Struct("<QQ")
 SHAPE_BYTES = _SHAPE.size
@@ -97,8 +97,8 @@ def pack_operations(operations: Sequence[Operation]) -> bytes:
 
 def unpack_operations(data: bytes) -> list[Operation]:
     """The inverse of `pack_operations`. ValueError if that is no list of operations."""
-    _check_length(data, _OPERATION.size, "operations")
-    return [Operation(*fields) for fields in _OPERATION.iter_unpack(data)]
+    _check_length(data, OPERATION_BYTES, "operations")
+    return [Operation(*unpack_operation(data, offset)) for offset in range(0, len(data), OPERATION_BYTES)]
 
 
 def pack_shapes(shapes: Sequence[Shape | Operation]) -> bytes:

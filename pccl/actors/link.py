@@ -2,7 +2,8 @@
 
 A call goes down the mailbox; its end is a slot in shared memory that the caller sleeps on, without the GIL, in short
 stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
-noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means.
+noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means. What every call
+needs, when nothing is out of the ordinary, is in `line`.
 
 A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
 nobody else. Memory that they could still write to is not touched before that.
@@ -21,12 +22,13 @@ from pccl._core.messages import Notice
 from pccl._core.park import monotonic_ns
 from pccl._core.wire import pack, unpack
 from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
-from pccl.memory.slots import SlotsExhaustedError, SlotTable
+from pccl.memory.slots import SlotTable
 from pccl.options import Options, nanoseconds
-from pccl.outcomes import KIND_KICKED, KIND_MASTER_LOST, split
+from pccl.outcomes import split
 from pccl.values import Result
 
 from .faults import planned
+from .line import WAIT_SLICE_NS, Line
 from .spawning import ActorProcess
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from pccl.memory.slots import Slot
 
-WAIT_SLICE_NS = 50_000_000  # how long a caller sleeps between looks at the actor: a dead one is noticed within this
 NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
 NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
 BURIAL_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
@@ -42,28 +43,25 @@ BURIAL_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stu
 _log = logging.getLogger("pccl.peer")
 
 
-class ActorLink:
+class ActorLink(Line):
     """The peer actor's process, its mailbox and its slots, as the training process holds them."""
 
     def __init__(self, options: Options) -> None:
+        look_ns = nanoseconds(options.look_time)
+        super().__init__(SlotTable.create(options.slots), planned(), look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
-        self._look_ns = nanoseconds(options.look_time)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
-        self._noticed_ns = monotonic_ns()
-        self._awake_ns = self._looked_ns = self._noticed_ns
+        self._awake_ns = self.noticed_ns
         self._left = False  # close() was called, maybe by another thread than the one that waits
-        self.over = False  # the membership ended; every further call would only say so again
-        self._shared: set[int] = set()  # segments that the actor knows
-        self._fault = planned()
-        self.slots = SlotTable.create(options.slots)
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.mailbox.setblocking(False)
+        self.fd = self.mailbox.fileno()
         self._life, held = os.pipe2(os.O_CLOEXEC)
         try:
             fds = (theirs.fileno(), self.slots.segment.fd, held)
             self.process = ActorProcess("pccl.actors.peer_actor", fds, fds)
         except BaseException:
-            self.mailbox.close()
+            self._hang_up()
             self.slots.close()
             os.close(self._life)
             raise
@@ -89,73 +87,45 @@ class ActorLink:
             return payload
         raise error_from_outcome(*split(outcome), name, payload.decode("utf-8", "replace"))
 
-    def acquire(self, name: str) -> Slot:
-        """A slot for one call."""
-        try:
-            return self.slots.acquire()
-        except SlotsExhaustedError as error:
-            raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
-        except ValueError:
-            raise self._dead(name) from None
-
     def put_back(self, slot: Slot) -> None:
         """Return a slot that the actor never heard of."""
         self.slots.complete(slot.index, slot.sequence, 0)
         slot.release()
 
-    def post(self, name: str, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
-        if self._fault is not None:
-            self._fault.visit(f"training.{type(message).__name__}")
-        data = pack(message)
-        self._looked_ns = monotonic_ns()
+    def _send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
+        """Put a message into the mailbox that descriptors go with."""
+        self.looked_ns = monotonic_ns()
         while True:
             try:
-                if fds:
-                    socket.send_fds(self.mailbox, [data], list(fds))
-                else:
-                    self.mailbox.send(data)
+                socket.send_fds(self.mailbox, [data], list(fds))
             except BlockingIOError:
-                _poll(self.mailbox.fileno(), select.POLLOUT, WAIT_SLICE_NS / 1e9)
-                self._look_around(name, None)
+                self._wait_for_room(name)
             except OSError:
                 raise self._dead(name) from None
             else:
                 return
 
+    def _wait_for_room(self, name: str) -> None:
+        """The mailbox is full."""
+        _poll(self.mailbox.fileno(), select.POLLOUT, WAIT_SLICE_NS / 1e9)
+        self._look_around(name, None)
+
     def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
         """Make segments known to the actor that are not; 0 is none."""
         for segment in segments:
-            if segment and segment not in self._shared:
+            if segment and segment not in self.shared:
                 fd, nbytes = descriptor(segment)
                 self.post(name, CallShare(segment, nbytes), (fd,))
-                self._shared.add(segment)
+                self.shared.add(segment)
 
     def unshare(self, segment: int) -> None:
         """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
-        if segment in self._shared:
-            self._shared.discard(segment)
+        if segment in self.shared:
+            self.shared.discard(segment)
             try:
                 self.mailbox.send(pack(CallUnshare(segment)))
             except OSError:
                 pass
-
-    def wait(self, name: str, slot: Slot, slice_ns: int = WAIT_SLICE_NS) -> bool:
-        """Sleep a while; whether the call has ended. Raises if the actor can end it no more."""
-        if slot.wait(slice_ns, self._look_ns):
-            return True
-        self._look_around(name, slot)
-        return slot.done
-
-    def take(self, slot: Slot) -> tuple[int, bytes]:
-        """How a call ended: its outcome and payload. The slot is free then."""
-        outcome, payload = slot.result, slot.payload
-        slot.release()
-        if monotonic_ns() - self._noticed_ns > NOTICE_INTERVAL_NS:
-            self._read_notices()
-        if outcome and split(outcome)[1] in (KIND_KICKED, KIND_MASTER_LOST):
-            self.over = True
-        return outcome, payload
 
     def give_up(self, slot: Slot) -> None:
         """The caller was interrupted: withdraw what it asked for. The slot comes back once the actor let go of it."""
@@ -174,8 +144,8 @@ class ActorLink:
     def leave(self, timeout: float) -> None:
         """Say goodbye and give the actor a moment to pass it on."""
         self._left = True
-        if self._fault is not None:
-            self._fault.visit("training.CallLeave")
+        if self.fault is not None:
+            self.fault.visit("training.CallLeave")
         try:
             slot = self.slots.acquire()
             self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))
@@ -185,7 +155,7 @@ class ActorLink:
 
     def close(self) -> None:
         """End the process, if it has not ended by itself, and give everything back."""
-        self.mailbox.close()
+        self._hang_up()
         self.process.kill()
         self.slots.close()
         if self._life >= 0:
@@ -196,11 +166,15 @@ class ActorLink:
     def disown(self) -> None:
         """Let go of copies that a fork made, without a word to anybody."""
         self.process.disown()
-        self.mailbox.close()
+        self._hang_up()
         self.slots.close()
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
+
+    def _hang_up(self) -> None:
+        self.fd = -1
+        self.mailbox.close()
 
     def bury(self) -> None:
         """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
@@ -224,9 +198,9 @@ class ActorLink:
             raise self._dead(name)
         now_ns = monotonic_ns()
         # If this process was itself stopped, the actor may have been too; it gets its time from now on.
-        if now_ns - self._looked_ns > self._silence_ns // 2:
+        if now_ns - self.looked_ns > self._silence_ns // 2:
             self._awake_ns = now_ns
-        self._looked_ns = now_ns
+        self.looked_ns = now_ns
         beat_ns = self.slots.last_beat_ns
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
@@ -240,7 +214,7 @@ class ActorLink:
 
     def _read_notices(self) -> bool:
         """Pass the actor's log lines to the user's log. False if the mailbox is closed."""
-        self._noticed_ns = monotonic_ns()
+        self.noticed_ns = monotonic_ns()
         while True:
             try:
                 data = self.mailbox.recv(NOTICE_BYTES_MAX)

@@ -38,7 +38,10 @@ cdef class Arena:
     cdef readonly object _lock      # knows its owner; it is never entered twice
     cdef str refusal                # why nothing is handed out any more
     cdef int64_t clock              # allocations so far
-    cdef object returned            # came back, not sorted in yet: region, offset and size
+    cdef object enter               # what the lock is acquired by
+    cdef object leave               # released by
+    cdef object is_inside           # and whether this thread holds it
+    cdef list returned              # came back, not sorted in yet: region, offset and size
     cdef dict regions               # all, by number
     cdef list index                 # all, by address; replaced, never changed
     cdef list slabs                 # oldest first, so that the newest run empty
@@ -49,9 +52,12 @@ cdef class Arena:
     cdef uint64_t bytes_in_use
     cdef dict watchers              # each returns its callback
 
+    cdef set_lock(self, lock)
     cdef Piece take(self, uint64_t nbytes)
     cdef Piece hand_out(self, uint64_t size)
     cdef Piece reuse(self, uint64_t size)
+    cdef Piece reuse_spare(self, uint64_t size)
+    cdef Piece reuse_slab(self, uint64_t size)
     cdef Piece piece_of(self, Region region, uint64_t offset, uint64_t size)
     cdef Piece adopt(self, Region region, uint64_t size)
     cdef int give_back(self, Piece piece) except -1

@@ -28,7 +28,6 @@ inherited arena hands out nothing and takes nothing back, and `default()` is a f
 import errno
 import os
 from _thread import RLock, allocate_lock
-from collections import deque
 from itertools import count
 from weakref import WeakMethod, WeakSet
 
@@ -161,9 +160,9 @@ cdef class Arena:
     """Shared memory for one process; all methods may be called from any thread."""
 
     def __init__(self):
-        self._lock = RLock()
+        self.set_lock(RLock())
         self.refusal = ""
-        self.returned = deque()
+        self.returned = []
         self.regions = {}
         self.index = []
         self.slabs = []
@@ -171,6 +170,13 @@ cdef class Arena:
         self.idle = {}
         self.watchers = {}
         _arenas.add(self)
+
+    cdef set_lock(self, lock):
+        self._lock = lock
+        # Bound once: every launch calls them.
+        self.enter = lock.acquire
+        self.leave = lock.release
+        self.is_inside = lock._is_owned
 
     # --- Handing out --------------------------------------------------------
 
@@ -188,7 +194,7 @@ cdef class Arena:
     cdef Piece hand_out(self, uint64_t size):
         cdef bint is_slab
         # Whether this very thread holds the lock, and has been interrupted; threading.Condition asks the same.
-        if self._lock._is_owned():
+        if self.is_inside():
             raise RuntimeError("a finaliser that interrupts the arena can release pieces, but not allocate any")
         cdef Piece piece = self.reuse(size)
         if piece is None:
@@ -202,27 +208,36 @@ cdef class Arena:
         return piece
 
     cdef Piece reuse(self, uint64_t size):
-        cdef Region slab
-        cdef uint64_t offset
-        cdef list found
-        with self._lock:
+        """A piece of what is mapped already, or None."""
+        # A `with` would look both methods up, which takes as long as all the rest.
+        self.enter()
+        try:
             if self.refusal:
                 raise RuntimeError(self.refusal)
             self.clock += 1
             if self.returned:
                 self.sort_in()
-            if size >= LARGE:
-                found = self._spare.get(size)
-                return self.piece_of(found.pop(), 0, size) if found else None
-            for slab in self.slabs:
-                if slab.free:
-                    found = slab.free.get(size)
-                    if found:
-                        return self.piece_of(slab, found.pop(), size)
-            for slab in self.slabs:
-                if slab.carve(size, &offset):
-                    return self.piece_of(slab, offset, size)
-            return None
+            return self.reuse_spare(size) if size >= LARGE else self.reuse_slab(size)
+        finally:
+            self.leave()
+
+    cdef Piece reuse_spare(self, uint64_t size):
+        cdef list spare = self._spare.get(size)
+        return self.piece_of(spare.pop(), 0, size) if spare else None
+
+    cdef Piece reuse_slab(self, uint64_t size):
+        cdef Region slab
+        cdef uint64_t offset
+        cdef list offsets
+        for slab in self.slabs:
+            if slab.free:
+                offsets = slab.free.get(size)
+                if offsets:
+                    return self.piece_of(slab, offsets.pop(), size)
+        for slab in self.slabs:
+            if slab.carve(size, &offset):
+                return self.piece_of(slab, offset, size)
+        return None
 
     cdef Piece piece_of(self, Region region, uint64_t offset, uint64_t size):
         # An extent of nothing, which is then moved to its place: this is the way without numbers of Python.
@@ -276,10 +291,12 @@ cdef class Arena:
         return 0
 
     cdef int sort_in(self) except -1:
+        cdef list returned
         cdef Region region
         cdef uint64_t offset, size
-        while self.returned:
-            region, offset, size = self.returned.popleft()
+        # More may come back meanwhile, to the new list; it is sorted in next time.
+        returned, self.returned = self.returned, []
+        for region, offset, size in returned:
             region.restore(offset, size)
             self.bytes_in_use -= size
             if region.live == 0:
@@ -407,7 +424,7 @@ cdef class Arena:
 
     def _disown(self) -> None:
         """In the child of a fork: the lock may be held by a thread that is not here, and the memory is not ours."""
-        self._lock = RLock()
+        self.set_lock(RLock())
         self.refusal = "this arena belongs to the parent process; use pccl.memory.arena.default()"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,49 @@ import pytest
 import pccl
 from pccl._core.board import FLAG_BACKED_UP
 from pccl._core.events import REDUCED
-from pccl._core.operations import Operation, unpack_operations
-from pccl.launching import Launched, Request
+from pccl._core.mailbox import CallReduce
+from pccl._core.operations import Operation, pack_operations, unpack_operations
+from pccl._core.wire import pack, unpack
+from pccl.launching import Launched, Request, request
 from pccl.memory.arena import default
+from pccl.memory.slots import Slot, SlotTable
 from pccl.tensors import TensorMemory
-from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceInfo, ReduceOp
+from pccl.values import (
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+)
 
 from .loopback import Member, connect, eventually, frame
 
 Array = np.ndarray[Any, Any]
 
 
+_slots: list[Slot] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """The slot of all launches here: number 3, in its fourth use."""
+    with SlotTable.create(4) as table:
+        held = [table.acquire() for _ in range(3)]
+        for _ in range(3):
+            used = table.acquire()
+            table.complete(used.index, used.sequence, 0)
+            used.release()
+        _slots.append(table.acquire())
+        yield
+        _slots.clear()
+        del held
+
+
 def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationOptions | None = None) -> Launched:
     memory = TensorMemory.of(send)
     asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, quantization)
-    slot: Any = SimpleNamespace(index=3, sequence=4)
-    return Launched(slot, asked, world)
+    return Launched(_slots[0], asked, world)
 
 
 def told(launched: Launched) -> Operation:
@@ -45,6 +73,92 @@ def shared(count: int = 100) -> Array:
     array = pccl.empty(count)
     array[:] = np.arange(count)
     return array
+
+
+def test_the_message_is_what_the_mailbox_declares() -> None:
+    """Goal: what a launch puts together in C is a CallReduce with one operation, byte for byte."""
+    tensor = shared()
+    for quantization in (None, QuantizationOptions(DataType.INT8)):
+        launched = launch(tensor, tensor, quantization=quantization)
+        assert unpack(launched.message()) == CallReduce(launched.operation())
+        assert launched.message() == pack(CallReduce(pack_operations([told(launched)])))
+        assert told(launched).slot == 3
+        launched.release()
+
+
+def asked_for(send: Any, recv: Any, tag: int = 9, **options: Any) -> Operation:
+    """What a call would tell the actor, but for its staging."""
+    words = {"op": ReduceOp.MAX, "operand": None, "quantization": None} | options
+    launched = Launched(_slots[0], request(send, recv, tag=tag, **words), 2)
+    operation = told(launched)
+    launched.release()
+    return operation
+
+
+@pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype is not DataType.BFLOAT16])
+def test_plain_arrays_of_a_kind_that_was_seen_are_asked_for_alike(datatype: DataType) -> None:
+    """Goal: the short way says the same as the long one, which the first tensor of each dtype takes."""
+    send, recv = (pccl.zeros((3, 5), datatype.to_numpy_dtype()) for _ in range(2))
+    first = asked_for(send, recv)
+    assert (first.count, first.datatype, first.op, first.tag) == (15, datatype.value, ReduceOp.MAX.value, 9)
+    assert (first.send_segment, first.send_offset) == find(send)
+    assert (first.recv_segment, first.recv_offset) == find(recv)
+    assert asked_for(send, recv) == first
+    assert asked_for(send, recv, operand=ReduceOperandDescriptor(datatype)) == first
+    assert asked_for(recv, recv).flags == FLAG_BACKED_UP
+
+
+@pytest.mark.parametrize("parameter", [False, True])
+def test_plain_tensors_of_torch_are_asked_for_alike(parameter: bool) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(7, dtype=torch.bfloat16)
+    tensor = torch.nn.Parameter(tensor) if parameter else tensor
+    first = asked_for(tensor, tensor)
+    assert (first.count, first.datatype) == (7, DataType.BFLOAT16.value)
+    assert asked_for(tensor, tensor) == first
+    with pytest.raises(AssertionError, match="must be contiguous"):
+        asked_for(torch.zeros(4, 4).T, torch.zeros(4, 4).T)
+    with pytest.raises(ValueError, match="layout"):
+        asked_for(torch.zeros(4).to_sparse(), torch.zeros(4).to_sparse())
+
+
+def test_what_is_wrong_is_said_also_of_a_kind_that_was_seen() -> None:
+    """Goal: the short way never says no; the long one does, with its reason."""
+    array = shared(10)
+    asked_for(array, array)
+    locked = shared(10)
+    locked.flags.writeable = False
+    assert asked_for(locked, array).count == 10
+    with pytest.raises(AssertionError, match="recv is read-only"):
+        asked_for(array, locked)
+    with pytest.raises(AssertionError, match="must be contiguous"):
+        asked_for(array[::2], array[::2])
+    with pytest.raises(AssertionError, match="send has 10 elements but recv has 5"):
+        asked_for(array, array[:5])
+    with pytest.raises(AssertionError, match="send is FLOAT but recv is INT32"):
+        asked_for(array, array.view(np.int32))
+    with pytest.raises(AssertionError, match="descriptor says DOUBLE"):
+        asked_for(array, array, operand=ReduceOperandDescriptor(DataType.DOUBLE))
+    with pytest.raises(ValueError, match="expected a torch tensor or a numpy array"):
+        asked_for(None, None)
+    for tag in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=f"a tag is 0 to {(1 << 64) - 1}, not {tag}"):
+            asked_for(array, array, tag)
+    assert asked_for(array, array, (1 << 64) - 1).tag == (1 << 64) - 1
+    assert asked_for(array, array, np.uint8(5)).tag == 5
+
+
+def test_what_a_reduce_did_is_an_ordinary_value() -> None:
+    """Goal: an info that was filled in C is equal to one that Python made, frozen, and pickles."""
+    tensor = shared()
+    numbers = (3, (1 << 64) - 1, 1 << 40, 7_500_000_000, 1, (1 << 64) - 1)
+    info = launch(tensor, tensor).succeed(REDUCED.pack(*numbers))
+    assert info == ReduceInfo(*numbers[:3], *(number / 1e9 for number in numbers[3:]))
+    assert pickle.loads(pickle.dumps(info)) == info
+    with pytest.raises(AttributeError):
+        info.tx_bytes = 1  # type: ignore[misc]
+    with pytest.raises(ValueError, match="45 bytes do not say"):
+        launch(tensor, tensor).succeed(REDUCED.pack(*numbers) + b"?")
 
 
 def test_shared_tensors_are_reduced_where_they_are() -> None:

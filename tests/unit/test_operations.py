@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -118,3 +119,10 @@ def test_the_names_are_those_of_the_enums() -> None:
     assert list(operations.OPS) == [member.name for member in sorted(ReduceOp, key=lambda one: one.value)]
     named = {member.value: member.name for member in QuantizationAlgorithm if member.value}
     assert named == operations.ALGORITHMS
+
+
+def test_an_operation_lies_in_its_bytes_as_ever() -> None:
+    """Goal: fields one after the other, little-endian, without gaps: the same as `struct` would write."""
+    numbers = (1, 2, 3 << 60, 4 << 60, 5, 6, 7, 8, 9, 10, 11 << 50, 12, 13 << 50, 14, 15 << 50, 16, 17 << 50)
+    assert pack_operations([Operation(*numbers)]) == struct.pack("<IIQQBBBBIIQIQIQIQ", *numbers)
+    assert unpack_operations(pack_operations([Operation(*numbers)] * 2)) == [Operation(*numbers)] * 2

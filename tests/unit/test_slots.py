@@ -18,6 +18,7 @@ from pccl.memory.slots import (
     PENDING,
     SLOT_BYTES,
     SLOT_COUNT,
+    Slot,
     SlotsExhaustedError,
     SlotTable,
 )
@@ -209,6 +210,16 @@ def test_closed_table():
         table.acquire()
     # Whoever still waits reads memory that is still there.
     assert not slot.wait(0)
+    # What is given back now does not come back into use.
+    table.complete(slot.index, slot.sequence, 0)
+    slot.release()
+    with pytest.raises(ValueError, match="closed"):
+        table.acquire()
+
+
+def test_slots_are_made_by_their_table_only():
+    with pytest.raises(TypeError, match="comes from SlotTable.acquire"):
+        Slot()
 
 
 def test_signal_ends_a_wait_early(table):
