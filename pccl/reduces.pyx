@@ -164,12 +164,14 @@ cdef class Reduces:
         return self.settle(one)
 
     cdef Outcome settle(self, Launched one):
-        cdef int32_t number
-        cdef bytes payload = self.link.outcome(one.slot, &number)
+        cdef int32_t number = 0
+        cdef bytes payload
+        self.link.collect_notices()
         # Success where the tensor lies is one stretch of C; nobody can come between, with or without the lock.
-        if number == 0 and not one.over and one._staging is None:
-            return outcome_of(0, 0, one.succeed(payload), "")
+        if not one.over and one._staging is None and one.slot.is_done() and one.slot.entry.result == 0:
+            return outcome_of(0, 0, one.succeed(self.link.outcome(one.slot, &number)), "")
         with self.lock:
+            payload = self.link.outcome(one.slot, &number)
             if one.over:
                 return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
             if number == 0:
@@ -195,6 +197,8 @@ cdef class Reduces:
     cdef abandon(self, Launched one):
         """The caller was interrupted."""
         self.forget(one)
+        if one.over:
+            return  # by the time it was: the slot is given back, and nobody touches the memory
         self.abandoned.append(one)
         self.link.cancel(one.slot)
 

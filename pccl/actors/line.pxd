@@ -29,4 +29,5 @@ cdef class Line:
 
     # And back
     cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1
+    cdef int collect_notices(self) except -1
     cdef bytes outcome(self, Slot slot, int32_t *result)

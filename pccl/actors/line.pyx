@@ -21,10 +21,15 @@ from pccl.memory.slots cimport Slot, SlotTable
 from pccl._core.wire import pack
 from pccl.errors import UsageError
 from pccl.memory.slots import SlotsExhaustedError
-from pccl.outcomes import KIND_KICKED, KIND_MASTER_LOST, split
+from pccl.outcomes import KIND_KICKED, KIND_MASTER_LOST, join
 from pccl.values import Result
 
 WAIT_SLICE_NS = <int> SLICE_NS
+
+# What `outcomes` says, for C.
+cdef int32_t KICKED = KIND_KICKED
+cdef int32_t MASTER_LOST = KIND_MASTER_LOST
+cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
 
 
 cdef class Line:
@@ -105,16 +110,22 @@ cdef class Line:
     def take(self, Slot slot not None) -> tuple:
         """How a call ended: its outcome and payload. The slot is free then."""
         cdef int32_t result
+        self.collect_notices()
         cdef bytes payload = self.outcome(slot, &result)
         return result, payload
 
+    cdef int collect_notices(self) except -1:
+        """Pass on log lines of the actor, now and then. Runs Python, so this comes before anything is taken."""
+        if now_ns() - self.noticed_ns > self.notice_ns:
+            self._read_notices()
+        return 0
+
     cdef bytes outcome(self, Slot slot, int32_t *result):
+        # No Python runs here: Ctrl-C finds the slot held, or the caller with its outcome.
         slot.require_done()
         cdef bytes payload = PyBytes_FromStringAndSize(slot.entry.payload, slot.entry.length)
         result[0] = slot.entry.result
         slot.release()
-        if now_ns() - self.noticed_ns > self.notice_ns:
-            self._read_notices()
-        if result[0] and split(result[0])[1] in (KIND_KICKED, KIND_MASTER_LOST):
+        if result[0] >> KIND_SHIFT in (KICKED, MASTER_LOST):
             self.over = True
         return payload
