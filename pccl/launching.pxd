@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
-from ._core.packing cimport Packed
+from ._core.operations cimport PackedOperation
 from .actors.line cimport Line
 from .memory.arena cimport Arena, Piece
 from .memory.slots cimport Slot
@@ -44,7 +44,7 @@ cdef class Launched:
     cdef int find_places(self, uint32_t world) except -1
     cdef int copy_in(self) except -1
     cdef int share(self, Line line, str name) except -1
-    cdef int fill(self, Packed *packed) except -1
+    cdef int fill(self, PackedOperation *packed) except -1
     cdef Py_ssize_t write(self, char *room) except -1
     cdef int post(self, Line line, str name) except -1
 

@@ -16,17 +16,16 @@ import sys
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.ref cimport Py_INCREF, PyObject
-from cpython.type cimport PyType_GenericAlloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._core.backup cimport backup_bytes, clear
 from ._core.board cimport BACKED_UP
-from ._core.packing cimport Packed, Reduced
+from ._core.operations cimport PackedOperation, Reduced
 from .actors.line cimport Line
 from .memory.arena cimport Arena, Piece, default
 from .memory.slots cimport Slot
+from .records cimport blank, offset_of, put
 
 from operator import index
 
@@ -43,12 +42,12 @@ from .values import DeviceType, QuantizationAlgorithm, ReduceInfo, ReduceOp
 NOTHING = ReduceInfo(0, 0, 0)
 
 # A message with one operation, all zero. Its first bytes are what the mailbox puts ahead of any operation.
-cdef bytes EMPTY_MESSAGE = pack(CallReduce(bytes(sizeof(Packed))))
+cdef bytes EMPTY_MESSAGE = pack(CallReduce(bytes(sizeof(PackedOperation))))
 
 cdef enum:
     MESSAGE_BYTES_MAX = 128         # an operation, and what is ahead of it
 
-assert sizeof(Packed) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
+assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
 assert sizeof(Reduced) == REDUCED.size
 
 
@@ -275,16 +274,16 @@ cdef class Launched:
 
     def operation(self) -> bytes:
         """What the actor is told: an `Operation`."""
-        cdef Packed packed
+        cdef PackedOperation packed
         self.fill(&packed)
-        return (<char *> &packed)[:sizeof(Packed)]
+        return (<char *> &packed)[:sizeof(PackedOperation)]
 
     def message(self) -> bytes:
         """The same as a message of its own, which is what `post` sends."""
         cdef char room[MESSAGE_BYTES_MAX]
         return room[:self.write(room)]
 
-    cdef int fill(self, Packed *packed) except -1:
+    cdef int fill(self, PackedOperation *packed) except -1:
         cdef Request asked = self.request
         packed.slot = self.slot.index
         packed.sequence = self.slot.sequence
@@ -307,9 +306,9 @@ cdef class Launched:
 
     cdef Py_ssize_t write(self, char *room) except -1:
         cdef Py_ssize_t length = PyBytes_GET_SIZE(EMPTY_MESSAGE)
-        cdef Py_ssize_t ahead = length - <Py_ssize_t> sizeof(Packed)
+        cdef Py_ssize_t ahead = length - <Py_ssize_t> sizeof(PackedOperation)
         memcpy(room, PyBytes_AS_STRING(EMPTY_MESSAGE), ahead)
-        self.fill(<Packed *> (room + ahead))
+        self.fill(<PackedOperation *> (room + ahead))
         return length
 
     cdef int post(self, Line line, str name) except -1:
@@ -371,18 +370,11 @@ cdef inline uint32_t number_of(Piece piece) noexcept:
 # --- What is said of it --------------------------------------------------------------------------------------------
 
 
-cdef extern from "structmember.h":
-    ctypedef struct PyMemberDef:
-        Py_ssize_t offset           # of a slot in its object
-    ctypedef struct PyMemberDescrObject:
-        PyMemberDef *d_member
-
-
 # Where a ReduceInfo keeps its fields. It is frozen, so whoever makes one fills its slots, as `object.__setattr__` does;
 # to look that up six times takes longer than all the rest of an outcome.
 cdef Py_ssize_t[6] places
 for _position, _name in enumerate(ReduceInfo.__match_args__):
-    places[_position] = (<PyMemberDescrObject *> ReduceInfo.__dict__[_name]).d_member.offset
+    places[_position] = offset_of(ReduceInfo, _name)
 
 
 cdef info_of(bytes payload):
@@ -390,19 +382,14 @@ cdef info_of(bytes payload):
     if PyBytes_GET_SIZE(payload) != sizeof(Reduced):
         raise ValueError(f"{PyBytes_GET_SIZE(payload)} bytes do not say how a reduce succeeded")
     memcpy(&said, PyBytes_AS_STRING(payload), sizeof(Reduced))
-    info = PyType_GenericAlloc(ReduceInfo, 0)
-    set_field(info, 0, said.world)
-    set_field(info, 1, said.sent)
-    set_field(info, 2, said.received)
-    set_field(info, 3, said.network_ns / 1e9)
-    set_field(info, 4, said.neighbour_ns / 1e9)
-    set_field(info, 5, said.reduce_ns / 1e9)
+    info = blank(ReduceInfo)
+    put(info, places[0], said.world)
+    put(info, places[1], said.sent)
+    put(info, places[2], said.received)
+    put(info, places[3], said.network_ns / 1e9)
+    put(info, places[4], said.neighbour_ns / 1e9)
+    put(info, places[5], said.reduce_ns / 1e9)
     return info
-
-
-cdef inline void set_field(info, int position, value) noexcept:
-    Py_INCREF(value)
-    (<PyObject **> (<char *> <PyObject *> info + places[position]))[0] = <PyObject *> value
 
 
 def read_failure(int outcome, bytes payload not None) -> tuple:

@@ -12,7 +12,9 @@ cdef class Fields:
 
 
 cdef Fields fields_of(cls)
-# A record whose fields are yet to be put, each exactly once, before anybody sees it.
+# Where instances of any class with `__slots__` hold that one.
+cdef Py_ssize_t offset_of(cls, str name) except -1
+# A record, or another such object, whose fields are yet to be put, each exactly once, before anybody sees it.
 cdef object blank(cls)
 cdef int put(value, Py_ssize_t offset, field) except -1
 cdef object get(value, Py_ssize_t offset)

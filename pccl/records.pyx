@@ -76,7 +76,11 @@ cdef class Fields:
         self.defaults = defaults
         self.count = len(names)
         for i, name in enumerate(names):
-            self.offsets[i] = (<PyMemberDescrObject *> <PyObject *> cls.__dict__[name]).d_member.offset
+            self.offsets[i] = offset_of(cls, name)
+
+
+cdef Py_ssize_t offset_of(cls, str name) except -1:
+    return (<PyMemberDescrObject *> <PyObject *> cls.__dict__[name]).d_member.offset
 
 
 cdef Fields fields_of(cls):

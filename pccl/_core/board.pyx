@@ -32,6 +32,7 @@ from pccl._core cimport posix
 
 from .codec cimport make_codec
 from .kernels cimport itemsize_of
+from .operations cimport PackedOperation, read_operation
 from .park cimport now_ns
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
 
@@ -74,26 +75,28 @@ cdef class Board:
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
         cdef Codec codec
-        cdef uint32_t itemsize = <uint32_t> itemsize_of(operation.datatype)
+        cdef PackedOperation asked
+        read_operation(operation, &asked)
+        cdef uint32_t itemsize = <uint32_t> itemsize_of(asked.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
-            raise ValueError(f"no reduce of datatype {operation.datatype} at rank {rank} of {world}")
-        if make_codec(&codec, operation.datatype, operation.algorithm, operation.quantized) != 0:
+            raise ValueError(f"no reduce of datatype {asked.datatype} at rank {rank} of {world}")
+        if make_codec(&codec, asked.datatype, asked.algorithm, asked.quantized) != 0:
             raise ValueError(f"no quantization of {operation.shape}")
         if op.state != FREE:
             return False
-        make_plan(&plan, operation.count, itemsize, world)
+        make_plan(&plan, asked.count, itemsize, world)
         if self.admitted and self.admitted + blocks_numbered(&plan) > BLOCKS_ADMITTED:
             return False
         self.admitted += blocks_numbered(&plan)
         op.plan = plan
         op.sequence = sequence
-        op.rank, op.datatype, op.op, op.itemsize = rank, operation.datatype, operation.op, itemsize
-        op.flags = operation.flags
-        op.small = operation.count * itemsize <= SMALL_BYTES_MAX
-        op.send_segment, op.send_offset = operation.send_segment, operation.send_offset
-        op.recv_segment, op.recv_offset = operation.recv_segment, operation.recv_offset
-        op.backup_segment, op.backup_offset = operation.backup_segment, operation.backup_offset
-        op.area_segment, op.area_offset, op.codec = operation.area_segment, operation.area_offset, codec
+        op.rank, op.datatype, op.op, op.itemsize = rank, asked.datatype, asked.op, itemsize
+        op.flags = asked.flags
+        op.small = asked.count * itemsize <= SMALL_BYTES_MAX
+        op.send_segment, op.send_offset = asked.send_segment, asked.send_offset
+        op.recv_segment, op.recv_offset = asked.recv_segment, asked.recv_offset
+        op.backup_segment, op.backup_offset = asked.backup_segment, asked.backup_offset
+        op.area_segment, op.area_offset, op.codec = asked.area_segment, asked.area_offset, codec
         op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)

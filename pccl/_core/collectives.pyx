@@ -20,25 +20,19 @@ Part of the master's machine, which sends what `tell` returns; pure, and knows n
 reduce passes through here four times for each member, so what it passes is typed, and makes nothing it does not keep.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint64_t
-
 from pccl.options import TAGS_MAX
 from pccl.outcomes import INVALID_ARGUMENT, INVALID_USAGE, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 from pccl.records import record
 
+from .operations cimport pack_pairs, split_shapes
 from .ballots import OpenCall
 from .deadlock import name_peers
 from .messages import AbortReduce, Commence, ReduceDone, ReduceFailed
-from .operations import OPERATIONS_MAX, SHAPE_BYTES, split_shapes, unpack_shapes
+from .operations import OPERATIONS_MAX, unpack_shapes
 
 SIDES_MAX = 4  # different shapes that an explanation names; more would not help anybody
 
-cdef Py_ssize_t shape_bytes = SHAPE_BYTES
 cdef Py_ssize_t operations_max = OPERATIONS_MAX
-
-cdef enum:
-    NUMBER_BYTES = 8                    # of a tag and of a sequence number, the low byte first (see `operations`)
 
 
 @record
@@ -104,13 +98,10 @@ cdef class Collectives:
         cdef set held = self.held.get(peer)
         if held is None:
             held = self.held[peer] = set()
-        if len(shapes) == shape_bytes:
-            votes = [(_tag_of(shapes), shapes)]  # most votes are about one tag, and are its shape as they come
-        else:
-            try:
-                votes = split_shapes(shapes)
-            except ValueError as error:
-                return f"initiated nonsense: {error}"
+        try:
+            votes = split_shapes(shapes)
+        except ValueError as error:
+            return f"initiated nonsense: {error}"
         if len(held) + len(votes) > TAGS_MAX:
             return f"initiated more than {TAGS_MAX} tags"
         for tag, shape in votes:
@@ -244,7 +235,7 @@ cdef class Collectives:
             pairs, self.commenced = self.commenced, []
             if len(pairs) > operations_max:
                 pairs, self.commenced = pairs[:operations_max], pairs[operations_max:]
-            told.append((ring, Commence(epoch, _pack_pairs(pairs))))
+            told.append((ring, Commence(epoch, pack_pairs(pairs))))
         if told:
             self.outbox = []
         return told
@@ -329,32 +320,6 @@ cdef class Collectives:
                 held[peer].add(failure.tag)
         assert held == {peer: self.held.get(peer, set()) for peer in members}, f"{where}: holds {self.held}, not {held}"
         assert self.held.keys() <= members, f"{where}: holds something of strangers"
-
-
-cdef uint64_t _tag_of(bytes shape):
-    # A shape begins with its tag.
-    cdef const uint8_t *at = <const uint8_t *> PyBytes_AS_STRING(shape)
-    cdef uint64_t tag = 0
-    cdef int i
-    for i in range(NUMBER_BYTES):
-        tag |= <uint64_t> at[i] << (8 * i)
-    return tag
-
-
-cdef bytes _pack_pairs(list pairs):
-    # As `operations.pack_pairs` does it, for what every reduce of a run needs.
-    cdef bytes packed = PyBytes_FromStringAndSize(NULL, 2 * NUMBER_BYTES * len(pairs))
-    cdef uint8_t *at = <uint8_t *> PyBytes_AS_STRING(packed)
-    cdef tuple pair
-    cdef uint64_t number
-    cdef int i, j
-    for pair in pairs:
-        for i in range(2):
-            number = pair[i]
-            for j in range(NUMBER_BYTES):
-                at[j] = (number >> (8 * j)) & 0xFF
-            at += NUMBER_BYTES
-    return packed
 
 
 cdef bint _is_one_shape(Tally tally) except -1:

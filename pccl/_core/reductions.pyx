@@ -23,9 +23,9 @@ Part of the peer's machine, which passes on what concerns reduces; pure, and kno
 from pccl.options import nanoseconds
 from pccl.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_PLAIN, KIND_REDUCE, SUCCESS
 
+from .operations cimport pack_shapes, unpack_operations, unpack_pairs
 from .events import NUMBERS, REDUCED, AbortOperation, BeginOperation, Complete, EndOperation, SendMaster
 from .messages import Awaiting, Finished, Initiate, WithdrawReduce
-from .operations import pack_shapes, unpack_operations, unpack_pairs
 
 INITIATED = "initiated"  # the master knows; others may not
 RUNNING = "running"  # lanes move its blocks

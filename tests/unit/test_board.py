@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pccl._core.board import BOARD_BYTES, Board
+from pccl._core.operations import Operation
 from pccl._core.plan import Cut
 from pccl.values import DataType
 
@@ -129,12 +130,15 @@ def test_what_is_unknown_is_quiet_and_still(member: Member) -> None:
     ("datatype", "ring"), [(12, (0, 2)), (255, (0, 2)), (10, (2, 2)), (10, (0, 0)), (10, (0, 1 << 15))]
 )
 def test_what_cannot_be_cut_is_refused(member: Member, datatype: int, ring: tuple[int, int]) -> None:
-    class Nonsense:
-        count = 10
-
-    Nonsense.datatype = datatype  # type: ignore[attr-defined]
+    nonsense = Operation(0, 1, 2, 10, datatype, *[0] * 10)
     with pytest.raises(ValueError, match="no reduce of datatype"):
-        member.board.begin(1, Nonsense, *ring)  # type: ignore[arg-type]
+        member.board.begin(1, nonsense, *ring)
+
+
+def test_only_operations_are_put_up(member: Member) -> None:
+    """Goal: their fields are read where they lie, so anything else must be refused before that."""
+    with pytest.raises(TypeError, match="expected an Operation, not 'one'"):
+        member.board.begin(1, "one", 0, 2)  # type: ignore[arg-type]
     assert member.board.begin(1, operation(10), *RING_OF_TWO)
 
 

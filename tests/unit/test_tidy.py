@@ -34,7 +34,7 @@ LEAVES = {"pccl.addresses", "pccl.errors", "pccl.logs", "pccl.options", "pccl.ou
 MACHINES = (
     *("wire", "messages", "mailbox", "records", "events", "actions", "operations", "door", "ring", "edge", "group"),
     *("wiring", "reductions", "collectives", "ballots", "deadlock", "membership", "master_", "peer_state", "roster"),
-    *("layout", "sources", "election", "affairs", "agreement", "syncing", "calls", "participation", "packing"),
+    *("layout", "sources", "election", "affairs", "agreement", "syncing", "calls", "participation"),
     *("description", "describing", "fetching", "state_link"),
     *("bandwidths", "choosing", "exact_ring", "measuring", "metering", "optimizing", "tournament", "weaver"),
 )

@@ -1,11 +1,10 @@
-# Contents of `packing`: what is said between a training process and its actor for each reduce, as bytes.
+# Layouts of `operations`: one after the other in messages, without gaps, and little-endian as every machine is that this
+# is built for. What the fields mean is in the records of the same names.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
-# One operation, without gaps and little-endian, as every machine is that this is built for. The only place that knows its
-# layout; what the fields mean is in `operations`.
-cdef packed struct Packed:
+cdef packed struct PackedOperation:
     uint32_t slot
     uint32_t sequence               # of the completion slot
     uint64_t tag
@@ -25,6 +24,20 @@ cdef packed struct Packed:
     uint64_t area_offset
 
 
+cdef packed struct PackedShape:
+    uint64_t tag
+    uint64_t count
+    uint8_t datatype
+    uint8_t op
+    uint8_t algorithm
+    uint8_t quantized
+
+
+cdef packed struct PackedPair:
+    uint64_t tag
+    uint64_t sequence               # of the collective
+
+
 # The payload of a reduce that succeeded, the same as `events.REDUCED`; a test holds the two together.
 cdef packed struct Reduced:
     uint32_t world                  # members that took part
@@ -33,3 +46,11 @@ cdef packed struct Reduced:
     uint64_t network_ns
     uint64_t neighbour_ns
     uint64_t reduce_ns
+
+
+cdef int read_operation(operation, PackedOperation *packed) except -1
+cpdef list unpack_operations(bytes data)
+cpdef bytes pack_shapes(shapes)
+cpdef list split_shapes(bytes data)
+cpdef bytes pack_pairs(pairs)
+cpdef list unpack_pairs(bytes data)
