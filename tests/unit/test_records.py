@@ -49,6 +49,39 @@ def test_wrong_arguments_are_a_type_error(arguments: tuple[int, ...]) -> None:
         Point(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "complaint"), [({"z": 1}, "no argument 'z'"), ({"x": 1}, "two values for argument 'x'")]
+)
+def test_wrong_names_are_a_type_error(keywords: dict[str, int], complaint: str) -> None:
+    """Goal: a field that is misspelt, or given twice, is named."""
+    with pytest.raises(TypeError, match=complaint):
+        Point(0, **keywords)
+
+
+def test_they_are_made_alike_from_a_tuple_and_a_dictionary() -> None:
+    """Goal: C code that calls a class by its oldest protocol makes the same record."""
+    assert type.__call__(Point, 1, y=2) == Point(1, 2)
+    with pytest.raises(TypeError, match="misses its argument 'x'"):
+        type.__call__(Point, y=2)
+
+
+def test_nothing_is_derived_from_them() -> None:
+    """Goal: a record is made without its class being asked, so there is no class but the one that was declared."""
+    with pytest.raises(TypeError, match="not an acceptable base type"):
+        type("Longer", (Point,), {})
+
+
+def test_they_let_go_of_what_they_hold() -> None:
+    """Goal: what fills a slot is counted once when it comes and once when the record goes, also if it was refused."""
+    held = object()
+    before = sys.getrefcount(held)
+    for _ in range(100):
+        Point(held, y=held)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            Point(held, x=held)  # type: ignore[arg-type, misc]
+    assert sys.getrefcount(held) == before
+
+
 def test_they_compare_by_kind_and_value() -> None:
     """Goal: tests compare whole lists of actions, so two kinds with equal fields must differ."""
     assert Point(1) != Point(2)
