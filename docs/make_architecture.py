@@ -112,9 +112,10 @@ sequenceDiagram
 ```
 
 Each of these processes wakes up with cold caches, so a small reduce costs what code and objects lie on its way, not how
-often they are used. That way is compiled, typed and short, and apart from everything rare: `launching.pyx`, `reduces.pyx`
-and `actors/line.pyx` in the training process, `actors/feeding.pyx` in the peer actor, `actors/answering.pyx` and
-`_core/affairs.pyx` in the master. Records are made in C, by one function for all of them (`records.pyx`).
+often they are used. That way is compiled, typed and short, and apart from everything rare: `launching.pyx`,
+`reduces.pyx` and `actors/line.pyx` in the training process, `actors/feeding.pyx` in the peer actor,
+`actors/answering.pyx` and `_core/affairs.pyx` in the master. Records are made in C, by one function for all of them
+(`records.pyx`).
 
 If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new
 ring, and the call fails on all of them once that ring is wired. The tensor in place gets its old bytes from a backup
