@@ -6,7 +6,6 @@ OPERATIONS_MAX: int
 DATATYPES: tuple[str, ...]
 OPS: tuple[str, ...]
 ALGORITHMS: dict[int, str]
-SHAPE_BYTES: int
 
 @record
 class Shape:

@@ -24,8 +24,6 @@ DATATYPES = (
 OPS = ("SUM", "AVG", "PROD", "MAX", "MIN")
 ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE", 100: "MIN_MAX_4BIT", 101: "ZERO_POINT_SCALE_4BIT"}
 
-SHAPE_BYTES = sizeof(PackedShape)
-
 
 @record
 class Shape:
