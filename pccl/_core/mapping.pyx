@@ -7,6 +7,15 @@ of it that is the owner of every buffer taken from it: an array over an extent h
 stands for. Which memory is mapped, and when it is reused, is never decided here.
 
 Nothing is unmapped while somebody can reach it: buffers hold their extent, extents hold their mapping.
+
+Large memory gets huge pages, and is mapped where a huge page takes one entry of the page table. By default no kernel
+does either for shared memory, but each lets a process ask for it. With 256 MiB on AMD Zen 4, in a virtual machine:
+
+                                  pages of 4 KiB    of 2 MiB
+  new, all pages taken                  160 ms         14 ms
+  mapped by another process              26 ms        0.2 ms
+  copied                             11 GB/s        14 GB/s
+  float32 added in place             35 GB/s        46 GB/s     (bytes touched)
 """
 
 cimport cython
@@ -18,7 +27,9 @@ from pccl._core.park cimport raise_errno
 
 cdef enum:
     PAGE_BYTES = 4096
+    HUGE_BYTES = 1 << 21            # a huge page, on x86-64 and with small pages of 4 KiB on aarch64
     POPULATE_WRITE = 23             # MADV_POPULATE_WRITE, which older headers lack
+    COLLAPSE = 25                   # MADV_COLLAPSE, likewise
 
 
 @cython.final
@@ -38,7 +49,7 @@ cdef class Mapping:
         if nbytes <= 0:
             raise ValueError(f"a mapping has at least one byte, not {nbytes}")
         with nogil:
-            place = posix.mmap(NULL, nbytes, access, flags, fd, 0)
+            place = map_aligned(nbytes, access, flags, fd)
             code = posix.errno
         if place == posix.MAP_FAILED:
             raise_errno(code, f"mapping {nbytes} bytes of shared memory")
@@ -70,6 +81,43 @@ cdef class Mapping:
             raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {self.nbytes} bytes")
         with nogil:
             posix.madvise(self.place + begin, offset + nbytes - begin, POPULATE_WRITE)
+
+
+def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
+    """Give memory that has no pages yet huge ones, as far as there are any. Before Linux 6.1 there are none."""
+    cdef Mapping whole = Mapping(fd, nbytes)
+    cdef Py_ssize_t end = 0
+    with nogil:
+        # A page table with one page in it is what can be collapsed; the missing ones are made up for.
+        while nbytes - end >= HUGE_BYTES and posix.madvise(whole.place + end, PAGE_BYTES, POPULATE_WRITE) == 0:
+            end += HUGE_BYTES
+        if end > 0:
+            posix.madvise(whole.place, end, COLLAPSE)
+
+
+cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept nogil:
+    """Map a file, from its beginning, where huge pages of it can be mapped as such; MAP_FAILED if not at all."""
+    cdef int nothing = posix.MAP_PRIVATE | posix.MAP_ANONYMOUS | posix.MAP_NORESERVE
+    cdef size_t pages = (nbytes + PAGE_BYTES - 1) & ~<size_t> (PAGE_BYTES - 1), ahead
+    cdef char *room
+    cdef void *place
+    cdef int code
+    if nbytes < HUGE_BYTES:
+        return posix.mmap(NULL, nbytes, access, flags, fd, 0)
+    room = <char *> posix.mmap(NULL, pages + HUGE_BYTES, posix.PROT_NONE, nothing, -1, 0)
+    if room == posix.MAP_FAILED:
+        return room
+    ahead = -<uintptr_t> room & (HUGE_BYTES - 1)
+    place = posix.mmap(room + ahead, nbytes, access, flags | posix.MAP_FIXED, fd, 0)
+    code = posix.errno
+    if place == posix.MAP_FAILED:
+        posix.munmap(room, pages + HUGE_BYTES)
+    else:
+        if ahead:
+            posix.munmap(room, ahead)
+        posix.munmap(room + ahead + pages, HUGE_BYTES - ahead)
+    posix.errno = code
+    return place
 
 
 # No garbage collection: an extent refers to a mapping, which refers to nothing.

@@ -125,9 +125,14 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *address, size_t length)
     int madvise(void *address, size_t length, int advice)
     void *MAP_FAILED
+    int PROT_NONE
     int PROT_READ
     int PROT_WRITE
     int MAP_SHARED                  # every holder sees what one of them writes, also after a fork
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS               # no file: zeros
+    int MAP_NORESERVE               # nobody will write to it
+    int MAP_FIXED                   # exactly there, in place of what is mapped there
     int MAP_POPULATE                # page tables are filled now, not by a fault at each first touch
 
 

@@ -7,9 +7,9 @@ so a process that is killed leaves nothing behind.
 `close()` gives up our claim; it never pulls memory from under somebody's feet. The descriptor goes at once, the
 mapping together with the last view of it: a tensor, a slice, a word that a thread sleeps on.
 
-A populated segment has all its pages before anybody sees it. They are asked for where a refusal can still be an
-error: first we look how much is left, since the kernel would rather kill than say no, then `fallocate` returns a code
-where a first touch would be the signal SIGBUS.
+A populated segment has all its pages before anybody sees it, and huge ones where there are such. They are asked for
+where a refusal can still be an error: first we look how much is left, since the kernel would rather kill than say no,
+then `fallocate` returns a code where a first touch would be the signal SIGBUS.
 """
 
 import errno
@@ -17,7 +17,7 @@ import fcntl
 import os
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
-from pccl._core.mapping import Mapping
+from pccl._core.mapping import Mapping, enlarge_pages
 from pccl._core.park import create_memfd
 from pccl.memory.headroom import available_bytes
 
@@ -116,8 +116,9 @@ def _reserve(fd: int, size: int) -> None:
     )
     if size > left:
         raise MemoryError(lack)
+    enlarge_pages(fd, size)
     try:
-        os.posix_fallocate(fd, 0, size)
+        os.posix_fallocate(fd, 0, size)  # the others
     except OSError as error:
         if error.errno in (errno.ENOMEM, errno.ENOSPC):
             raise MemoryError(lack) from error

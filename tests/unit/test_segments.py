@@ -2,8 +2,11 @@
 
 import ctypes
 import gc
+import mmap
 import os
 import resource
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -121,6 +124,74 @@ def test_some_pages_can_be_populated_ahead_of_writing():
         with pytest.raises(ValueError, match="do not lie in a mapping"):
             segment.mapping.populate(16 << 20, 1)
         del view
+
+
+HUGE = 2 << 20
+
+
+def mapped_as_huge(name):
+    """Bytes of such memory that this process has mapped by huge pages."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = f"memfd:{name} " in line
+        elif inside and line.startswith("ShmemPmdMapped:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def kernel_has_huge_pages():
+    """Whether a process that asks for a huge page of shared memory gets it here, without any code of ours."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    with mmap.mmap(-1, 2 * HUGE) as memory:
+        memory.write(b"x" * (2 * HUGE))
+        base = ctypes.c_char.from_buffer(memory)
+        aligned = (ctypes.addressof(base) + HUGE - 1) // HUGE * HUGE
+        code = libc.madvise(aligned, HUGE, 25)  # MADV_COLLAPSE
+        del base
+    return code == 0
+
+
+def test_large_memory_is_mapped_where_huge_pages_can_be():
+    for size in (HUGE, HUGE + 1, 5 * HUGE - 1, 64 << 20):
+        before = Path("/proc/self/maps").read_text().count("\n")
+        with Segment.create("pccl-test", size) as ours, Segment.attach(os.dup(ours.fd), size) as theirs:
+            assert ours.mapping.address % HUGE == theirs.mapping.address % HUGE == 0
+            ours.view[size - 1] = 7
+            assert theirs.view[size - 1] == 7
+        # Not a scrap of what was reserved around them is left; what is mapped beside may have been merged.
+        assert Path("/proc/self/maps").read_text().count("\n") <= before
+
+
+def test_large_memory_has_huge_pages():
+    if not kernel_has_huge_pages():
+        pytest.skip("this kernel gives no huge pages of shared memory to a process that asks for them")
+    size = 3 * HUGE + 12_345
+    with Segment.create("pccl-huge", size, populate=True) as ours, Segment.attach(os.dup(ours.fd), size) as theirs:
+        assert bytes(ours.view) == bytes(size)
+        assert theirs.view[0] == theirs.view[HUGE] == theirs.view[2 * HUGE] == 0  # mapped by touch
+        assert mapped_as_huge("pccl-huge") == 2 * 3 * HUGE
+        ours.view[:] = os.urandom(size)
+        assert theirs.view == ours.view
+
+
+def test_without_huge_pages_memory_has_small_ones():
+    """Goal: an old kernel, or one that is told so, refuses them; nothing else may change."""
+    script = """
+import ctypes, os, resource
+from tests.unit.test_segments import Segment, mapped_as_huge
+assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
+with Segment.create("pccl-huge", 16 << 20, populate=True) as segment:
+    view, before = segment.view, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for offset in range(0, 16 << 20, 4096):
+        view[offset] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 400
+    assert mapped_as_huge("pccl-huge") == 0
+    assert os.fstat(segment.fd).st_blocks * 512 == 16 << 20
+    del view
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_memory_is_unmapped_with_its_last_view():
