@@ -142,15 +142,20 @@ def mapped_as_huge(name):
 
 def kernel_has_huge_pages():
     """Whether a process that asks for a huge page of shared memory gets it here, without any code of ours."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    with mmap.mmap(-1, 2 * HUGE) as memory:
-        memory.write(b"x" * (2 * HUGE))
-        base = ctypes.c_char.from_buffer(memory)
-        aligned = (ctypes.addressof(base) + HUGE - 1) // HUGE * HUGE
-        code = libc.madvise(aligned, HUGE, 25)  # MADV_COLLAPSE
-        del base
-    return code == 0
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    fd = create_memfd("pccl-probe", HUGE)
+    room = libc.mmap(None, 2 * HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    aligned = (room + HUGE - 1) // HUGE * HUGE
+    libc.mmap(aligned, HUGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
+    ctypes.memset(aligned, 1, HUGE)
+    collapsed = libc.madvise(aligned, HUGE, 25) == 0  # MADV_COLLAPSE
+    libc.munmap(room, 2 * HUGE)
+    os.close(fd)
+    return collapsed
 
 
 def test_large_memory_is_mapped_where_huge_pages_can_be():
