@@ -98,7 +98,7 @@ cdef struct LaneCount:
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t lending                # 1: the next peer reads blocks where they lie, and needs no checksum
+    uint32_t near                   # 1: the next peer is on this host, and needs no checksums of blocks
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while

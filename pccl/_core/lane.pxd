@@ -7,7 +7,7 @@ from .segment_table cimport SegmentTable
 
 
 cdef enum:
-    FRAME_MAGIC = 0x32424350        # "PCB2"
+    FRAME_MAGIC = 0x33424350        # "PCB3"
     HEADER_BYTES = 48
     PIECE_BYTES = 1 << 14           # saved, added, coded and summed up at a time: each finds it in cache after the other
 
@@ -23,9 +23,10 @@ cdef enum:
 # What a frame is.
 cdef enum:
     BLOCK = 0                       # the block follows
-    LENT = 1                        # the block lies in memory that was offered
-    OFFER = 2                       # of memory; `Offer` follows
-    WITHDRAWAL = 3                  # of memory
+    PLAIN = 1                       # the block follows, without a checksum: it does not leave this host
+    LENT = 2                        # the block lies in memory that was offered
+    OFFER = 3                       # of memory; `Offer` follows
+    WITHDRAWAL = 4                  # of memory
 
 
 # Ahead of every block, or all that travels of it.
@@ -39,7 +40,7 @@ cdef packed struct Header:
     uint32_t chunk
     uint32_t block
     uint32_t length                 # bytes of payload
-    uint32_t crc                    # CRC-32C of the payload, if it follows
+    uint32_t crc                    # CRC-32C of the payload, if it follows and is not plain
     uint32_t header_crc             # CRC-32C of all fields above
 
 
@@ -56,7 +57,8 @@ cdef class Lane:
     cdef bint mail                  # the mailbox has something
     cdef bint broken                # the connection was reported as over
     cdef bint heard                 # the connection has something to read
-    cdef bint near                  # the other end may be on this host, and blocks may be lent
+    cdef bint near                  # the other end is on this host
+    cdef bint lends                 # and may read our memory, or lend us its own
     cdef public uint64_t frames_until_fault  # 0: no mishap is planned
     cdef LaneCount *count
 

@@ -7,7 +7,9 @@ things at once, mailbox, bell and connection, so whatever happens reaches them a
 
 **A frame** is a header and a block. It describes itself, so receivers keep no other state, and it carries two checksums:
 a flipped bit is the end of the connection, never a wrong sum. Nothing is resynchronised by guessing. Between peers of one
-host a frame may be the header alone: the block is read where it lies (`lending`).
+host a block has no checksum, for nothing happens to it on its way: the kernel computes none for TCP there either. At 256
+MiB between two peers it took a sixth of the time. Or the frame is the header alone, and the block is read where it lies
+(`lending`).
 
 **Abort** finds a worker between two blocks, or asleep on its socket. A receiver then sends the rest of the frame to
 scratch; a sender copies the rest of its frame and sends that, because half a frame would cost the connection. Both let
@@ -66,10 +68,14 @@ cdef class Lane:
         if posix.epoll_ctl(self.epoll, posix.EPOLL_CTL_ADD, fd, &event) != 0:
             raise_errno(errno, f"watching descriptor {fd}")
 
-    def attach(self, int fd, bint near=False):
-        """Serve this connection, which stays the caller's to close; `near` if blocks may be lent over it."""
+    def attach(self, int fd, *, bint near=False, bint lends=False):
+        """Serve this connection, which stays the caller's to close.
+
+        `near` if its other end is on this host, `lends` if blocks may then be lent over it.
+        """
         self.broken = self.heard = False
         self.near = near
+        self.lends = near and lends
         self._watch(fd, posix.EPOLLIN | posix.EPOLLOUT | posix.EPOLLRDHUP | posix.EPOLLET, FROM_CONNECTION)
         self.connection = fd
 

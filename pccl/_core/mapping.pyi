@@ -12,6 +12,7 @@ class Mapping(Buffer):
     def populate(self, offset: int, nbytes: int) -> None: ...
 
 def enlarge_pages(fd: int, nbytes: int) -> None: ...
+
 @disjoint_base
 class Extent(Buffer):
     @property

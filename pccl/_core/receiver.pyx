@@ -82,7 +82,7 @@ cdef class Receiver(Lane):
         self.have -= sizeof(offer)
         memmove(self.ahead, self.ahead + sizeof(offer), self.have)
         try:
-            if not self.near:
+            if not self.lends:
                 raise ValueError("memory is not wanted")
             fd = borrow(offer.pid, offer.descriptor, offer.nbytes, offer.inode, offer.device)
             try:
@@ -177,7 +177,7 @@ cdef class Receiver(Lane):
             if code:
                 self.drop()
                 return code
-        if self.header.kind == BLOCK and (self.op == NULL or self.target == NULL):
+        if self.header.kind != LENT and (self.op == NULL or self.target == NULL):
             code = self.aim_at_scratch()
             if code:
                 return code
@@ -378,20 +378,20 @@ cdef class Receiver(Lane):
         """The block is whole: add it or keep it, and say so."""
         cdef Op *op = self.op
         cdef uint32_t crc = self.header.crc
-        cdef bint sent = self.header.kind == BLOCK, summed = sent, reduces
+        cdef bint summed = self.header.kind == BLOCK, reduces
         cdef int64_t began
         self.stage = AT_HEADER
         self.count.frames += 1
         self.count.payload_bytes += self.received
         if op == NULL:
             return GO_ON
-        if sent and crc32c(0, self.source, self.received) != crc:
+        if summed and crc32c(0, self.source, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
         reduces = <uint32_t> self.header.hop + 1 < op.plan.world
         if reduces or op.codec.bits:
             began = now_ns()
             if reduces:
-                summed = not posix.atomic_load_u32(&self.board.shared.lending)
+                summed = not posix.atomic_load_u32(&self.board.shared.near)
             crc = self.apply_coded(summed) if op.codec.bits else self.apply(summed)
             began = now_ns() - began
             self.count.reduce_ns += began

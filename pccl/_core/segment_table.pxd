@@ -35,6 +35,6 @@ cdef class SegmentTable:
 
     # The neighbour is another one: nothing has been offered to it.
     cdef void recall(self) noexcept nogil
-    # The neighbour's answer to an offer. True if that was yes, and the segment is still here.
-    cdef bint answer(self, uint32_t serial, bint accepted) noexcept nogil
+    # The neighbour's answer to an offer.
+    cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil
     cdef int rebuild(self, const Place *added) except -1

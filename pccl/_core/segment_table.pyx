@@ -67,13 +67,12 @@ cdef class SegmentTable:
         for index in range(self.size):
             self.places[index].serial = self.places[index].accepted = 0
 
-    cdef bint answer(self, uint32_t serial, bint accepted) noexcept nogil:
+    cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil:
         cdef uint32_t index
         for index in range(self.size):
             if self.places[index].segment and self.places[index].serial == serial:
                 self.places[index].accepted = accepted
-                return accepted
-        return False  # withdrawn meanwhile
+                return  # otherwise it was withdrawn meanwhile
 
     cdef int rebuild(self, const Place *added) except -1:
         """The table of what is in `mappings`: what the old one has of it, and `added`."""

@@ -24,7 +24,7 @@ from .codec cimport coded_offset
 from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .kernels cimport coded_bytes, crc32c, encode_block
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Header, Lane
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED, WITHDRAWAL, Header, Lane
 )
 from .lending cimport LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
 from .park cimport now_ns
@@ -39,13 +39,13 @@ cdef class Sender(Lane):
         free(self.own)
         free(self.notices)
 
-    def attach(self, int fd, bint near=False):
-        """Serve this connection; `near` if its other end may be able to read our memory."""
-        Lane.attach(self, fd, near)
+    def attach(self, int fd, *, bint near=False, bint lends=False):
+        """Serve this connection."""
+        Lane.attach(self, fd, near=near, lends=lends)
         self.pid = os.getpid()
         self.offers = 0
         self.segments.recall()
-        posix.atomic_store_u32(&self.board.shared.lending, 0)
+        posix.atomic_store_u32(&self.board.shared.near, near)
         begin(&self.report, fd)
         self.far = is_far(&self.report)
         memset(&self.board.shared.flight, 0, sizeof(Flight))  # another edge, another link
@@ -82,7 +82,7 @@ cdef class Sender(Lane):
                 continue
             if self.broken:
                 return self.end(0, b"closed by the other side")
-            if self.heard and self.near:
+            if self.heard and self.lends:
                 code = self.hear()
             elif self.header_left == 0 and self.payload_left == 0:
                 if self.notices_length:
@@ -163,7 +163,7 @@ cdef class Sender(Lane):
             self.pending = code == UNMAPPED
             return code
         self.lent = self.is_lent()
-        if not self.lent and not self.job.summed:
+        if not self.near and not self.job.summed:
             self.job.crc = crc32c(0, self.payload, self.length)
         self.write_header(chunk)
         return self.offer()
@@ -205,7 +205,8 @@ cdef class Sender(Lane):
             some = count - done if count - done < piece else piece
             nbytes = coded_bytes(&op.codec, some)
             encode_block(&op.codec, target, values + done * op.itemsize, some)
-            crc = crc32c(crc, target, nbytes)
+            if not self.near:
+                crc = crc32c(crc, target, nbytes)
             target += nbytes
             done += some
         self.payload = self.own
@@ -227,14 +228,14 @@ cdef class Sender(Lane):
     cdef void write_header(self, uint32_t chunk) noexcept nogil:
         self.header.magic = FRAME_MAGIC
         self.header.hop = self.job.hop
-        self.header.kind = LENT if self.lent else BLOCK
+        self.header.kind = LENT if self.lent else PLAIN if self.near else BLOCK
         self.header.sequence = self.job.op.sequence
         self.header.segment = self.place.segment if self.lent else 0
         self.header.offset = self.payload - self.place.base if self.lent else 0
         self.header.chunk = chunk
         self.header.block = self.job.block
         self.header.length = self.length
-        self.header.crc = 0 if self.lent else self.job.crc
+        self.header.crc = 0 if self.near else self.job.crc
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
         self.header_left = HEADER_BYTES
         if self.lent:
@@ -297,13 +298,13 @@ cdef class Sender(Lane):
 
     cdef bint is_lent(self) noexcept nogil:
         """Whether the neighbour reads this block where it lies."""
-        return self.near and self.place != NULL and self.place.accepted and self.length >= LENT_BYTES_MIN
+        return self.lends and self.place != NULL and self.place.accepted and self.length >= LENT_BYTES_MIN
 
     cdef int offer(self) noexcept nogil:
         """Offer the segment of the block to the neighbour, the first time that one is worth it."""
         cdef Place *place = self.place
         cdef Offer offer
-        if not self.near or place == NULL or place.serial or self.length < LENT_BYTES_MIN:
+        if not self.lends or place == NULL or place.serial or self.length < LENT_BYTES_MIN:
             return GO_ON
         self.offers += 1
         place.serial = self.offers
@@ -375,8 +376,8 @@ cdef class Sender(Lane):
                 posix.atomic_count_u64(&op.sent_bytes, loan.nbytes)
                 self.board.account(op)
                 self.board.leave(op)
-        if note.serial and self.segments.answer(note.serial, note.accepted):
-            posix.atomic_store_u32(&self.board.shared.lending, 1)
+        if note.serial:
+            self.segments.answer(note.serial, note.accepted)
         return GO_ON
 
     cdef void await_return(self) noexcept nogil:

@@ -98,7 +98,7 @@ class LaneWorker:
             self._connection.setblocking(False)
             if self._sends:
                 suit(self._connection, self._board.lanes)
-            self._lane.attach(fds[0], message.lends and is_within_host(self._connection))
+            self._lane.attach(fds[0], near=is_within_host(self._connection), lends=message.lends)
         elif isinstance(message, Detach):
             if message.link == self._link:
                 self._close()

@@ -33,8 +33,9 @@ PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
 
 HEADER = struct.Struct("<IHHQQIIIII")
 HEADER_BYTES = HEADER.size + 4
-MAGIC = 0x32424350
-BLOCK, LENT, OFFER, WITHDRAWAL = range(4)  # kinds of frames
+MAGIC = 0x33424350
+BLOCK, PLAIN, LENT, OFFER, WITHDRAWAL = range(5)  # kinds of frames
+FAR, NEAR, LENDING = "far", "near", "lending"  # neighbours: on two hosts, on one, and reading each other's memory
 
 SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # segments
 
@@ -68,14 +69,14 @@ def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
     return bytes(data)
 
 
-def read_frame(sock: socket.socket) -> tuple[int, int, int, int, bytes]:
-    """Sequence, hop, chunk, block and payload of the next frame, whose checksums are right."""
+def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, int, int, bytes]:
+    """Sequence, hop, chunk, block and payload of the next frame, whose checksums are right, if it is not to have none."""
     head = read_exactly(sock, HEADER_BYTES)
     magic, hop, kind, sequence, offset, segment, chunk, block, length, crc = HEADER.unpack(head[: HEADER.size])
-    assert (magic, kind, offset, segment) == (MAGIC, BLOCK, 0, 0)
+    assert (magic, kind, offset, segment) == (MAGIC, PLAIN if plain else BLOCK, 0, 0)
     assert struct.unpack("<I", head[HEADER.size :])[0] == crc32c_of(head[: HEADER.size])
     payload = read_exactly(sock, length)
-    assert crc == crc32c_of(payload)
+    assert crc == (0 if plain else crc32c_of(payload))
     return sequence, hop, chunk, block, payload
 
 
@@ -165,14 +166,14 @@ class Worker:
         self._call()
         assert done.wait(PATIENCE), "the worker does not read its mail"
 
-    def attach(self, connection: socket.socket, near: bool = False) -> None:
-        """Serve this connection from now on; it is ours to close. Blocks may be lent over it if its ends are near."""
+    def attach(self, connection: socket.socket, link: str = FAR) -> None:
+        """Serve this connection from now on; it is ours to close."""
         connection.setblocking(False)
 
         def command() -> None:
             self._detach()
             self.connection = connection
-            self.lane.attach(connection.fileno(), near)
+            self.lane.attach(connection.fileno(), near=link != FAR, lends=link == LENDING)
 
         self._tell(command)
 
@@ -212,12 +213,12 @@ class Member:
         self.segments[number] = fd, max(nbytes, 1)
         return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]
 
-    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, *, near: bool = False) -> Worker:
+    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, link: str = FAR) -> Worker:
         """A new worker, at work."""
         worker = Worker(self, sends, lane)
         self.workers.append(worker)
         if connection is not None:
-            worker.attach(connection, near)
+            worker.attach(connection, link)
         return worker
 
     @property
@@ -271,8 +272,8 @@ def operation(
 
 
 @contextmanager
-def ring_of(world: int, lanes: int = 1, *, near: bool = False) -> Iterator[list[Member]]:
-    """That many members, each connected to the next, which may read its memory if they are near."""
+def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member]]:
+    """That many members, each connected to the next."""
     with ExitStack() as stack:
         members = [Member(lanes) for _ in range(world)]
         for member in members:
@@ -280,15 +281,15 @@ def ring_of(world: int, lanes: int = 1, *, near: bool = False) -> Iterator[list[
         for rank, member in enumerate(members):
             for lane in range(lanes):
                 end, other = connect()
-                member.worker(True, lane, end, near=near)
-                members[(rank + 1) % world].worker(False, lane, other, near=near)
+                member.worker(True, lane, end, link)
+                members[(rank + 1) % world].worker(False, lane, other, link)
         yield members
         assert not [problem for member in members for problem in member.problems]
 
 
 @contextmanager
 def lone_member(
-    lanes: int = 1, buffer_bytes: int = 0, *, lent: bool = False
+    lanes: int = 1, buffer_bytes: int = 0, link: str = FAR
 ) -> Iterator[tuple[Member, list[socket.socket], list[socket.socket]]]:
     """A member, and by lane the hands that hold the other ends: what it sends comes out, what goes in it receives."""
     with ExitStack() as stack:
@@ -297,9 +298,9 @@ def lone_member(
         outgoing, incoming = [], []
         for lane in range(lanes):
             near, far = connect(buffer_bytes)
-            member.worker(True, lane, near, near=lent)
+            member.worker(True, lane, near, link)
             outgoing.append(stack.enter_context(far))
             near, far = connect()
-            member.worker(False, lane, far, near=lent)
+            member.worker(False, lane, far, link)
             incoming.append(stack.enter_context(near))
         yield member, outgoing, incoming

@@ -14,7 +14,23 @@ from pccl._core.backup import backup_bytes, restore
 from pccl._core.plan import Cut
 from pccl.values import DataType, ReduceOp
 
-from .loopback import BACKUP, RECV, SEND, Member, connect, eventually, lone_member, operation, read_frame, ring_of
+from .loopback import (
+    BACKUP,
+    FAR,
+    LENDING,
+    NEAR,
+    PLAIN,
+    RECV,
+    SEND,
+    Member,
+    connect,
+    eventually,
+    frame,
+    lone_member,
+    operation,
+    read_frame,
+    ring_of,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -150,16 +166,16 @@ class Tensors:
         assert all(0 <= nanoseconds < 60e9 for nanoseconds in statistics[2:])
 
 
-@pytest.fixture(params=[False, True], ids=["sent", "lent"])
-def near(request: pytest.FixtureRequest) -> bool:
-    """Whether members may read each other's memory."""
-    return bool(request.param)
+@pytest.fixture(params=[FAR, NEAR, LENDING])
+def link(request: pytest.FixtureRequest) -> str:
+    """How members are connected."""
+    return str(request.param)
 
 
 @pytest.mark.parametrize(("world", "lanes"), [(2, 1), (2, 3), (3, 1), (3, 3), (5, 1), (8, 1)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_awkward_counts(world: int, lanes: int, in_place: bool, near: bool) -> None:
-    with ring_of(world, lanes, near=near) as members:
+def test_awkward_counts(world: int, lanes: int, in_place: bool, link: str) -> None:
+    with ring_of(world, lanes, link=link) as members:
         counts = [0, 1, 2, world - 1, world + 1, 63, 1000, 4097, 100_003, 300_001]
         for sequence, count in enumerate(counts, 1):
             tensors = Tensors(members, DataType.FLOAT, count, in_place=in_place, place=sequence)
@@ -168,8 +184,8 @@ def test_awkward_counts(world: int, lanes: int, in_place: bool, near: bool) -> N
 
 
 @pytest.mark.parametrize("datatype", DataType)
-def test_every_type_and_operation(datatype: DataType, near: bool) -> None:
-    with ring_of(3, near=near) as members:
+def test_every_type_and_operation(datatype: DataType, link: str) -> None:
+    with ring_of(3, link=link) as members:
         cases = list(itertools.product(ReduceOp, [5, 9001], [False, True]))
         for sequence, (op, count, in_place) in enumerate(cases, 1):
             tensors = Tensors(members, datatype, count, in_place=in_place, place=sequence)
@@ -177,9 +193,9 @@ def test_every_type_and_operation(datatype: DataType, near: bool) -> None:
             tensors.end_all(sequence, op)
 
 
-def test_a_tensor_of_many_blocks_over_many_lanes(near: bool) -> None:
+def test_a_tensor_of_many_blocks_over_many_lanes(link: str) -> None:
     """Goal: whichever lane takes a block, the sum is the ring's; and all lanes together moved what was to be moved."""
-    with ring_of(2, 3, near=near) as members:
+    with ring_of(2, 3, link=link) as members:
         tensors = Tensors(members, DataType.DOUBLE, 1_000_003, in_place=True)
         tensors.begin_all(1, ReduceOp.AVG)
         for member in members:
@@ -192,8 +208,8 @@ def test_a_tensor_of_many_blocks_over_many_lanes(near: bool) -> None:
         tensors.end_all(1, ReduceOp.AVG)
 
 
-def test_many_operations_at_once(near: bool) -> None:
-    with ring_of(3, 2, near=near) as members:
+def test_many_operations_at_once(link: str) -> None:
+    with ring_of(3, 2, link=link) as members:
         many = [
             Tensors(members, DataType.INT32, 10 + 3001 * place, in_place=place % 2 == 0, place=place)
             for place in range(40)
@@ -204,9 +220,9 @@ def test_many_operations_at_once(near: bool) -> None:
             tensors.end_all(sequence, ReduceOp.SUM)
 
 
-def test_sequences_come_round(near: bool) -> None:
+def test_sequences_come_round(link: str) -> None:
     """Goal: the place of an operation is used again as soon as it is released, and not before."""
-    with ring_of(2, near=near) as members:
+    with ring_of(2, link=link) as members:
         first = Tensors(members, DataType.UINT8, 100, in_place=False, place=0)
         second = Tensors(members, DataType.UINT8, 3000, in_place=True, place=1)
         for sequence in range(1, 2 * OPERATIONS_MAX + 50, 2):
@@ -220,9 +236,9 @@ def test_sequences_come_round(near: bool) -> None:
                 send[:] = second.inputs[rank]
 
 
-def test_frames_of_an_operation_that_has_not_begun_here_wait(near: bool) -> None:
+def test_frames_of_an_operation_that_has_not_begun_here_wait(link: str) -> None:
     """Goal: one member is late, all others send already; nothing is lost, nothing is dropped."""
-    with ring_of(3, near=near) as members:
+    with ring_of(3, link=link) as members:
         tensors = Tensors(members, DataType.FLOAT, 50_000, in_place=True)
         for rank in (0, 2):
             tensors.begin(rank, 1, ReduceOp.SUM)
@@ -233,9 +249,9 @@ def test_frames_of_an_operation_that_has_not_begun_here_wait(near: bool) -> None
         tensors.end_all(1, ReduceOp.SUM)
 
 
-def test_several_early_frames_wait_in_turn(near: bool) -> None:
+def test_several_early_frames_wait_in_turn(link: str) -> None:
     """Goal: a lane waits at the first early frame; what is behind it may be of older operations, so all must begin."""
-    with ring_of(2, near=near) as members:
+    with ring_of(2, link=link) as members:
         many = [Tensors(members, DataType.INT64, 500, in_place=False, place=place) for place in range(5)]
         for sequence, tensors in enumerate(many, 1):
             tensors.begin(0, sequence, ReduceOp.MAX)
@@ -243,6 +259,25 @@ def test_several_early_frames_wait_in_turn(near: bool) -> None:
             tensors.begin(1, sequence, ReduceOp.MAX)
         for sequence, tensors in enumerate(many, 1):
             tensors.end_all(sequence, ReduceOp.MAX)
+
+
+@pytest.mark.parametrize("before", [FAR, NEAR])
+@pytest.mark.parametrize("behind", [FAR, NEAR])
+def test_a_block_has_a_checksum_exactly_where_it_leaves_the_host(before: str, behind: str) -> None:
+    """Goal: the second of three gets its own sum and a result from one neighbour, and sends both on to the other."""
+    count, kind = 3 * 64, {"kind": PLAIN, "crc": 0} if before == NEAR else {}
+    cut = Cut(count, 1, 3)
+    with lone_member(link=before) as (member, _, (into,)):
+        out, mine = connect()
+        with out:
+            member.workers[0].attach(mine, behind)
+            member.memory(SEND, count)[:] = 1
+            assert member.board.begin(1, operation(count, DataType.UINT8, recv=(SEND, 0)), 1, 3)
+            sent = [read_frame(out, plain=behind == NEAR)]  # which looks at the checksums
+            for hop in (0, 2):
+                into.sendall(frame(1, hop, cut.received(1, hop), 0, b"\x02" * 64, **kind))
+                sent.append(read_frame(out, plain=behind == NEAR))
+    assert [(hop, set(payload)) for _, hop, _, _, payload in sent] == [(0, {1}), (1, {3}), (3, {2})]
 
 
 def test_small_operations_go_ahead_of_large_ones() -> None:
@@ -314,11 +349,11 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
             assert sorted(wanted) == [[SEND], [SEND, BACKUP]]
 
 
-def test_aborts_at_random_moments_touch_nothing_else(near: bool) -> None:
+def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
     """Goal: whenever an operation is given up, its tensors have their old bits, and those beside it are right."""
     source = random.Random(5)
     halfway = 0
-    with ring_of(3, 2, near=near) as members:
+    with ring_of(3, 2, link=link) as members:
         kept = Tensors(members, DataType.INT32, 200_000, in_place=True, place=0)
         doomed = Tensors(members, DataType.FLOAT, 300_000, in_place=True, place=1)
         for sequence in range(1, 2 * 40, 2):

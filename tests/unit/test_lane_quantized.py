@@ -15,7 +15,7 @@ from pccl._core.codec import area_bytes, coded_size
 from pccl._core.plan import Cut
 from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 
-from .loopback import Member, eventually, frame, lone_member, operation, read_frame, ring_of
+from .loopback import FAR, LENDING, NEAR, Member, eventually, frame, lone_member, operation, read_frame, ring_of
 from .quantizing import WAYS, coded, narrowed, ring_reduced, wide
 
 Array = np.ndarray[Any, Any]
@@ -109,16 +109,16 @@ class Tensors:
         return sum(sizes[cut.sent(rank, hop)] for hop in hops), sum(sizes[cut.received(rank, hop)] for hop in hops)
 
 
-@pytest.fixture(params=[False, True], ids=["sent", "lent"])
-def near(request: pytest.FixtureRequest) -> bool:
-    """Whether members may read each other's memory."""
-    return bool(request.param)
+@pytest.fixture(params=[FAR, NEAR, LENDING])
+def link(request: pytest.FixtureRequest) -> str:
+    """How members are connected."""
+    return str(request.param)
 
 
 @pytest.mark.parametrize(("world", "lanes"), [(2, 1), (2, 3), (3, 1), (4, 2), (5, 1)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_awkward_counts(world: int, lanes: int, in_place: bool, near: bool) -> None:
-    with ring_of(world, lanes, near=near) as members:
+def test_awkward_counts(world: int, lanes: int, in_place: bool, link: str) -> None:
+    with ring_of(world, lanes, link=link) as members:
         counts = [0, 1, 2, world - 1, world + 1, 511, 1000, 4097, 100_003, 300_001]
         for sequence, count in enumerate(counts, 1):
             how = (PLAIN_BYTES, NIBBLES, SHORTS)[sequence % 3]
@@ -128,17 +128,17 @@ def test_awkward_counts(world: int, lanes: int, in_place: bool, near: bool) -> N
 
 
 @pytest.mark.parametrize("op", ReduceOp)
-def test_every_way_with_every_operation(op: ReduceOp, near: bool) -> None:
-    with ring_of(3, near=near) as members:
+def test_every_way_with_every_operation(op: ReduceOp, link: str) -> None:
+    with ring_of(3, link=link) as members:
         for sequence, ((datatype, how), in_place) in enumerate(itertools.product(WAYS, [False, True]), 1):
             tensors = Tensors(members, 9001, how=how, datatype=datatype, in_place=in_place, place=sequence)
             tensors.begin_all(sequence, op)
             tensors.end_all(sequence, op)
 
 
-def test_constants_are_exact(near: bool) -> None:
+def test_constants_are_exact(link: str) -> None:
     """Goal: 42 and 43 make 85 everywhere."""
-    with ring_of(2, near=near) as members:
+    with ring_of(2, link=link) as members:
         for sequence, (datatype, how) in enumerate(WAYS, 1):
             tensors = Tensors(members, 5000, how=how, datatype=datatype, place=sequence)
             for rank, tensor in enumerate(tensors.inputs):
@@ -152,8 +152,8 @@ def test_constants_are_exact(near: bool) -> None:
             tensors.end_all(sequence)
 
 
-def test_no_number_reaches_everybody_where_it_was(near: bool) -> None:
-    with ring_of(3, near=near) as members:
+def test_no_number_reaches_everybody_where_it_was(link: str) -> None:
+    with ring_of(3, link=link) as members:
         tensors = Tensors(members, 10_000)
         tensors.inputs[0][77], tensors.inputs[1][5000], tensors.inputs[2][9999] = np.nan, np.inf, -np.inf
         tensors.fill()
@@ -166,9 +166,9 @@ def test_no_number_reaches_everybody_where_it_was(near: bool) -> None:
         tensors.end_all(1)
 
 
-def test_quantized_and_plain_ones_at_once(near: bool) -> None:
+def test_quantized_and_plain_ones_at_once(link: str) -> None:
     """Goal: they share lanes, scratch buffers and queues, and nothing else."""
-    with ring_of(3, 2, near=near) as members:
+    with ring_of(3, 2, link=link) as members:
         many = [
             Tensors(members, 10 + 30_011 * place, how=(PLAIN_BYTES, NIBBLES, SHORTS)[place % 3], place=place)
             for place in range(12)
@@ -188,11 +188,11 @@ def test_quantized_and_plain_ones_at_once(near: bool) -> None:
             assert np.array_equal(data, np.arange(400_000, dtype=np.int32) * 6)
 
 
-def test_aborts_at_random_moments(near: bool) -> None:
+def test_aborts_at_random_moments(link: str) -> None:
     """Goal: whenever an operation is given up, its tensors have their old bits, and the next one is right."""
     source = random.Random(5)
     halfway = 0
-    with ring_of(3, 2, near=near) as members:
+    with ring_of(3, 2, link=link) as members:
         doomed = Tensors(members, 400_000, place=1)
         for sequence in range(1, 41):
             doomed.begin_all(sequence)

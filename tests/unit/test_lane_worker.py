@@ -86,12 +86,28 @@ def test_a_connection_from_attach_to_detach(member: Member, hired: Hired) -> Non
         # The operation comes first, its memory is announced while the worker waits for it.
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
-        assert read_frame(far)[0] == 1
+        assert read_frame(far, plain=True)[0] == 1
         hired.tell(Detach(4))  # of another connection: nothing to do
         assert member.board.begin(2, operation(4, DataType.UINT8), 0, 2)
-        assert read_frame(far)[0] == 2
+        assert read_frame(far, plain=True)[0] == 2
         hired.tell(Detach(5))
         far.settimeout(PATIENCE)
+        assert far.recv(1) == b""
+
+
+def test_a_block_that_leaves_the_host_has_a_checksum(member: Member, hired: Hired) -> None:
+    """Goal: two addresses are two hosts, for all that a worker knows."""
+    hired.start()
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        near = socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0))
+        far, _ = listener.accept()
+    with near, far:
+        hired.tell(Attach(5, lends=True), near.fileno())
+        hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
+        assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
+        assert read_frame(far)[0] == 1  # which looks at the checksum
+        hired.tell(Detach(5))
+        near.close()
         assert far.recv(1) == b""
 
 

@@ -20,6 +20,7 @@ from pccl.values import DataType
 from .loopback import (
     HEADER,
     HEADER_BYTES,
+    LENDING,
     LENT,
     MAGIC,
     OFFER,
@@ -127,7 +128,7 @@ class Lender:
 @pytest.fixture
 def lender() -> Iterator[Lender]:
     """Its socket takes less than a block, so that the answer to its offer finds it waiting."""
-    with lone_member(buffer_bytes=4096, lent=True) as (member, (out,), _):
+    with lone_member(buffer_bytes=4096, link=LENDING) as (member, (out,), _):
         yield Lender(member, out)
 
 
@@ -242,7 +243,7 @@ def test_a_new_connection_is_offered_everything_anew(lender: Lender) -> None:
     sender = lender.member.workers[0]
     near, far = socket.socketpair()
     with far:
-        sender.attach(near, near=True)
+        sender.attach(near, LENDING)
         assert lender.member.board.begin(2, WHAT, 0, 2)
         assert read_header(far)["kind"] != LENT
 
@@ -268,7 +269,7 @@ class Borrower:
 
 @pytest.fixture
 def borrower() -> Iterator[Borrower]:
-    with lone_member(lent=True) as (member, (out,), (into,)):
+    with lone_member(link=LENDING) as (member, (out,), (into,)):
         made = Borrower(member, out, into)
         yield made
         os.close(made.fd)
@@ -440,7 +441,7 @@ def test_with_the_connection_everything_borrowed_goes(borrower: Borrower) -> Non
 
 def test_neighbours_on_one_host_send_next_to_nothing() -> None:
     """Goal: once memory is known, blocks do not travel; counted by the kernel, and the sum is right."""
-    with ring_of(2, near=True) as members:
+    with ring_of(2, link=LENDING) as members:
         tensors = [member.memory(SEND, COUNT) for member in members]
         for sequence in range(1, 5):
             for rank, tensor in enumerate(tensors):
