@@ -110,7 +110,7 @@ class Lender:
         self.tensor = member.memory(SEND, COUNT)
         self.tensor[:] = np.arange(COUNT, dtype=np.uint8)
         assert member.board.begin(1, WHAT, 0, 2)
-        self.inline = [read_frame(out)]
+        self.inline = [read_frame(out, plain=True)]
         self.offer = read_offer(out)
 
     def accept(self) -> int:
@@ -157,10 +157,10 @@ def test_blocks_are_sent_until_the_offer_is_accepted(lender: Lender) -> None:
 def test_a_refused_offer_is_not_repeated(lender: Lender) -> None:
     lender.out.sendall(note(serial=1, accepted=0))
     for _ in range(BLOCKS - 1):
-        read_frame(lender.out)
+        read_frame(lender.out, plain=True)
     assert lender.member.board.begin(2, WHAT, 0, 2)
     for _ in range(BLOCKS):
-        assert read_frame(lender.out)[0] == 2
+        assert read_frame(lender.out, plain=True)[0] == 2
 
 
 def test_a_block_counts_as_sent_when_it_was_given_back(lender: Lender) -> None:
