@@ -24,7 +24,12 @@ cdef inline uint32_t *mark_of(char *backup, const Plan *plan, uint32_t itemsize,
 
 
 # Copy the old bytes of a block that are not saved yet, up to that many, before they change.
-cdef void save(uint32_t *mark, char *local, char *backup, uint64_t upto) noexcept nogil
+cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) noexcept nogil
+
+# The same of a whole block; `backup` is that of the whole tensor.
+cdef void save_block(
+    const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block, const char *local, char *backup
+) noexcept nogil
 
 # Room for a backup, whether the operation runs with so many peers or, after losses, with fewer.
 cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept

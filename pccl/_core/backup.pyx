@@ -21,11 +21,19 @@ from .kernels cimport keep_block
 from .plan cimport BLOCK_BYTES_MIN, block_range, blocks_of, make_plan
 
 
-cdef void save(uint32_t *mark, char *local, char *backup, uint64_t upto) noexcept nogil:
+cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) noexcept nogil:
     cdef uint64_t done = posix.atomic_load_u32(mark)
     if done < upto:
         keep_block(backup + done, local + done, upto - done)
         posix.atomic_store_u32(mark, <uint32_t> upto)
+
+
+cdef void save_block(
+    const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block, const char *local, char *backup
+) noexcept nogil:
+    cdef uint64_t begin, end
+    block_range(plan, chunk, block, &begin, &end)
+    save(mark_of(backup, plan, itemsize, chunk, block), local, backup + begin * itemsize, (end - begin) * itemsize)
 
 
 cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept:

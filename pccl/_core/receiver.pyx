@@ -215,7 +215,7 @@ cdef class Receiver(Lane):
         if spreads and op.codec.bits == 0:
             place = self.find_place()
             self.target = place.out
-            # Only this peer's own chunk is overwritten without ever having been added to, and saved then.
+            # Only this peer's own chunk is overwritten without ever having been added to, and saved now, if it was lent.
             if place.mark != NULL:
                 save(place.mark, place.out, place.backup, nbytes)
         elif spreads and self.is_sent_on():

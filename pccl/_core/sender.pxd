@@ -55,6 +55,7 @@ cdef class Sender(Lane):
     cdef void leave_it_to_others(self) noexcept nogil
     cdef int prepare(self) noexcept nogil
     cdef int find_payload(self, uint32_t chunk) noexcept nogil
+    cdef int save_payload(self, uint32_t chunk) noexcept nogil
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil
     cdef int reserve(self, uint64_t nbytes) noexcept nogil
     cdef bint is_lent(self) noexcept nogil

@@ -112,6 +112,21 @@ def test_a_backup_is_good_after_success_as_well() -> None:
         tensor.restore()
 
 
+@pytest.mark.parametrize("count", [1000, COUNT])
+def test_the_own_chunk_is_saved_before_it_is_sent(count: int) -> None:
+    """Goal: it is read then, and need not be read again before its result overwrites it."""
+    with lone_member() as (member, (out,), _):
+        tensor = Tensor(member, count)
+        assert member.board.begin(1, tensor.operation, 0, 2)
+        begin, end = Cut(count, 1, 2).chunk(0)
+        for _ in range(len(all_frames(1, count)) // 2):
+            assert read_frame(out)[1:3] == (0, 0)
+        tensor.bits[begin:end] = 77  # as its result would
+        assert tensor.changed
+        member.abort(1)
+        tensor.restore()
+
+
 def test_restoring_twice_is_harmless() -> None:
     with lone_member() as (member, _, (into,)):
         tensor = Tensor(member, 1000)

@@ -346,7 +346,7 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
                 member.finish(sequence)
         for member in members:
             wanted = [worker.wanted for worker in member.workers]
-            assert sorted(wanted) == [[SEND], [SEND, BACKUP]]
+            assert sorted(wanted) == [[SEND, BACKUP], [SEND, BACKUP]]
 
 
 def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
