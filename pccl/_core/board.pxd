@@ -98,7 +98,7 @@ cdef struct LaneCount:
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t near                   # 1: the next peer is on this host, and needs no checksums of blocks
+    uint32_t near                   # 1: there is nothing between us and the next peer, and blocks need no checksums
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while

@@ -9,6 +9,7 @@ from .segment_table cimport SegmentTable
 cdef enum:
     FRAME_MAGIC = 0x33424350        # "PCB3"
     HEADER_BYTES = 48
+    WHEREABOUTS_BYTES = 32
     PIECE_BYTES = 1 << 14           # saved, added, coded and summed up at a time: each finds it in cache after the other
 
 # Why a loop returned.
@@ -23,10 +24,11 @@ cdef enum:
 # What a frame is.
 cdef enum:
     BLOCK = 0                       # the block follows
-    PLAIN = 1                       # the block follows, without a checksum: it does not leave this host
+    PLAIN = 1                       # the block follows, without a checksum: there is nothing between the two ends
     LENT = 2                        # the block lies in memory that was offered
     OFFER = 3                       # of memory; `Offer` follows
     WITHDRAWAL = 4                  # of memory
+    INTRODUCTION = 5                # of the sender; its whereabouts follow
 
 
 # Ahead of every block, or all that travels of it.
@@ -57,8 +59,9 @@ cdef class Lane:
     cdef bint mail                  # the mailbox has something
     cdef bint broken                # the connection was reported as over
     cdef bint heard                 # the connection has something to read
-    cdef bint near                  # the other end is on this host
-    cdef bint lends                 # and may read our memory, or lend us its own
+    cdef bint local                 # the other end seems to be on this host
+    cdef char whereabouts[WHEREABOUTS_BYTES]  # what both ends say alike, if there is nothing between them
+    cdef bint lends                 # the other end may read our memory, or lend us its own
     cdef public uint64_t frames_until_fault  # 0: no mishap is planned
     cdef LaneCount *count
 

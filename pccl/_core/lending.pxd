@@ -1,6 +1,6 @@
 # Contents of `lending`: what a sender and a receiver on one host say to each other about memory.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 
 cdef enum:
@@ -8,6 +8,7 @@ cdef enum:
     LOANS_MAX = 8                   # blocks of one lane that are lent at a time: what a small operation may wait behind
     RETURNS_AT_ONCE = 4             # blocks that are given back together, while more of them are there
     NOTE_MAGIC = 0x31524350         # "PCR1"
+    INTRODUCED = 0xFFFFFFFF         # in place of the serial of an offer: the introduction is answered
 
 
 # Memory that the neighbour may map: the body of a frame of kind OFFER.
@@ -42,5 +43,7 @@ cdef struct Loans:
     uint32_t count
 
 
+# A frame of any kind but blocks, header and body.
+cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil
 cdef Loan take_back(Loans *loans) noexcept nogil

@@ -42,6 +42,7 @@ cdef class Receiver(Lane):
     cdef int read_header(self) noexcept nogil
     cdef int read_ahead(self) noexcept nogil
     cdef int read_notice(self) noexcept nogil
+    cdef void skip(self, uint64_t nbytes) noexcept nogil
     cdef int open_frame(self) noexcept nogil
     cdef int aim(self) noexcept nogil
     cdef int read_payload(self) noexcept nogil

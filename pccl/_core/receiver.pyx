@@ -21,7 +21,7 @@ cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove
 
 from pccl._core cimport posix
 
@@ -30,9 +30,10 @@ from .board cimport ABORTED, BACKED_UP, Op
 from .codec cimport coded_offset
 from .kernels cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WITHDRAWAL, Lane
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, INTRODUCTION, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WHEREABOUTS_BYTES,
+    WITHDRAWAL, Lane
 )
-from .lending cimport NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
+from .lending cimport INTRODUCED, NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
 from .park cimport now_ns
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
 from .segment_table cimport Place as Mapped, SegmentTable
@@ -79,8 +80,7 @@ cdef class Receiver(Lane):
         if self.header.kind == WITHDRAWAL:
             return
         memcpy(&offer, self.ahead, sizeof(offer))
-        self.have -= sizeof(offer)
-        memmove(self.ahead, self.ahead + sizeof(offer), self.have)
+        self.skip(sizeof(offer))
         try:
             if not self.lends:
                 raise ValueError("memory is not wanted")
@@ -122,8 +122,7 @@ cdef class Receiver(Lane):
             return self.read_ahead()
         if self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
             return self.end(0, b"what came is no frame")
-        self.have -= HEADER_BYTES
-        memmove(self.ahead, self.ahead + HEADER_BYTES, self.have)
+        self.skip(HEADER_BYTES)
         return self.open_frame() if self.header.kind <= LENT else self.read_notice()
 
     cdef int read_ahead(self) noexcept nogil:
@@ -147,16 +146,31 @@ cdef class Receiver(Lane):
         return GO_ON
 
     cdef int read_notice(self) noexcept nogil:
-        """Up to the whole of what the neighbour says about its memory."""
-        cdef uint64_t nbytes = sizeof(Offer) if self.header.kind == OFFER else 0
+        """Up to the whole of what the neighbour says about itself or its memory."""
+        cdef uint64_t nbytes = 0
+        cdef bint introduces = self.header.kind == INTRODUCTION, accepted
         self.stage = AT_NOTICE
-        if self.header.kind > WITHDRAWAL or self.header.length != nbytes or self.header.segment == 0:
+        if introduces:
+            nbytes = WHEREABOUTS_BYTES
+        elif self.header.kind == OFFER:
+            nbytes = sizeof(Offer)
+        if self.header.kind > INTRODUCTION or self.header.length != nbytes or (self.header.segment == 0) != introduces:
             return self.end(0, b"a frame of no known kind")
         if self.have < nbytes:
             return self.read_ahead()
         if crc32c(0, self.ahead, nbytes) != self.header.crc:
             return self.end(0, b"an offer whose checksum is wrong")
-        return NOTICE
+        if not introduces:
+            return NOTICE
+        accepted = self.local and memcmp(self.ahead, self.whereabouts, nbytes) == 0
+        self.skip(nbytes)
+        self.stage = AT_HEADER
+        return self.write_note(INTRODUCED, accepted)
+
+    cdef void skip(self, uint64_t nbytes) noexcept nogil:
+        """That much of what was read ahead is dealt with."""
+        self.have -= nbytes
+        memmove(self.ahead, self.ahead + nbytes, self.have)
 
     cdef int open_frame(self) noexcept nogil:
         """Find the operation of the frame; wait for it if it has not begun here."""
@@ -273,8 +287,7 @@ cdef class Receiver(Lane):
         if missing and self.have:
             taken = missing if missing < self.have else self.have
             memcpy(place, self.ahead, taken)
-            self.have -= taken
-            memmove(self.ahead, self.ahead + taken, self.have)
+            self.skip(taken)
             count = taken
         elif missing:
             count = posix.recv(self.connection, place, missing, posix.MSG_DONTWAIT)

@@ -41,6 +41,7 @@ cdef class Sender(Lane):
     cdef bint far                   # the link has long round trips: what is under way is counted
     cdef Report report              # of its connection
     cdef bint reporting             # the others know it
+    cdef readonly bint near         # there is nothing between us and the next peer, which has said so
     cdef uint32_t pid               # of this process
     cdef uint32_t offers            # made on this connection
     cdef bint lent                  # the frame being sent is only a header: its block is lent

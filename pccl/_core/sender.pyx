@@ -25,9 +25,10 @@ from .codec cimport coded_offset
 from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .kernels cimport coded_bytes, crc32c, encode_block
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, LENT, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED, WITHDRAWAL, Header, Lane
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, INTRODUCTION, LENT, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED, WHEREABOUTS_BYTES,
+    WITHDRAWAL, Header, Lane
 )
-from .lending cimport LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
+from .lending cimport INTRODUCED, LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back, write_notice
 from .park cimport now_ns
 from .plan cimport block_range, chunk_sent
 
@@ -40,13 +41,16 @@ cdef class Sender(Lane):
         free(self.own)
         free(self.notices)
 
-    def attach(self, int fd, *, bint near=False, bint lends=False):
+    def attach(self, int fd, *, bytes whereabouts=b"", bint lends=False):
         """Serve this connection."""
-        Lane.attach(self, fd, near=near, lends=lends)
+        Lane.attach(self, fd, whereabouts=whereabouts, lends=lends)
         self.pid = os.getpid()
         self.offers = 0
         self.segments.recall()
-        posix.atomic_store_u32(&self.board.shared.near, near)
+        self.near = False
+        posix.atomic_store_u32(&self.board.shared.near, 0)
+        if self.local and self.notify(INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES) != GO_ON:
+            raise MemoryError
         begin(&self.report, fd)
         self.far = is_far(&self.report)
         memset(&self.board.shared.flight, 0, sizeof(Flight))  # another edge, another link
@@ -83,7 +87,7 @@ cdef class Sender(Lane):
                 continue
             if self.broken:
                 return self.end(0, b"closed by the other side")
-            if self.heard and self.lends:
+            if self.heard and self.local:
                 code = self.hear()
             elif self.header_left == 0 and self.payload_left == 0:
                 if self.notices_length:
@@ -166,7 +170,7 @@ cdef class Sender(Lane):
         if code:
             self.pending = code == UNMAPPED
             return code
-        if not self.near and not self.job.summed:
+        if not self.near and not self.lent and not self.job.summed:
             self.job.crc = crc32c(0, self.payload, self.length)
         self.write_header(chunk)
         return self.offer()
@@ -251,7 +255,7 @@ cdef class Sender(Lane):
         self.header.chunk = chunk
         self.header.block = self.job.block
         self.header.length = self.length
-        self.header.crc = 0 if self.near else self.job.crc
+        self.header.crc = self.job.crc if self.header.kind == BLOCK else 0
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
         self.header_left = HEADER_BYTES
         if self.lent:
@@ -330,21 +334,15 @@ cdef class Sender(Lane):
         return self.notify(OFFER, place.segment, &offer, sizeof(offer))
 
     cdef int notify(self, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil:
-        """Have a frame about memory go out before the next block."""
+        """Have a frame about us or our memory go out before the next block."""
         cdef uint64_t needed = self.notices_length + HEADER_BYTES + nbytes
-        cdef Header header
         cdef char *grown
         if needed > self.notices_size:
             grown = <char *> realloc(self.notices, needed)
             if grown == NULL:
                 return self.end(posix.ENOMEM, b"")
             self.notices, self.notices_size = grown, needed
-        memset(&header, 0, HEADER_BYTES)
-        header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
-        header.crc = crc32c(0, body, nbytes)
-        header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
-        memcpy(self.notices + self.notices_length, &header, HEADER_BYTES)
-        memcpy(self.notices + self.notices_length + HEADER_BYTES, body, nbytes)
+        write_notice(self.notices + self.notices_length, kind, segment, body, nbytes)
         self.notices_length = needed
         return GO_ON
 
@@ -392,7 +390,10 @@ cdef class Sender(Lane):
                 posix.atomic_count_u64(&op.sent_bytes, loan.nbytes)
                 self.board.account(op)
                 self.board.leave(op)
-        if note.serial:
+        if note.serial == INTRODUCED and note.accepted:
+            self.near = True
+            posix.atomic_store_u32(&self.board.shared.near, 1)
+        elif note.serial:
             self.segments.answer(note.serial, note.accepted)
         return GO_ON
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from hashlib import sha256
 
 from pccl._core.flight import FAR_ROUND_TRIP_US
 from pccl._core.lane import LANE_ENDED, LANE_FAULT, LANE_NOTICE, LANE_UNMAPPED
@@ -36,6 +37,8 @@ LANES_WIDE_MAX = 2  # pools up to this size are short of what may be in flight, 
 HOST_BUFFER_BYTES = 1 << 18  # the kernel takes twice as much: two blocks in flight
 TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
 TCP_NOTSENT_LOWAT = 25
+MACHINE = "/proc/sys/kernel/random/boot_id"
+NETWORK = "/proc/self/ns/net"
 
 
 class LaneWorker:
@@ -98,7 +101,8 @@ class LaneWorker:
             self._connection.setblocking(False)
             if self._sends:
                 suit(self._connection, self._board.lanes)
-            self._lane.attach(fds[0], near=is_within_host(self._connection), lends=message.lends)
+            known = whereabouts(self._connection, self._sends)
+            self._lane.attach(fds[0], whereabouts=known, lends=message.lends)
         elif isinstance(message, Detach):
             if message.link == self._link:
                 self._close()
@@ -132,6 +136,22 @@ class LaneWorker:
             self._connection.close()
             self._connection = None
         self._link = 0
+
+
+def whereabouts(connection: socket.socket, sends: bool) -> bytes:
+    """Machine, network namespace and the sender's end of a connection, as one of both ends sees them.
+
+    If the other one sees the same, there is nothing between them. Empty if their addresses differ already.
+    """
+    if not is_within_host(connection):
+        return b""
+    try:
+        host, port = (connection.getsockname() if sends else connection.getpeername())[:2]
+        with open(MACHINE) as boot:
+            seen = f"{boot.read().strip()} {os.stat(NETWORK).st_ino} {host} {port}"
+    except OSError:
+        return b""  # reset meanwhile, or no /proc: everything has a checksum then
+    return sha256(seen.encode()).digest()
 
 
 def is_within_host(connection: socket.socket) -> bool:

@@ -34,8 +34,12 @@ PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
 HEADER = struct.Struct("<IHHQQIIIII")
 HEADER_BYTES = HEADER.size + 4
 MAGIC = 0x33424350
-BLOCK, PLAIN, LENT, OFFER, WITHDRAWAL = range(5)  # kinds of frames
+BLOCK, PLAIN, LENT, OFFER, WITHDRAWAL, INTRODUCTION = range(6)  # kinds of frames
+NOTE = struct.Struct("<IIII")  # what a receiver writes back: magic, blocks returned, the offer it answers, and how
+NOTE_MAGIC = 0x31524350
+INTRODUCED = 0xFFFFFFFF  # in place of an offer
 FAR, NEAR, LENDING = "far", "near", "lending"  # neighbours: on two hosts, on one, and reading each other's memory
+WHEREABOUTS = b"in one and the same test process"
 
 SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # segments
 
@@ -70,7 +74,7 @@ def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 
 def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, int, int, bytes]:
-    """Sequence, hop, chunk, block and payload of the next frame, whose checksums are right, if it is not to have none."""
+    """Sequence, hop, chunk, block and payload of the next frame, with the checksums that it should have."""
     head = read_exactly(sock, HEADER_BYTES)
     magic, hop, kind, sequence, offset, segment, chunk, block, length, crc = HEADER.unpack(head[: HEADER.size])
     assert (magic, kind, offset, segment) == (MAGIC, PLAIN if plain else BLOCK, 0, 0)
@@ -78,6 +82,13 @@ def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, i
     payload = read_exactly(sock, length)
     assert crc == (0 if plain else crc32c_of(payload))
     return sequence, hop, chunk, block, payload
+
+
+def read_introduction(sock: socket.socket) -> bytes:
+    """What a sender says of its whereabouts."""
+    head, body = read_exactly(sock, HEADER_BYTES), read_exactly(sock, 32)
+    assert head + body == frame(0, 0, 0, 0, body, kind=INTRODUCTION)
+    return body
 
 
 def eventually(condition: Callable[[], Any], what: str = "it") -> None:
@@ -173,7 +184,8 @@ class Worker:
         def command() -> None:
             self._detach()
             self.connection = connection
-            self.lane.attach(connection.fileno(), near=link != FAR, lends=link == LENDING)
+            known = b"" if link == FAR else WHEREABOUTS
+            self.lane.attach(connection.fileno(), whereabouts=known, lends=link == LENDING)
 
         self._tell(command)
 
@@ -283,6 +295,8 @@ def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member
                 end, other = connect()
                 member.worker(True, lane, end, link)
                 members[(rank + 1) % world].worker(False, lane, other, link)
+        senders = [worker.lane for member in members for worker in member.workers if isinstance(worker.lane, Sender)]
+        eventually(lambda: all(sender.near == (link != FAR) for sender in senders), "the answer to all introductions")
         yield members
         assert not [problem for member in members for problem in member.problems]
 
@@ -300,6 +314,8 @@ def lone_member(
             near, far = connect(buffer_bytes)
             member.worker(True, lane, near, link)
             outgoing.append(stack.enter_context(far))
+            if link != FAR:
+                assert read_introduction(far) == WHEREABOUTS
             near, far = connect()
             member.worker(False, lane, far, link)
             incoming.append(stack.enter_context(near))

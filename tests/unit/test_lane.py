@@ -17,11 +17,15 @@ from pccl.values import DataType, ReduceOp
 from .loopback import (
     BACKUP,
     FAR,
+    INTRODUCED,
     LENDING,
     NEAR,
+    NOTE,
+    NOTE_MAGIC,
     PLAIN,
     RECV,
     SEND,
+    WHEREABOUTS,
     Member,
     connect,
     eventually,
@@ -29,6 +33,7 @@ from .loopback import (
     lone_member,
     operation,
     read_frame,
+    read_introduction,
     ring_of,
 )
 
@@ -271,6 +276,10 @@ def test_a_block_has_a_checksum_exactly_where_it_leaves_the_host(before: str, be
         out, mine = connect()
         with out:
             member.workers[0].attach(mine, behind)
+            if behind == NEAR:
+                assert read_introduction(out) == WHEREABOUTS
+                out.sendall(NOTE.pack(NOTE_MAGIC, 0, INTRODUCED, 1))
+                eventually(lambda: member.workers[0].lane.near)
             member.memory(SEND, count)[:] = 1
             assert member.board.begin(1, operation(count, DataType.UINT8, recv=(SEND, 0)), 1, 3)
             sent = [read_frame(out, plain=behind == NEAR)]  # which looks at the checksums

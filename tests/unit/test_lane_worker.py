@@ -8,16 +8,17 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl._core.wire import pack, unpack
 from pccl.actors import lane_worker
-from pccl.actors.lane_worker import LaneWorker, suit
+from pccl.actors.lane_worker import LaneWorker, suit, whereabouts
 from pccl.values import DataType
 
-from .loopback import PATIENCE, SEND, Member, connect, eventually, operation, read_frame
+from .loopback import PATIENCE, SEND, Member, connect, eventually, operation, read_frame, read_introduction
 
 
 class Hired:
@@ -83,25 +84,45 @@ def test_a_connection_from_attach_to_detach(member: Member, hired: Hired) -> Non
     with near, far:
         hired.tell(Attach(5), near.fileno())
         near.close()
+        assert read_introduction(far) == whereabouts(far, sends=False)
         # The operation comes first, its memory is announced while the worker waits for it.
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
-        assert read_frame(far, plain=True)[0] == 1
+        assert read_frame(far)[0] == 1
         hired.tell(Detach(4))  # of another connection: nothing to do
         assert member.board.begin(2, operation(4, DataType.UINT8), 0, 2)
-        assert read_frame(far, plain=True)[0] == 2
+        assert read_frame(far)[0] == 2
         hired.tell(Detach(5))
         far.settimeout(PATIENCE)
         assert far.recv(1) == b""
 
 
-def test_a_block_that_leaves_the_host_has_a_checksum(member: Member, hired: Hired) -> None:
-    """Goal: two addresses are two hosts, for all that a worker knows."""
+def test_neighbours_know_each_other_by_the_sender_s_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Goal: 127.0.0.1 may be a tunnel to anywhere, and a namespace or a machine have one each."""
+    (near, tunnel_in), (tunnel_out, far) = connect(), connect()
+    (tmp_path / "another").write_text("another machine\n")
+    with near, tunnel_in, tunnel_out, far:
+        seen = whereabouts(near, sends=True)
+        assert seen == whereabouts(tunnel_in, sends=False) != whereabouts(far, sends=False)
+        assert whereabouts(tunnel_out, sends=True) == whereabouts(far, sends=False)
+        for name in ("MACHINE", "NETWORK"):
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(lane_worker, name, str(tmp_path / "another"))
+                assert len(whereabouts(tunnel_in, sends=False)) == 32
+                assert whereabouts(tunnel_in, sends=False) != seen
+                elsewhere.setattr(lane_worker, name, str(tmp_path / "missing"))
+                assert whereabouts(tunnel_in, sends=False) == b""
+    assert whereabouts(near, sends=True) == b""  # closed
+
+
+def test_two_addresses_are_two_hosts(member: Member, hired: Hired) -> None:
+    """Goal: nothing is asked and nothing is said; a block has its checksum."""
     hired.start()
     with socket.create_server(("127.0.0.2", 0)) as listener:
         near = socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0))
         far, _ = listener.accept()
     with near, far:
+        assert whereabouts(near, sends=True) == whereabouts(far, sends=False) == b""
         hired.tell(Attach(5, lends=True), near.fileno())
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)

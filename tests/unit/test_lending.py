@@ -18,13 +18,20 @@ from pccl._core.sender import Sender
 from pccl.values import DataType
 
 from .loopback import (
+    FAR,
     HEADER,
     HEADER_BYTES,
+    INTRODUCED,
+    INTRODUCTION,
     LENDING,
     LENT,
     MAGIC,
+    NEAR,
+    NOTE,
+    NOTE_MAGIC,
     OFFER,
     SEND,
+    WHEREABOUTS,
     WITHDRAWAL,
     Member,
     connect,
@@ -34,14 +41,13 @@ from .loopback import (
     operation,
     read_exactly,
     read_frame,
+    read_introduction,
     ring_of,
 )
 
 COUNT = 1 << 22  # bytes, of two members: 2 MiB each
 BLOCKS = len(Cut(COUNT, 1, 2).blocks(0))
 LOANS_MAX, RETURNS_AT_ONCE = 8, 4
-NOTE = struct.Struct("<IIII")
-NOTE_MAGIC = 0x31524350
 OFFERED = struct.Struct("<QQQIIII")
 TCP_INFO_BYTES_SENT = slice(200, 208)  # tcpi_bytes_sent in struct tcp_info
 
@@ -110,7 +116,7 @@ class Lender:
         self.tensor = member.memory(SEND, COUNT)
         self.tensor[:] = np.arange(COUNT, dtype=np.uint8)
         assert member.board.begin(1, WHAT, 0, 2)
-        self.inline = [read_frame(out, plain=True)]
+        self.inline = [read_frame(out)]
         self.offer = read_offer(out)
 
     def accept(self) -> int:
@@ -157,10 +163,10 @@ def test_blocks_are_sent_until_the_offer_is_accepted(lender: Lender) -> None:
 def test_a_refused_offer_is_not_repeated(lender: Lender) -> None:
     lender.out.sendall(note(serial=1, accepted=0))
     for _ in range(BLOCKS - 1):
-        read_frame(lender.out, plain=True)
+        read_frame(lender.out)
     assert lender.member.board.begin(2, WHAT, 0, 2)
     for _ in range(BLOCKS):
-        assert read_frame(lender.out, plain=True)[0] == 2
+        assert read_frame(lender.out)[0] == 2
 
 
 def test_a_block_counts_as_sent_when_it_was_given_back(lender: Lender) -> None:
@@ -398,16 +404,51 @@ def test_a_block_in_memory_that_was_never_offered_ends_the_connection(borrower: 
 @pytest.mark.parametrize(
     "data",
     [
-        frame(0, 0, 0, 0, b"", kind=WITHDRAWAL + 1, segment=9),
+        frame(0, 0, 0, 0, b"", kind=INTRODUCTION + 1, segment=9),
         frame(0, 0, 0, 0, b"x", kind=WITHDRAWAL, segment=9),
         frame(0, 0, 0, 0, b"x" * OFFERED.size, kind=OFFER, segment=0),
         frame(0, 0, 0, 0, b"x" * OFFERED.size, kind=OFFER, segment=9, crc=1),
+        frame(0, 0, 0, 0, WHEREABOUTS[1:], kind=INTRODUCTION),
+        frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, segment=9),
+        frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, crc=1),
     ],
-    ids=["unknown kind", "withdrawal with a body", "no segment", "damaged"],
+    ids=[
+        *("unknown kind", "withdrawal with a body", "no segment", "damaged"),
+        *("short introduction", "introduction of memory", "damaged introduction"),
+    ],
 )
 def test_a_senseless_notice_ends_the_connection(borrower: Borrower, data: bytes) -> None:
     borrower.into.sendall(data)
     eventually(lambda: borrower.member.problems)
+
+
+@pytest.mark.parametrize("link", [FAR, NEAR, LENDING])
+@pytest.mark.parametrize("told", [WHEREABOUTS, bytes(32), WHEREABOUTS[:31] + b"!"])
+def test_a_sender_that_is_where_it_seems_to_be_is_a_neighbour(link: str, told: bytes) -> None:
+    with lone_member(link=link) as (_, _, (into,)):
+        into.sendall(frame(0, 0, 0, 0, told, kind=INTRODUCTION))
+        assert read_note(into) == (0, INTRODUCED, link != FAR and told == WHEREABOUTS)
+
+
+def test_a_sender_that_is_not_believed_goes_on_with_checksums() -> None:
+    with lone_member(link=NEAR) as (member, (out,), _):
+        member.memory(SEND, COUNT)
+        out.sendall(note(serial=INTRODUCED, accepted=0))
+        for sequence in (1, 2):
+            assert member.board.begin(sequence, operation(4), 0, 2)
+            assert read_frame(out)[0] == sequence  # which looks at the checksum
+        assert not member.workers[0].lane.near
+        out.sendall(note(serial=INTRODUCED, accepted=1))
+        eventually(lambda: member.workers[0].lane.near)
+        assert member.board.begin(3, operation(4), 0, 2)
+        assert read_frame(out, plain=True)[0] == 3
+        again, far = connect()  # another neighbour, who has said nothing yet
+        with far:
+            member.workers[0].attach(again, NEAR)
+            assert not member.workers[0].lane.near
+            read_introduction(far)
+            assert member.board.begin(4, operation(4), 0, 2)
+            assert read_frame(far)[0] == 4
 
 
 def test_an_offer_may_come_byte_by_byte(borrower: Borrower) -> None:
