@@ -24,10 +24,15 @@ from pccl.records import replace
 from .helpers import BOUND, QUICK, Crew, Script, bytes_in_use, crew_of, everybody, running_master
 from .reference import Array, contribution, reduced
 
-# Members, connections to each neighbour, and whether blocks are lent or go through TCP.
-RINGS = [(2, 1, True), (2, 1, False), (2, 8, True), (3, 3, False), (5, 1, True), (8, 1, True)]
+# How blocks travel: they are lent; through TCP; or through TCP with checksums, as between two hosts, because another
+# address is all that neighbours see of another host.
+LENT, NEAR, FAR = "lent", "near", "far"
+WAYS = {LENT: QUICK, NEAR: replace(QUICK, host_memory=False), FAR: replace(QUICK, advertise="127.0.0.2")}
+
+# Members, connections to each neighbour, and how blocks travel.
+RINGS = [(2, 1, LENT), (2, 1, FAR), (2, 8, LENT), (3, 3, NEAR), (5, 1, LENT), (8, 1, LENT)]
 if os.environ.get("PCCL_RINGS") == "all":
-    RINGS = [(world, lanes, lent) for world in range(2, 9) for lanes in (1, 3, 8) for lent in (True, False)]
+    RINGS = [(world, lanes, way) for world in range(2, 9) for lanes in (1, 3, 8) for way in WAYS]
 COUNTS = [0, 1, 7, 1009, 40_009]  # none, fewer than there are peers, primes, and more than a block
 HUGE = int(os.environ.get("PCCL_HUGE_BYTES", "0"))  # of one tensor; above 4 GiB for the long run
 
@@ -38,12 +43,10 @@ def master() -> Iterator[MasterNode]:
         yield node
 
 
-@pytest.fixture(
-    scope="module", params=RINGS, ids=[f"{world}x{lanes}-{'lent' if lent else 'tcp'}" for world, lanes, lent in RINGS]
-)
+@pytest.fixture(scope="module", params=RINGS, ids=[f"{world}x{lanes}-{way}" for world, lanes, way in RINGS])
 def ring(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    world, lanes, lent = request.param
-    options = replace(QUICK, host_memory=lent)
+    world, lanes, way = request.param
+    options = WAYS[way]
     with running_master() as node, crew_of(node.address, *[0] * world, lanes=lanes, options=options) as crew:
         yield crew
 
