@@ -5,7 +5,7 @@ turns round by round, so that a noisy neighbour hits all alike: Gloo, Gloo with 
 and ours with a tensor in shared memory (zero-copy), with an ordinary one (staged), and from one shared tensor into
 another (out of place; the others are in place). As they come, peers of one host read blocks in each other's memory;
 ours also take part with every byte through TCP. `ranks` says what a round is and how results are checked, `contenders`
-how Gloo gets our congestion control, and why there are two of us.
+how Gloo gets our congestion control, and why there are three of us.
 
 A time is the median over rounds; effective throughput is the bytes of one peer's contribution by that time. Ratios are
 of throughput, ours to Gloo's, with what we want beside them. Worlds larger than the machine's number of cores measure
@@ -21,7 +21,7 @@ import argparse
 import json
 import socket
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [4 * KIB, 400 * KIB, 64 * MIB, 256 * MIB]
 SIZES_OF_TWO = [*SIZES, GIB]  # what a world of 2 also has memory for
 QUICK = {"worlds": [2, 4], "sizes": [4 * KIB, 400 * KIB, 64 * MIB], "seconds": 0.5}
+COMMUNICATORS = 3  # of a rank: see `contenders`
 COPIES = 6  # of a tensor that a rank may hold: ordinary, shared, target, staged, backup, and Gloo's own
 
 # What our throughput by Gloo's should be at least, as we come and over TCP alone: from LARGE up, by contender, at world
 # 2 and above it; at two small sizes, zero-copy; and from LARGE up, zero-copy over TCP under one congestion control, by
 # world.
 LARGE = 64 * MIB
-OURS = ("zero-copy", "staged", "out of place", "tcp zero-copy", "tcp staged")
+OURS = ("zero-copy", "staged", "out of place", "tcp zero-copy", "tcp staged", "tcp checked")
 WANTED_LARGE = {"zero-copy": (2.0, 1.3), "staged": (1.5, 1.1)}
 WANTED_SMALL = {4 * KIB: 1.0, 400 * KIB: 2.0}
 WANTED_ALIKE = {2: 1.5, 4: 1.1, 8: 1.0}
@@ -97,9 +98,9 @@ def measure_world(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Every contender's quartiles for each size."""
     sizes = fitting(arguments.sizes or (SIZES_OF_TWO if world == 2 else SIZES), world)
     progress(f"world {world}: starting {world} ranks")
-    with MasterNode("127.0.0.1:0") as master, MasterNode("127.0.0.1:0") as tcp_master:
+    with ExitStack() as stack:
         plan = {
-            "addresses": [master.address, tcp_master.address],
+            "addresses": [stack.enter_context(MasterNode("127.0.0.1:0")).address for _ in range(COMMUNICATORS)],
             "port": free_port(),
             "pool": arguments.pool,
             "sizes": sizes,

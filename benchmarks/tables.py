@@ -82,9 +82,15 @@ def megabytes(row: Results) -> str:
 def all_reduce(results: Results, tally: Tally) -> str:
     """Throughput and ratios: as we come, and with everything through TCP."""
     as_it_comes = _next_to_gloo(results, tally, "", [("zero-copy", "gloo"), ("staged", "gloo")])
-    pairs = [("tcp zero-copy", "gloo"), ("tcp staged", "gloo"), ("tcp zero-copy", "gloo alike")]
+    pairs = [
+        ("tcp zero-copy", "gloo"),
+        ("tcp staged", "gloo"),
+        ("tcp zero-copy", "gloo alike"),
+        ("tcp checked", "gloo alike"),
+    ]
     through_tcp = _next_to_gloo(results, tally, "tcp ", pairs)
-    return f"{as_it_comes}\nThe same rounds, with `host_memory` off: every byte goes through TCP.\n\n{through_tcp}"
+    said = "with `host_memory` off: every byte goes through TCP. Between hosts, blocks have checksums as well."
+    return f"{as_it_comes}\nThe same rounds, {said}\n\n{through_tcp}"
 
 
 def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[str, str]]) -> str:
@@ -103,7 +109,8 @@ def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[st
                 cells.append(tally.least(entry["ratio"], entry["wanted"], times) if entry else "")
             rows.append(cells)
     speeds = ("Gloo, MB/s", "zero-copy, MB/s", "staged, MB/s")
-    titles = ("zero-copy by Gloo", "staged by Gloo", "zero-copy by Gloo, one congestion control")[: len(pairs)]
+    alike = "zero-copy by Gloo, one congestion control"
+    titles = ("zero-copy by Gloo", "staged by Gloo", alike, f"{alike}, with checksums")[: len(pairs)]
     return table(("", *speeds, *titles), rows)
 
 
