@@ -39,6 +39,7 @@ TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
 TCP_NOTSENT_LOWAT = 25
 MACHINE = "/proc/sys/kernel/random/boot_id"
 NETWORK = "/proc/self/ns/net"
+MAPPED = "::ffff:"  # ahead of an IPv4 address, for the end whose listener takes both
 
 
 class LaneWorker:
@@ -148,7 +149,7 @@ def whereabouts(connection: socket.socket, sends: bool) -> bytes:
     try:
         host, port = (connection.getsockname() if sends else connection.getpeername())[:2]
         with open(MACHINE) as boot:
-            seen = f"{boot.read().strip()} {os.stat(NETWORK).st_ino} {host} {port}"
+            seen = f"{boot.read().strip()} {os.stat(NETWORK).st_ino} {host.removeprefix(MAPPED)} {port}"
     except OSError:
         return b""  # reset meanwhile, or no /proc: everything has a checksum then
     return sha256(seen.encode()).digest()

@@ -16,6 +16,7 @@ from pccl._core.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegme
 from pccl._core.wire import pack, unpack
 from pccl.actors import lane_worker
 from pccl.actors.lane_worker import LaneWorker, suit, whereabouts
+from pccl.actors.listening import bind_peer_port
 from pccl.values import DataType
 
 from .loopback import PATIENCE, SEND, Member, connect, eventually, operation, read_frame, read_introduction
@@ -113,6 +114,19 @@ def test_neighbours_know_each_other_by_the_sender_s_end(monkeypatch: pytest.Monk
                 elsewhere.setattr(lane_worker, name, str(tmp_path / "missing"))
                 assert whereabouts(tunnel_in, sends=False) == b""
     assert whereabouts(near, sends=True) == b""  # closed
+
+
+def test_both_ends_see_the_same_whatever_their_sockets_speak() -> None:
+    """Goal: a peer listens for IPv4 and IPv6 with one socket, which has its own way to write an IPv4 address."""
+    for host in ("127.0.0.1", "::1"):
+        with bind_peer_port(0) as listener:
+            if host == "::1" and listener.family == socket.AF_INET:
+                break  # this machine has no IPv6
+            near = socket.create_connection((host, listener.getsockname()[1]))
+            far, _ = listener.accept()
+        with near, far:
+            assert whereabouts(near, sends=True) == whereabouts(far, sends=False) != b""
+            assert whereabouts(near, sends=False) == whereabouts(far, sends=True) != whereabouts(near, sends=True)
 
 
 def test_two_addresses_are_two_hosts(member: Member, hired: Hired) -> None:
