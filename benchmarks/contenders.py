@@ -8,8 +8,9 @@ default), and lets both groups run in the same rounds.
 
 We take part three times. Ranks of one host read blocks in each other's memory, as peers of one host do in a run; that
 is what users see, but no network is like it. The contenders called TCP have that switched off, so that every byte goes
-through the sockets, as with Gloo. Between hosts we also send a checksum with every block, which Gloo does not; that is
-the checked one, whose ranks take each other for different hosts because of their address.
+through the sockets, as with Gloo. Between hosts we also send a checksum with every block, which Gloo does not, and
+leave the size of buffers to the system; that is the checked one, whose ranks take each other for different hosts
+because of their address.
 
 Contenders take turns in an order that is drawn anew for every round. If it only moved on, everybody would always follow
 the same one, and who is the first of its processes to wake up pays for it: a fifth at 400 KiB between two ranks.

@@ -125,7 +125,8 @@ Between hosts a block travels as a frame over TCP, with a checksum. Between peer
 receiver has mapped the sender's memory, for reading, and adds the block from where it lies. It gives the block back
 when it is done, and only then has the sender sent it; so nobody votes, and no tensor is its user's again, while
 somebody else still reads in it. `_core/lending.pyx` has the rules. Where the memory cannot be had (another user,
-another process namespace) and with `Options.host_memory` off, peers of one host use TCP like all others.
+another process namespace) and with `Options.host_memory` off, peers of one host use TCP like all others; only the
+checksums are left out, once both ends have found that there is nothing between them (`_core/lane.pyx`).
 
 ## One sync of shared state
 

@@ -12,7 +12,7 @@ host a frame may be the header alone: the block is read where it lies (`lending`
 **Plain.** Inside one host nothing happens to a block on its way, and the kernel computes no checksum for TCP either. Ours
 took a sixth of the time of 256 MiB between two peers. But an address says little: behind 127.0.0.1 may be a tunnel
 to anywhere. So a sender introduces itself by its whereabouts, which name the machine, the namespace and its own end of the
-connection. A receiver that sees the very same end has it for a neighbour, and says so; from then on blocks are plain.
+connection. A receiver that sees the very same end takes it for a neighbour, and says so; from then on blocks are plain.
 
 **Abort** finds a worker between two blocks, or asleep on its socket. A receiver then sends the rest of the frame to
 scratch; a sender copies the rest of its frame and sends that, because half a frame would cost the connection. Both let

@@ -8,8 +8,9 @@ stands for. Which memory is mapped, and when it is reused, is never decided here
 
 Nothing is unmapped while somebody can reach it: buffers hold their extent, extents hold their mapping.
 
-Large memory gets huge pages, and is mapped where a huge page takes one entry of the page table. By default no kernel
-does either for shared memory, but each lets a process ask for it. With 256 MiB on AMD Zen 4, in a virtual machine:
+Large memory gets huge pages, and is mapped where a huge page takes one entry of the page table. By default the kernel
+does neither for shared memory, but since Linux 6.1 a process may ask for it. With 256 MiB on AMD Zen 4, in a virtual
+machine:
 
                                   pages of 4 KiB    of 2 MiB
   new, all pages taken                  160 ms         14 ms
