@@ -159,7 +159,7 @@ cdef class Receiver(Lane):
         if self.have < nbytes:
             return self.read_ahead()
         if crc32c(0, self.ahead, nbytes) != self.header.crc:
-            return self.end(0, b"an offer whose checksum is wrong")
+            return self.end(0, b"a notice whose checksum is wrong")
         if not introduces:
             return NOTICE
         accepted = self.local and memcmp(self.ahead, self.whereabouts, nbytes) == 0

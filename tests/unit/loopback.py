@@ -84,6 +84,18 @@ def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, i
     return sequence, hop, chunk, block, payload
 
 
+def note(returned: int = 0, serial: int = 0, accepted: int = 0, *, magic: int = NOTE_MAGIC) -> bytes:
+    """What a receiver writes back."""
+    return NOTE.pack(magic, returned, serial, accepted)
+
+
+def read_note(sock: socket.socket) -> tuple[int, int, int]:
+    """Blocks returned, the offer that is answered, and the answer."""
+    magic, *rest = NOTE.unpack(read_exactly(sock, NOTE.size))
+    assert magic == NOTE_MAGIC
+    return rest[0], rest[1], rest[2]
+
+
 def read_introduction(sock: socket.socket) -> bytes:
     """What a sender says of its whereabouts."""
     head, body = read_exactly(sock, HEADER_BYTES), read_exactly(sock, 32)

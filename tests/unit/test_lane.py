@@ -17,23 +17,16 @@ from pccl.values import DataType, ReduceOp
 from .loopback import (
     BACKUP,
     FAR,
-    INTRODUCED,
     LENDING,
     NEAR,
-    NOTE,
-    NOTE_MAGIC,
-    PLAIN,
     RECV,
     SEND,
-    WHEREABOUTS,
     Member,
     connect,
     eventually,
-    frame,
     lone_member,
     operation,
     read_frame,
-    read_introduction,
     ring_of,
 )
 
@@ -264,29 +257,6 @@ def test_several_early_frames_wait_in_turn(link: str) -> None:
             tensors.begin(1, sequence, ReduceOp.MAX)
         for sequence, tensors in enumerate(many, 1):
             tensors.end_all(sequence, ReduceOp.MAX)
-
-
-@pytest.mark.parametrize("before", [FAR, NEAR])
-@pytest.mark.parametrize("behind", [FAR, NEAR])
-def test_a_block_has_a_checksum_exactly_where_it_leaves_the_host(before: str, behind: str) -> None:
-    """Goal: the second of three gets its own sum and a result from one neighbour, and sends both on to the other."""
-    count, kind = 3 * 64, {"kind": PLAIN, "crc": 0} if before == NEAR else {}
-    cut = Cut(count, 1, 3)
-    with lone_member(link=before) as (member, _, (into,)):
-        out, mine = connect()
-        with out:
-            member.workers[0].attach(mine, behind)
-            if behind == NEAR:
-                assert read_introduction(out) == WHEREABOUTS
-                out.sendall(NOTE.pack(NOTE_MAGIC, 0, INTRODUCED, 1))
-                eventually(lambda: member.workers[0].lane.near)
-            member.memory(SEND, count)[:] = 1
-            assert member.board.begin(1, operation(count, DataType.UINT8, recv=(SEND, 0)), 1, 3)
-            sent = [read_frame(out, plain=behind == NEAR)]  # which looks at the checksums
-            for hop in (0, 2):
-                into.sendall(frame(1, hop, cut.received(1, hop), 0, b"\x02" * 64, **kind))
-                sent.append(read_frame(out, plain=behind == NEAR))
-    assert [(hop, set(payload)) for _, hop, _, _, payload in sent] == [(0, {1}), (1, {3}), (3, {2})]
 
 
 def test_small_operations_go_ahead_of_large_ones() -> None:

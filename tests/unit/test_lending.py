@@ -18,30 +18,25 @@ from pccl._core.sender import Sender
 from pccl.values import DataType
 
 from .loopback import (
-    FAR,
     HEADER,
     HEADER_BYTES,
-    INTRODUCED,
     INTRODUCTION,
     LENDING,
     LENT,
     MAGIC,
-    NEAR,
-    NOTE,
-    NOTE_MAGIC,
     OFFER,
     SEND,
-    WHEREABOUTS,
     WITHDRAWAL,
     Member,
     connect,
     eventually,
     frame,
     lone_member,
+    note,
     operation,
     read_exactly,
     read_frame,
-    read_introduction,
+    read_note,
     ring_of,
 )
 
@@ -52,18 +47,6 @@ OFFERED = struct.Struct("<QQQIIII")
 TCP_INFO_BYTES_SENT = slice(200, 208)  # tcpi_bytes_sent in struct tcp_info
 
 WHAT = operation(COUNT, DataType.UINT8, send=(SEND, 0), recv=(SEND, 0))
-
-
-def note(returned: int = 0, serial: int = 0, accepted: int = 0, *, magic: int = NOTE_MAGIC) -> bytes:
-    """What a receiver writes back."""
-    return NOTE.pack(magic, returned, serial, accepted)
-
-
-def read_note(sock: socket.socket) -> tuple[int, int, int]:
-    """Blocks returned, the offer that is answered, and the answer."""
-    magic, *rest = NOTE.unpack(read_exactly(sock, NOTE.size))
-    assert magic == NOTE_MAGIC
-    return rest[0], rest[1], rest[2]
 
 
 def read_header(sock: socket.socket) -> dict[str, int]:
@@ -408,47 +391,12 @@ def test_a_block_in_memory_that_was_never_offered_ends_the_connection(borrower: 
         frame(0, 0, 0, 0, b"x", kind=WITHDRAWAL, segment=9),
         frame(0, 0, 0, 0, b"x" * OFFERED.size, kind=OFFER, segment=0),
         frame(0, 0, 0, 0, b"x" * OFFERED.size, kind=OFFER, segment=9, crc=1),
-        frame(0, 0, 0, 0, WHEREABOUTS[1:], kind=INTRODUCTION),
-        frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, segment=9),
-        frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, crc=1),
     ],
-    ids=[
-        *("unknown kind", "withdrawal with a body", "no segment", "damaged"),
-        *("short introduction", "introduction of memory", "damaged introduction"),
-    ],
+    ids=["unknown kind", "withdrawal with a body", "no segment", "damaged"],
 )
 def test_a_senseless_notice_ends_the_connection(borrower: Borrower, data: bytes) -> None:
     borrower.into.sendall(data)
     eventually(lambda: borrower.member.problems)
-
-
-@pytest.mark.parametrize("link", [FAR, NEAR, LENDING])
-@pytest.mark.parametrize("told", [WHEREABOUTS, bytes(32), WHEREABOUTS[:31] + b"!"])
-def test_a_sender_that_is_where_it_seems_to_be_is_a_neighbour(link: str, told: bytes) -> None:
-    with lone_member(link=link) as (_, _, (into,)):
-        into.sendall(frame(0, 0, 0, 0, told, kind=INTRODUCTION))
-        assert read_note(into) == (0, INTRODUCED, link != FAR and told == WHEREABOUTS)
-
-
-def test_a_sender_that_is_not_believed_goes_on_with_checksums() -> None:
-    with lone_member(link=NEAR) as (member, (out,), _):
-        member.memory(SEND, COUNT)
-        out.sendall(note(serial=INTRODUCED, accepted=0))
-        for sequence in (1, 2):
-            assert member.board.begin(sequence, operation(4), 0, 2)
-            assert read_frame(out)[0] == sequence  # which looks at the checksum
-        assert not member.workers[0].lane.near
-        out.sendall(note(serial=INTRODUCED, accepted=1))
-        eventually(lambda: member.workers[0].lane.near)
-        assert member.board.begin(3, operation(4), 0, 2)
-        assert read_frame(out, plain=True)[0] == 3
-        again, far = connect()  # another neighbour, who has said nothing yet
-        with far:
-            member.workers[0].attach(again, NEAR)
-            assert not member.workers[0].lane.near
-            read_introduction(far)
-            assert member.board.begin(4, operation(4), 0, 2)
-            assert read_frame(far)[0] == 4
 
 
 def test_an_offer_may_come_byte_by_byte(borrower: Borrower) -> None:
