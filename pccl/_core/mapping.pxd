@@ -12,4 +12,3 @@ cdef class Extent:
     cdef Mapping mapping            # keeps the bytes mapped
     cdef char *place                # the first byte
     cdef readonly Py_ssize_t nbytes # how many there are
-    cdef bint surrendered           # whether `surrender` was called

@@ -132,7 +132,6 @@ cdef class Extent:
         self.mapping = mapping
         self.place = mapping.place + offset
         self.nbytes = nbytes
-        self.surrendered = False
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
@@ -146,9 +145,3 @@ cdef class Extent:
     def view(self) -> memoryview:
         """All bytes, writable."""
         return memoryview(self)
-
-    def surrender(self) -> bool:
-        """True for the first caller, whichever thread that is, and False ever after."""
-        cdef bint first = not self.surrendered
-        self.surrendered = True
-        return first

@@ -28,6 +28,7 @@ cdef class Piece(Extent):
     cdef Region region
     cdef Arena arena                # where it returns to
     cdef readonly uint64_t offset   # in the segment
+    cdef bint released
 
     cpdef release(self)
 

@@ -138,8 +138,8 @@ cdef class Piece(Extent):
 
     cpdef release(self):
         """Returns the piece to the arena; harmless when done before."""
-        if not self.surrendered:
-            self.surrendered = True
+        if not self.released:
+            self.released = True
             self.arena.give_back(self)
 
     def __dealloc__(self):

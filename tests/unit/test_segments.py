@@ -237,13 +237,6 @@ def test_a_window_is_held_by_its_buffers():
         assert alive() is None
 
 
-def test_a_window_is_surrendered_once():
-    with Segment.create("pccl-test", 4096) as segment:
-        extent = Extent(segment.mapping, 0, 64)
-
-        assert [extent.surrender() for _ in range(3)] == [True, False, False]
-
-
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 10), (0, 4097), (4096, 1), (10, -1), (2**62, 2**62)])
 def test_a_window_lies_in_its_mapping(offset, nbytes):
     with Segment.create("pccl-test", 4096) as segment, pytest.raises(ValueError, match="do not lie in a mapping"):
