@@ -19,6 +19,8 @@ machine:
   float32 added in place             35 GB/s        46 GB/s     (bytes touched)
 """
 
+import os
+
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uintptr_t
@@ -27,10 +29,11 @@ from pccl._core cimport posix
 from pccl._core.park cimport raise_errno
 
 cdef enum:
-    PAGE_BYTES = 4096
     HUGE_BYTES = 1 << 21            # a huge page, on x86-64 and with small pages of 4 KiB on aarch64
     POPULATE_WRITE = 23             # MADV_POPULATE_WRITE, which older headers lack
     COLLAPSE = 25                   # MADV_COLLAPSE, likewise
+
+cdef size_t PAGE_BYTES = os.sysconf("SC_PAGESIZE")  # 64 KiB on some aarch64
 
 
 @cython.final
@@ -77,7 +80,7 @@ cdef class Mapping:
 
         A kernel before 5.14 does not know how, and lets them fault.
         """
-        cdef Py_ssize_t begin = offset & ~<Py_ssize_t> (PAGE_BYTES - 1)
+        cdef Py_ssize_t begin = offset & -<Py_ssize_t> PAGE_BYTES
         if offset < 0 or nbytes < 0 or offset > self.nbytes - nbytes:
             raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {self.nbytes} bytes")
         with nogil:
@@ -99,7 +102,7 @@ def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
 cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept nogil:
     """Map a file, from its beginning, where huge pages of it can be mapped as such; MAP_FAILED if not at all."""
     cdef int nothing = posix.MAP_PRIVATE | posix.MAP_ANONYMOUS | posix.MAP_NORESERVE
-    cdef size_t pages = (nbytes + PAGE_BYTES - 1) & ~<size_t> (PAGE_BYTES - 1), ahead
+    cdef size_t pages = (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES, ahead
     cdef char *room
     cdef void *place
     cdef int code
