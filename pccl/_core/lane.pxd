@@ -46,6 +46,10 @@ cdef packed struct Header:
     uint32_t header_crc             # CRC-32C of all fields above
 
 
+# Writes a frame that is no block, header and body.
+cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil
+
+
 # What a sender and a receiver have in common: a mailbox, a bell, a connection, and sleeping on all three.
 cdef class Lane:
     cdef readonly Board board

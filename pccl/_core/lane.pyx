@@ -22,11 +22,12 @@ go of the tensor at once.
 import os
 
 from libc.errno cimport errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from pccl._core cimport posix
 
+from .kernels cimport crc32c
 from .park cimport raise_errno
 
 # Python's view of the codes.
@@ -143,3 +144,13 @@ cdef class Lane:
                 if events[index].events & (posix.EPOLLRDHUP | posix.EPOLLHUP | posix.EPOLLERR):
                     self.broken = True
         return 0 if count == 0 else 1
+
+
+cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil:
+    cdef Header header
+    memset(&header, 0, HEADER_BYTES)
+    header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
+    header.crc = crc32c(0, body, nbytes)
+    header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
+    memcpy(room, &header, HEADER_BYTES)
+    memcpy(room + HEADER_BYTES, body, nbytes)

@@ -1,6 +1,6 @@
 # Contents of `lending`: what a sender and a receiver on one host say to each other about memory.
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef enum:
@@ -43,7 +43,5 @@ cdef struct Loans:
     uint32_t count
 
 
-# A frame of any kind but blocks, header and body.
-cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil
 cdef Loan take_back(Loans *loans) noexcept nogil

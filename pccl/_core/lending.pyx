@@ -21,21 +21,7 @@ Few blocks are lent at a time. A small operation goes ahead of large ones, but n
 import fcntl
 import os
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
-
-from .kernels cimport crc32c
-from .lane cimport FRAME_MAGIC, HEADER_BYTES, Header
-
-
-cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil:
-    cdef Header header
-    memset(&header, 0, HEADER_BYTES)
-    header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
-    header.crc = crc32c(0, body, nbytes)
-    header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
-    memcpy(room, &header, HEADER_BYTES)
-    memcpy(room + HEADER_BYTES, body, nbytes)
+from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil:

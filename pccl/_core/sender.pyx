@@ -26,9 +26,9 @@ from .flight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_ane
 from .kernels cimport coded_bytes, crc32c, encode_block
 from .lane cimport (
     BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, INTRODUCTION, LENT, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED, WHEREABOUTS_BYTES,
-    WITHDRAWAL, Header, Lane
+    WITHDRAWAL, Header, Lane, write_notice
 )
-from .lending cimport INTRODUCED, LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back, write_notice
+from .lending cimport INTRODUCED, LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
 from .park cimport now_ns
 from .plan cimport block_range, chunk_sent
 

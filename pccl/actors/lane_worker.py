@@ -156,7 +156,7 @@ def whereabouts(connection: socket.socket, sends: bool) -> bytes:
 
 
 def is_within_host(connection: socket.socket) -> bool:
-    """Whether both ends have the same address: nothing else than one host, or one namespace of it, has."""
+    """Whether both ends have the same address, as on one host, though a proxy may still be between them."""
     try:
         return bool(connection.getsockname()[0] == connection.getpeername()[0])
     except OSError:

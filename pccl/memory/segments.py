@@ -118,7 +118,7 @@ def _reserve(fd: int, size: int) -> None:
         raise MemoryError(lack)
     enlarge_pages(fd, size)
     try:
-        os.posix_fallocate(fd, 0, size)  # the others
+        os.posix_fallocate(fd, 0, size)  # whatever has no page yet
     except OSError as error:
         if error.errno in (errno.ENOMEM, errno.ENOSPC):
             raise MemoryError(lack) from error

@@ -18,6 +18,7 @@ from pccl._core.sender import Sender
 from pccl.values import DataType
 
 from .loopback import (
+    BLOCK,
     HEADER,
     HEADER_BYTES,
     INTRODUCTION,
@@ -36,6 +37,7 @@ from .loopback import (
     operation,
     read_exactly,
     read_frame,
+    read_introduction,
     read_note,
     ring_of,
 )
@@ -233,8 +235,9 @@ def test_a_new_connection_is_offered_everything_anew(lender: Lender) -> None:
     near, far = socket.socketpair()
     with far:
         sender.attach(near, LENDING)
+        read_introduction(far)
         assert lender.member.board.begin(2, WHAT, 0, 2)
-        assert read_header(far)["kind"] != LENT
+        assert read_header(far)["kind"] == BLOCK
 
 
 # --- the receiver -------------------------------------------------------------
