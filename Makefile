@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard $(foreach folder,pccl pccl/_core pccl/actors pccl/memory,$(addprefix $(folder)/,*.pyx *.pxd *.h)))
+NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 .PHONY: help setup build test check lint demo stress bench clean
@@ -109,5 +109,5 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pccl/*.so pccl/*/*.so
+	find pccl -name '*.so' -delete
 	find pccl cli stress tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

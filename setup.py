@@ -17,15 +17,18 @@ from setuptools import Extension, setup
 COMPILE_ARGS = ["-O2", "-g0", "-ffp-contract=off", "-fno-trapping-math"]
 
 # -O3 turns on the vectoriser, which loops over numbers live from.
-NUMERIC = {"kernels", "digest", "codec", "exact_ring", "local_search", "solver", "weaver"}
+NUMERIC = {"arithmetic", "digest", "quantization", "exact_ring", "local_search", "solver", "path_builder"}
+
+KERNELS = Path("pccl/_core/kernels")
 
 # Plain C semantics: the inner loops check their bounds once, outside.
 DIRECTIVES = {"language_level": 3, "embedsignature": True}
 
-# What a compiled module may depend on beside its own source.  cythonize()
-# already follows cimports from .pxd to .pxd; naming the headers as well makes a
-# changed .h rebuild the modules, which Cython alone would not notice.
-HEADERS = sorted(str(path) for path in Path("pccl/_core").glob("*.h"))
+
+def headers_of(path: Path) -> list[str]:
+    """The C headers that a module may include: those of its own room, and those of the kernels."""
+    # cythonize() follows cimports from .pxd to .pxd, but does not notice a changed header.
+    return sorted(str(header) for room in {path.parent, KERNELS} for header in room.glob("*.h"))
 
 
 def extensions() -> list[Extension]:
@@ -34,12 +37,11 @@ def extensions() -> list[Extension]:
         Extension(
             ".".join(path.with_suffix("").parts),
             [str(path)],
-            depends=HEADERS,
-            include_dirs=["pccl/_core"],
+            depends=headers_of(path),
+            include_dirs=[str(KERNELS)],
             extra_compile_args=[*COMPILE_ARGS, "-O3"] if path.stem in NUMERIC else COMPILE_ARGS,
         )
-        for folder in ("pccl", "pccl/_core", "pccl/actors", "pccl/memory")
-        for path in sorted(Path(folder).glob("*.pyx"))
+        for path in sorted(Path("pccl").rglob("*.pyx"))
     ]
 
 

@@ -25,9 +25,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import RESULTS, facts, keep, memory_kib, size, size_text, time_text
-from benchmarks.ranks import merge, progress, run_ranks
 from pccl import MasterNode
+
+from .facts import RESULTS, facts, keep, memory_kib, size, size_text, time_text
+from .ranks import merge, progress, run_ranks
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [4 * KIB, 400 * KIB, 64 * MIB, 256 * MIB]
@@ -50,7 +51,7 @@ def main() -> int:
     """Measure, print tables, keep the numbers."""
     arguments = parse()
     if arguments.rank:
-        from benchmarks.contenders import be_rank
+        from .contenders import be_rank
 
         be_rank(json.loads(arguments.rank))
         return 0

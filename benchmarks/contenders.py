@@ -29,9 +29,10 @@ import torch
 from torch import distributed
 
 import pccl.torch
-from benchmarks.ranks import Meeting, fill, say, verify, verify_untouched
 from pccl import Communicator, Options, ReduceOp
-from pccl.actors.lane_worker import LOCAL_CONGESTION
+from pccl.actors.workers.lane_worker import LOCAL_CONGESTION
+
+from .ranks import Meeting, fill, say, verify, verify_untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,10 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import RESULTS, facts, keep
 from pccl import Attribute, Communicator, MasterNode, Options
-from pccl.actors.lanes import LanePool
-from pccl.actors.loop import Loop
+from pccl.actors.io.loop import Loop
+from pccl.actors.peer.lane_pool import LanePool
+
+from .facts import RESULTS, facts, keep
 
 # What was measured of the C++ reference on this kind of machine with 2 peers, µs: typical, and its best round.
 REFERENCE_US = {"update_topology": (260, 170), "are_peers_pending": (135, 85)}

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from pccl._core import digest, kernels
+from pccl._core.kernels import arithmetic, digest
+
+from .facts import RESULTS, facts, keep, size, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,20 +66,22 @@ def measure_large(nbytes: int, threads: list[int], rounds: int) -> dict[str, dic
     tensor = np.arange(nbytes // 4, dtype=np.float32)
     times: dict[tuple[int, str], list[tuple[Spent, Spent]]] = {}
     digests = set()
-    before = kernels.chosen()
+    before = arithmetic.chosen()
     for number in range(-1, rounds):  # the first is for warming up
         for count in threads:
-            for simd in kernels.available():
-                kernels.use(simd)
+            for simd in arithmetic.available():
+                arithmetic.use(simd)
                 read, _ = timed(digest.read_only, tensor.ctypes.data, nbytes, count)
                 digested, value = timed(digest.digest, tensor.ctypes.data, nbytes, count)
                 digests.add(value)
                 if number >= 0:
                     times.setdefault((count, simd), []).append((read, digested))
-    kernels.use(before)
+    arithmetic.use(before)
     if len(digests) != 1:
         raise RuntimeError(f"one tensor has {len(digests)} digests")
-    return {str(count): {simd: _row(nbytes, times[count, simd]) for simd in kernels.available()} for count in threads}
+    return {
+        str(count): {simd: _row(nbytes, times[count, simd]) for simd in arithmetic.available()} for count in threads
+    }
 
 
 def _row(nbytes: int, pairs: list[tuple[Spent, Spent]]) -> dict[str, float]:

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.facts import RESULTS, facts, keep
-from pccl._core.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
-from pccl._core.master_state import MasterState
-from pccl._core.messages import Accepted, Beat, Register, VotePending, VoteTopology, Wire, Wired
+from pccl._core.master.master_state import MasterState
+from pccl._core.protocol.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.protocol.messages import Accepted, Beat, Register, RingOrder, VotePending, VoteTopology, Wired
 from pccl.options import Options
+
+from .facts import RESULTS, facts, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class Bench:
         """Report every order as wired; returns what came after."""
         after: list[Any] = []
         for action in actions:
-            if isinstance(action, SendTo) and isinstance(action.message, Wire):
+            if isinstance(action, SendTo) and isinstance(action.message, RingOrder):
                 after += self.feed(PeerSaid(action.conn, Wired(action.message.epoch)))
         return after
 

@@ -17,9 +17,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.facts import RESULTS, facts, keep
-from pccl._core import codec, kernels
+from pccl._core.dataplane import quantization
+from pccl._core.kernels import arithmetic
 from pccl.values import DataType, QuantizationAlgorithm, ReduceOp
+
+from .facts import RESULTS, facts, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,18 +61,18 @@ class Bench:
 
     def reduce(self, datatype: DataType, op: ReduceOp, backup: memoryview | None) -> Callable[[], object]:
         """A reduce as a call without arguments."""
-        return lambda: kernels.reduce_into(datatype.value, op.value, self.out, self.local, self.incoming, backup)
+        return lambda: arithmetic.reduce_into(datatype.value, op.value, self.out, self.local, self.incoming, backup)
 
     def coding(self, name: str, itemsize: int, numbers: tuple[int, int, int]) -> dict[str, Callable[[], object]]:
         """Encoding a block, and decoding and adding one, which is what a hop does with it."""
         values = bytearray.fromhex("803f803f003f003f") * (
             self.local.nbytes // 8
         )  # all alike would be a group without steps
-        coded = bytearray(codec.coded_size(len(values) // itemsize, *numbers))
-        codec.encode_into(*numbers, coded, values)
+        coded = bytearray(quantization.coded_size(len(values) // itemsize, *numbers))
+        quantization.encode_into(*numbers, coded, values)
         return {
-            f"encode {name}": lambda: codec.encode_into(*numbers, coded, values),
-            f"decode and sum {name}": lambda: codec.reduce_coded_into(
+            f"encode {name}": lambda: quantization.encode_into(*numbers, coded, values),
+            f"decode and sum {name}": lambda: quantization.reduce_coded_into(
                 *numbers, ReduceOp.SUM.value, self.out, self.local, coded
             ),
         }
@@ -83,7 +85,7 @@ class Bench:
             works[f"{name}, backup"] = self.reduce(datatype, op, self.backup)
         for name, (datatype, algorithm, quantized) in CODINGS.items():
             works |= self.coding(name, datatype.itemsize, (datatype.value, algorithm.value, quantized.value))
-        works["crc32c"] = lambda: kernels.crc32c_of(self.local)
+        works["crc32c"] = lambda: arithmetic.crc32c_of(self.local)
         return works
 
 
@@ -98,14 +100,14 @@ def rate(work: Callable[[], object], block_bytes: int, calls: int) -> float:
 def measure(block_bytes: int, rounds: int, calls: int) -> dict[str, dict[str, float]]:
     """Median GB/s by work and instruction set."""
     works = Bench(block_bytes).works()
-    rates: dict[str, dict[str, list[float]]] = {name: {simd: [] for simd in kernels.available()} for name in works}
-    before = kernels.chosen()
+    rates: dict[str, dict[str, list[float]]] = {name: {simd: [] for simd in arithmetic.available()} for name in works}
+    before = arithmetic.chosen()
     for _ in range(rounds):
-        for simd in kernels.available():
-            kernels.use(simd)
+        for simd in arithmetic.available():
+            arithmetic.use(simd)
             for name, work in works.items():
                 rates[name][simd].append(rate(work, block_bytes, calls))
-    kernels.use(before)
+    arithmetic.use(before)
     return {
         name: {simd: round(statistics.median(found), 1) for simd, found in by_simd.items()}
         for name, by_simd in rates.items()
@@ -122,7 +124,8 @@ def main() -> int:
     arguments = parser.parse_args()
     results = measure(arguments.block_bytes, arguments.rounds, arguments.calls)
     print(
-        f"{'GB/s of blocks of ' + str(arguments.block_bytes) + ' bytes':34}", *(f"{s:>9}" for s in kernels.available())
+        f"{'GB/s of blocks of ' + str(arguments.block_bytes) + ' bytes':34}",
+        *(f"{s:>9}" for s in arithmetic.available()),
     )
     for name, by_simd in results.items():
         print(f"{name:34}", *(f"{number:9.1f}" for number in by_simd.values()))

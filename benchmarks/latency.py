@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pccl
-from benchmarks.all_reduce import free_port
-from benchmarks.facts import RESULTS, facts, keep, size_text, time_text
-from benchmarks.ranks import Meeting, fill, progress, run_ranks, say, verify
 from pccl import Communicator, MasterNode, ReduceOp
+
+from .all_reduce import free_port
+from .facts import RESULTS, facts, keep, size_text, time_text
+from .ranks import Meeting, fill, progress, run_ranks, say, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

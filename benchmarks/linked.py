@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from benchmarks.throttling import namespace_command, raise_loopback
+from .throttling import namespace_command, raise_loopback
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pccl
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from benchmarks.ranks import Meeting, fill, merge, progress, run_ranks, say, verify
-from benchmarks.throttling import Throttle, in_namespace, raise_loopback, reason_against
 from pccl import Communicator, MasterNode, Options, ReduceOp
+
+from .facts import RESULTS, facts, keep, size, size_text, time_text
+from .ranks import Meeting, fill, merge, progress, run_ranks, say, verify
+from .throttling import Throttle, in_namespace, raise_loopback, reason_against
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pccl
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from benchmarks.linked import NEAR, Link, move_to, reason_against
-from benchmarks.ranks import Meeting, merge, progress, run_ranks, say
-from benchmarks.throttling import in_namespace
 from pccl import Communicator, DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, ReduceOp
-from pccl._core.codec import coded_size, decode_into, encode_into
+from pccl._core.dataplane.quantization import coded_size, decode_into, encode_into
+
+from .facts import RESULTS, facts, keep, size, size_text, time_text
+from .linked import NEAR, Link, move_to, reason_against
+from .ranks import Meeting, merge, progress, run_ranks, say
+from .throttling import in_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

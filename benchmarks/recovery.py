@@ -23,9 +23,10 @@ import numpy as np
 from pccl.stress.records import spread
 
 import pccl
-from benchmarks.facts import RESULTS, facts, keep
-from benchmarks.ranks import progress
 from pccl import Communicator, MasterNode, PeerLostError, ReduceOp, TooFewPeersError
+
+from .facts import RESULTS, facts, keep
+from .ranks import progress
 
 WORLDS = (3, 4)
 COUNT = 100_000  # float32: 400 KB

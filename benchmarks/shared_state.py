@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pccl
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from benchmarks.ranks import Meeting, progress, run_ranks, say
 from pccl import Communicator, MasterNode, SharedState, TensorInfo
-from pccl._core.digest import STATE_BLOCK_BYTES
+from pccl._core.kernels.digest import STATE_BLOCK_BYTES
+
+from .facts import RESULTS, facts, keep, size, size_text, time_text
+from .ranks import Meeting, progress, run_ranks, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bounds import bottleneck_bound, total_bound
-from benchmarks.facts import RESULTS, facts, keep, time_text
-from benchmarks.networks import planted, scattered, sites
-from pccl._core.solver import EXACT_MAX, evaluate, solve
+from pccl._core.solver.solver import EXACT_MAX, evaluate, solve
+
+from .bounds import bottleneck_bound, total_bound
+from .facts import RESULTS, facts, keep, time_text
+from .networks import planted, scattered, sites
 
 if TYPE_CHECKING:
     from array import array

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.facts import size_text, time_text
+from .facts import size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,13 +24,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.box import Box, Link, reason_against
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from benchmarks.ranks import progress, run_ranks, summarize
+from .box import Box, Link, reason_against
+from .facts import RESULTS, facts, keep, size, size_text, time_text
+from .ranks import progress, run_ranks, summarize
 
 if TYPE_CHECKING:
-    from benchmarks.ranks import Meeting
     from pccl import Communicator
+
+    from .ranks import Meeting
 
     Matrix = dict[tuple[int, int], float]  # Mbit/s
 
@@ -201,9 +202,10 @@ def gain_of(row: dict[str, Any], best: dict[str, Any], speed: dict[str, float]) 
 def be_rank(plan: dict[str, Any]) -> None:
     """One peer on its host; rank 0 runs the master as well."""
     import pccl
-    from benchmarks.ranks import Meeting, fill, say, verify
     from pccl import Communicator, MasterNode, Options, ReduceOp
-    from pccl.inquiring import inquire
+    from pccl.client.status_query import inquire
+
+    from .ranks import Meeting, fill, say, verify
 
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:

@@ -34,11 +34,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import wan_hidden, wan_optimised
-from benchmarks.box import DEVICE, Box, Link, mesh, reason_against
 from benchmarks.box.capacity import capacity_bits
-from benchmarks.facts import RESULTS, facts, keep, size, size_text, time_text
-from benchmarks.ranks import merge, progress, run_ranks
-from benchmarks.wan_ranks import AT_ONCE, GLOO, STRIPED
+
+from .box import DEVICE, Box, Link, mesh, reason_against
+from .facts import RESULTS, facts, keep, size, size_text, time_text
+from .ranks import merge, progress, run_ranks
+from .wan_ranks import AT_ONCE, GLOO, STRIPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ def main() -> int:
     """Measure, print a table, keep the numbers, draw pictures."""
     arguments = parse()
     if arguments.rank:
-        from benchmarks.wan_ranks import be_rank
+        from .wan_ranks import be_rank
 
         be_rank(json.loads(arguments.rank))
         return 0

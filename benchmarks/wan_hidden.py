@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pccl
-from benchmarks.box import Box, Link, mesh
-from benchmarks.facts import size_text, time_text
-from benchmarks.ranks import Meeting, fill, progress, run_ranks, say, summarize, verify, verify_untouched
-from benchmarks.topology import SETTINGS
 from pccl import AsyncReduceHandle, Communicator, MasterNode, ReduceOp
+
+from .box import Box, Link, mesh
+from .facts import size_text, time_text
+from .ranks import Meeting, fill, progress, run_ranks, say, summarize, verify, verify_untouched
+from .topology import SETTINGS
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]

@@ -18,10 +18,10 @@ import math
 from contextlib import closing
 from typing import Any
 
-from benchmarks.box import Box, Link
-from benchmarks.facts import size_text, time_text
-from benchmarks.ranks import progress, run_ranks, summarize
-from benchmarks.topology import SETTINGS, all_rings, bottleneck
+from .box import Box, Link
+from .facts import size_text, time_text
+from .ranks import progress, run_ranks, summarize
+from .topology import SETTINGS, all_rings, bottleneck
 
 HOSTS = 4
 LANES = 4

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import pccl
-from benchmarks.ranks import Meeting, fill, say, verify
 from pccl import Communicator, MasterNode, ReduceOp
+
+from .ranks import Meeting, fill, say, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.facts import size_text, time_text
-from benchmarks.tables import percent, table, times
-from benchmarks.wan_hidden import KINDS
-from benchmarks.wan_optimised import ring_text
+from .facts import size_text, time_text
+from .tables import percent, table, times
+from .wan_hidden import KINDS
+from .wan_optimised import ring_text
 
 if TYPE_CHECKING:
-    from benchmarks.tables import Tally
+    from .tables import Tally
 
     Rows = list[dict[str, Any]]
 

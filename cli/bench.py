@@ -17,11 +17,11 @@ from pccl import Communicator
 from pccl.errors import MasterLostError, TooFewPeersError
 from pccl.options import LANES_MAX
 
-from .joining import MasterAddress, exit_codes, one_line_errors, options_with, token_option
+from .options import MasterAddress, exit_codes, one_line_errors, options_with, token_option
 from .status_view import count, rate, size, table
 
 if TYPE_CHECKING:
-    from .benching import Bench, Lap
+    from .bench_peer import Bench, Lap
 
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # Those that numpy has; the first is what most gradients are.
@@ -81,7 +81,7 @@ def bench(
     --peers and --seconds of all count; --size and --dtype must be the same everywhere.
     """
     try:
-        from .benching import Bench, BenchPlan  # here, because it needs numpy
+        from .bench_peer import Bench, BenchPlan  # here, because it needs numpy
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise

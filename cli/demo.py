@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from .demo_view import Row, View, plot
-from .joining import exit_codes
+from .options import exit_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pccl.logs import LEVELS, level_of, show
+from pccl.actors.io.logs import LEVELS, level_of, show
 from pccl.master import serve
 from pccl.options import MASTER_PORT
 
-from .joining import exit_codes, one_line_errors, options_with, token_option
+from .options import exit_codes, one_line_errors, options_with, token_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pccl.addresses import parse_address
+from pccl.actors.io.addresses import parse_address
+from pccl.client.status_query import inquire
 from pccl.errors import MasterConnectionError
-from pccl.inquiring import inquire
 from pccl.options import MASTER_PORT
 
-from .joining import MasterAddress, exit_codes, one_line_errors, options_with, token_option
+from .options import MasterAddress, exit_codes, one_line_errors, options_with, token_option
 from .status_view import render
 
 if TYPE_CHECKING:

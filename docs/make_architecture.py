@@ -15,14 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import master_state, peer_state
-from pccl._core.events import Tick
+from pccl._core.master import master_state
+from pccl._core.peer import peer_state
+from pccl._core.protocol.events import Tick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
-MACHINES = ("peer_state", "participation")  # the sources of the peer's machine
+MACHINES = ("peer_state", "member")  # the sources of the peer's machine
 # A method lasts until the next one, or until something that is not indented.
 METHOD = re.compile(
     r"^    (?:def|cdef|cpdef) (?:\w+ )*(\w+)\(.*?(?=^    (?:def|cdef|cpdef) |^\S|\Z)", re.MULTILINE | re.DOTALL
@@ -112,9 +113,9 @@ sequenceDiagram
 ```
 
 Each of these processes wakes up with cold caches, so a small reduce costs what code and objects lie on its way, not how
-often they are used. That way is compiled, typed and short, and apart from everything rare: `launching.pyx`,
-`reduces.pyx` and `actors/line.pyx` in the training process, `actors/feeding.pyx` in the peer actor,
-`actors/answering.pyx` and `_core/affairs.pyx` in the master. Records are made in C, by one function for all of them
+often they are used. That way is compiled, typed and short, and apart from everything rare: `reduce_request.pyx`,
+`pending_reduces.pyx` and `call_slots.pyx` in the training process, `peer_fastpath.pyx` in the peer actor,
+`master_fastpath.pyx` and `group_affairs.pyx` in the master. Records are made in C, by one function for all of them
 (`records.pyx`).
 
 If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new
@@ -124,14 +125,14 @@ that was written in the same pass that added.
 Between hosts a block travels as a frame over TCP, with a checksum. Between peers of one host only its header does: the
 receiver has mapped the sender's memory, for reading, and adds the block from where it lies. It gives the block back
 when it is done, and only then has the sender sent it; so nobody votes, and no tensor is its user's again, while
-somebody else still reads in it. `_core/lending.pyx` has the rules. Where the memory cannot be had (another user,
+somebody else still reads in it. `host_read.pyx` has the rules. Where the memory cannot be had (another user,
 another process namespace) and with `Options.host_memory` off, peers of one host use TCP like all others; only the
-checksums are left out, once both ends have found that there is nothing between them (`_core/lane.pyx`).
+checksums are left out, once both ends have found that there is nothing between them (`_core/dataplane/lane.pyx`).
 
 ## One sync of shared state
 
 Digests are computed in the training process, where the tensors are. If all votes are equal, that is all. Otherwise
-the master elects a content (`_core/election.py` has the rules), tells those who have it to serve, and those who lack
+the master elects a content (`election.py` has the rules), tells those who have it to serve, and those who lack
 it whom to fetch from. Transfers run peer to peer, by blocks whose digests differ, from all sources at once.
 
 ## How it is tested
@@ -211,7 +212,7 @@ def _methods() -> dict[str, str]:
     """The source of each method of the peer's machine."""
     methods: dict[str, str] = {}
     for machine in MACHINES:
-        text = (ROOT / "pccl" / "_core" / f"{machine}.pyx").read_text()
+        text = (ROOT / "pccl" / "_core" / "peer" / f"{machine}.pyx").read_text()
         methods |= {match[1]: match[0] for match in METHOD.finditer(text)}
     return methods
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pccl._core import master_state, peer_state
-from pccl._core.wire import BY_OPCODE, WIRE_VERSION
+from pccl._core.master import master_state
+from pccl._core.peer import peer_state
+from pccl._core.protocol.codec import BY_OPCODE, WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ Printed from the docstrings by `docs/make_reference.py`. How it all fits togethe
 SECTIONS = {
     "Taking part": ["Communicator", "AsyncReduceHandle", "MasterNode", "Options"],
     "Tensors in shared memory": ["empty", "zeros", *(f"torch.{name}" for name in pccl.torch.__all__)],
-    "Reducing": [
+    "OpRunner": [
         *("ReduceOp", "ReduceInfo", "DataType", "DistributionHint", "QuantizationAlgorithm", "QuantizationOptions"),
         *("ReduceOperandDescriptor", "ReduceDescriptor", "ReduceOpDescriptor"),
     ],

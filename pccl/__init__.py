@@ -9,10 +9,13 @@ paid for by whoever uses that name.
 # more than all the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pccl.client.handle import AsyncReduceHandle
+    from pccl.client.tensors import ReduceOpDescriptor
+    from pccl.memory.arrays import empty as empty
+    from pccl.memory.arrays import zeros as zeros
+
     from . import cuda
     from . import torch as torch
-    from .arrays import empty as empty
-    from .arrays import zeros as zeros
     from .communicator import Communicator
     from .errors import (
         KickedError,
@@ -23,11 +26,9 @@ if TYPE_CHECKING:
         TooFewPeersError,
         UsageError,
     )
-    from .handle import AsyncReduceHandle
     from .master import MasterNode
     from .options import Options
     from .shared_state import SharedState, TensorInfo
-    from .tensors import ReduceOpDescriptor
     from .values import (
         Attribute,
         DataType,
@@ -52,7 +53,7 @@ __all__ = [
     "AsyncReduceHandle",
     "MasterNode",
     "Options",
-    # Reducing.
+    # OpRunner.
     "ReduceOp",
     "DataType",
     "DistributionHint",
@@ -87,7 +88,7 @@ __all__ = [
 _UNSTARRED = ("empty", "zeros", "torch")
 
 _HOMES = {
-    "arrays": ("empty", "zeros"),
+    "memory.arrays": ("empty", "zeros"),
     "communicator": ("Communicator",),
     "errors": (
         "KickedError",
@@ -98,11 +99,11 @@ _HOMES = {
         "TooFewPeersError",
         "UsageError",
     ),
-    "handle": ("AsyncReduceHandle",),
+    "client.handle": ("AsyncReduceHandle",),
     "master": ("MasterNode",),
     "options": ("Options",),
     "shared_state": ("SharedState", "TensorInfo"),
-    "tensors": ("ReduceOpDescriptor",),
+    "client.tensors": ("ReduceOpDescriptor",),
     "values": (
         "Attribute",
         "DataType",

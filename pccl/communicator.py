@@ -13,25 +13,27 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ._core.events import NUMBERS
-from ._core.mailbox import CallConnect, CallOptimize, CallPending, CallTopology
-from ._core.park import monotonic_ns
-from .actors.link import ActorLink
-from .addresses import format_address, parse_address, resolve
+from pccl._core.protocol.events import NUMBERS
+from pccl._core.protocol.mailbox import CallConnect, CallOptimize, CallPending, CallTopology
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.addresses import format_address, parse_address, resolve
+from pccl.actors.io.logs import configure_from_environment
+from pccl.client.actor_client import ActorClient
+from pccl.client.handle import AsyncReduceHandle
+from pccl.client.pending_reduces import Reduces
+from pccl.client.reduce_request import request, request_of
+from pccl.client.state_sync import Syncs
+
 from .errors import MasterConnectionError, TooFewPeersError, UsageError
-from .handle import AsyncReduceHandle
-from .launching import request, request_of
-from .logs import configure_from_environment
 from .options import LANES_MAX, Options, nanoseconds
-from .reduces import Reduces
 from .shared_state import SharedState
-from .syncing import Syncs
 from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .tensors import ReduceOpDescriptor
+    from pccl.client.tensors import ReduceOpDescriptor
+
     from .values import QuantizationOptions, ReduceOperandDescriptor
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
@@ -65,7 +67,7 @@ class Communicator:
         *,
         options: Options | None = None,
     ) -> None:
-        self._actor: ActorLink | None = None  # first, so that __del__ works after any error below
+        self._actor: ActorClient | None = None  # first, so that __del__ works after any error below
         self._process = os.getpid()
         self._host, self._port = parse_address(address)
         if not 0 <= peer_group < 1 << 32:
@@ -98,7 +100,7 @@ class Communicator:
         addresses, attempts_left = self._resolve(n_attempts)
         advertise_host, advertise_port = self._advertised()
         self._closed = False
-        self._actor = ActorLink(self._options)
+        self._actor = ActorClient(self._options)
         self._syncs = Syncs(self._actor, self._options.digest_threads or _cores())
         self._reduces = Reduces(self._actor, self._learn, lambda: self._last_round("all_reduce").group_world)
         try:
@@ -310,7 +312,7 @@ class Communicator:
         if reduces is not None:
             reduces.world = numbers.group_world
 
-    def _member(self, name: str) -> ActorLink:
+    def _member(self, name: str) -> ActorClient:
         """The actor of a membership, or the error that says why there is none."""
         if self._actor is None or self._process != os.getpid():
             self._check_process(name)

@@ -7,7 +7,8 @@ place that turns them into an exception. A leaf: imports only `outcomes` and `va
 
 from __future__ import annotations
 
-from .outcomes import KIND_KICKED, KIND_MASTER_LOST
+from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST
+
 from .values import Result
 
 

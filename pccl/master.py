@@ -14,13 +14,14 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Self
 
-from ._core.park import set_process_name
-from .actors.listening import bind
-from .actors.master_actor import READY, STATE_FILE, MasterActor, open_state_file
-from .actors.spawning import ActorProcess
-from .addresses import format_address, parse_address
+from pccl._core.system.futex import set_process_name
+from pccl.actors.io.addresses import format_address, parse_address
+from pccl.actors.io.listener import bind
+from pccl.actors.io.logs import level_of, show
+from pccl.actors.io.spawn import ActorProcess
+from pccl.actors.master.master_actor import READY, STATE_FILE, MasterActor, open_state_file
+
 from .errors import UsageError
-from .logs import level_of, show
 from .options import MASTER_PORT, Options
 from .values import Result
 
@@ -70,7 +71,7 @@ class MasterNode:
             self._mailbox.send(_version().encode())
             self._mailbox.send(STATE_FILE + os.fsencode(self._state_file))
             fds = (listener.fileno(), theirs.fileno())
-            self._actor = ActorProcess("pccl.actors.master_actor", fds, fds)
+            self._actor = ActorProcess("pccl.actors.master.master_actor", fds, fds)
         self._mailbox.settimeout(READY_TIMEOUT)
         try:
             answer = self._mailbox.recv(1 << 16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from .records import record, replace
+from pccl._core.records import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinit
 TAGS_MAX = 1 << 16  # reduces a peer may have under way: as many as it can have completion slots
 KEYS_MAX = 1 << 16  # tensors of a shared state: a hundred times the parameters of the largest models
 KEY_BYTES_MAX = 512  # of one name, in UTF-8: paths through nested modules are rarely longer than a hundred
-LAYOUT_BYTES_MAX = 6 << 20  # all names and sizes of a state: it must fit into what a peer may owe the master at once
+SCHEMA_BYTES_MAX = 6 << 20  # all names and sizes of a state: it must fit into what a peer may owe the master at once
 FETCH_BYTES_AHEAD = 16 << 20  # asked for on one link and not there yet: 1 Gbit/s over 128 ms
 FETCH_UNITS_AHEAD = 512  # the same in pieces, for states of many small tensors
 STATE_LINKS_MAX = 1024  # connections over which other peers may fetch from one peer at a time; each costs a process

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.layout import LayoutRow, digest_layout, pack_layout
-from pccl.tensors import TensorMemory
+from pccl._core.protocol.state_schema import SchemaRow, digest_schema, pack_schema
+from pccl.client.tensors import TensorMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pccl.values import DataType, DeviceType
+    from .values import DataType, DeviceType
 
 # The revision travels as an unsigned 64-bit integer.
 _REVISION_MAX = 2**64 - 1
@@ -87,7 +87,7 @@ class SharedState:
     synchronisation that finds this peer outdated sets it.
     """
 
-    __slots__ = ("_infos", "_revision", "compared", "layout_digest", "ordered", "torn")
+    __slots__ = ("_infos", "_revision", "compared", "ordered", "schema_digest", "torn")
 
     def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
         infos = tuple(tensor_infos)
@@ -108,7 +108,7 @@ class SharedState:
         #: Of each of these, whether peers compare its content.
         self.compared = tuple(not info.allow_content_inequality for info in self.ordered)
         #: What stands for names, datatypes and sizes in a vote.
-        self.layout_digest = digest_layout(pack_layout([_layout_row(info) for info in self.ordered]))
+        self.schema_digest = digest_schema(pack_schema([_schema_row(info) for info in self.ordered]))
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
@@ -135,8 +135,8 @@ class SharedState:
         return f"SharedState(revision={self._revision}, tensors=[{names}])"
 
 
-def _layout_row(info: TensorInfo) -> LayoutRow:
-    return LayoutRow(info.name, info.dtype.value, info.allow_content_inequality, info.nbytes)
+def _schema_row(info: TensorInfo) -> SchemaRow:
+    return SchemaRow(info.name, info.dtype.value, info.allow_content_inequality, info.nbytes)
 
 
 def _checked(name: str) -> str:

@@ -65,7 +65,7 @@ class Round:
     optimizes: bool = False
 
 
-class Agreement:
+class StateConsensus:
     """Sorts steps into rounds and compares. Feed with `add`, each life's steps in their order; `settle` ends rounds."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Judge:
         self._hang_ns = int(bounds.hang * SECOND)
         self._deeds: deque[Deed] = deque()
         self._joins: deque[tuple[int, int]] = deque()  # begin and end of connects
-        self._agreement = Agreement()
+        self._agreement = StateConsensus()
 
     # ------------------------------------------------------------------------------------------ what happens
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pccl import Options
-from pccl.addresses import parse_address
-from pccl.records import replace
+from pccl._core.records import replace
+from pccl.actors.io.addresses import parse_address
 
 from .checkers import Judge
 from .faults import (
@@ -40,14 +40,14 @@ from .faults import (
     is_proxied,
     send,
 )
-from .hunting import TICK as HUNT_TICK
-from .hunting import Hunter
-from .outside import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
 from .paths import missing
+from .procfs import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
 from .proxy import Network
 from .records import ROUNDS, Bounds, Reduced, Step, Task, Violation
 from .stalls import Stalls
-from .watching import Watcher
+from .timed_faults import TICK as HUNT_TICK
+from .timed_faults import Hunter
+from .watch import Watcher
 from .zygote import Zygote
 
 if TYPE_CHECKING:

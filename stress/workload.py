@@ -34,9 +34,9 @@ from pccl.master import serve
 
 from . import proxy
 from .arithmetic import is_optimized
-from .keeping import Keeper
-from .reducing import RoundOfReduces
-from .telling import Teller, WatchedCommunicator
+from .reduce_loop import RoundOfReduces
+from .state_loop import Keeper
+from .step_log import Teller, WatchedCommunicator
 
 if TYPE_CHECKING:
     from .arithmetic import Array

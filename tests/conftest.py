@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.leaks import Footprint
+from .leaks import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,6 @@ ends are the kernel's own TCP, so what is seen (windows, slow start, congestion,
         client.wait()
 """
 
-from benchmarks.box.network import DEVICE, Box, Counters, Link, LinkCounters, mesh, reason_against
+from .network import DEVICE, Box, Counters, Link, LinkCounters, mesh, reason_against
 
 __all__ = ["DEVICE", "Box", "Counters", "Link", "LinkCounters", "mesh", "reason_against"]

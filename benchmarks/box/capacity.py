@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.box.network import Box, Link, mesh, reason_against
+from .network import Box, Link, mesh, reason_against
 
 UNLIMITED = Link(rate_bits=100e9)
 SECONDS = 2.0

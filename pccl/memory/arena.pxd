@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
-from pccl._core.mapping cimport Extent, Mapping
+from pccl._core.system.mapping cimport Extent, Mapping
 
 
 # One segment: a slab, or the home of a single large piece.

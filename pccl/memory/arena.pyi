@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import Final, final
 
-from pccl._core.mapping import Extent, Mapping
-from pccl.records import record
+from pccl._core.records import record
+from pccl._core.system.mapping import Extent, Mapping
 
 ALIGNMENT: Final[int]
 STEPS: Final[int]

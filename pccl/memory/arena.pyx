@@ -27,17 +27,16 @@ inherited arena hands out nothing and takes nothing back, and `default()` is a f
 
 import errno
 import os
+cimport cython
 from _thread import RLock, allocate_lock
 from itertools import count
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from weakref import WeakMethod, WeakSet
 
-cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from pccl._core.system.mapping cimport Extent, Mapping
+from pccl._core.records import record
 
-from pccl._core.mapping cimport Extent, Mapping
-
-from pccl.memory.segments import Segment
-from pccl.records import record
+from .segments import Segment
 
 cdef enum:
     CACHE_LINE = 64

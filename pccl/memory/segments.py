@@ -17,9 +17,10 @@ import fcntl
 import os
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
-from pccl._core.mapping import Mapping, enlarge_pages
-from pccl._core.park import create_memfd
-from pccl.memory.headroom import available_bytes
+from pccl._core.system.futex import create_memfd
+from pccl._core.system.mapping import Mapping, enlarge_pages
+
+from .headroom import available_bytes
 
 
 class Segment:

@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import struct
 
-from pccl._core.park import Word, monotonic_ns
-from pccl.memory.segments import Segment
+from pccl._core.system.futex import Word, monotonic_ns
+
+from .segments import Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

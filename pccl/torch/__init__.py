@@ -4,7 +4,7 @@ Importing this module imports torch; `import pccl` does not, nor does any other 
 `import torch` is the real one, since all imports are absolute.
 """
 
-from pccl.torch.sharing import share_
-from pccl.torch.tensors import empty, zeros
+from .share import share_
+from .tensors import empty, zeros
 
 __all__ = ["empty", "share_", "zeros"]

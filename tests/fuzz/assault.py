@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pccl._core.framing import FrameError, FrameReader
-from pccl._core.messages import TO_CALLER, TO_OPERATOR, TO_PEER
-from pccl._core.wire import WIRE_VERSION, WireError, decode
-from pccl.addresses import parse_address
+from pccl._core.protocol.codec import WIRE_VERSION, WireError, decode
+from pccl._core.protocol.messages import TO_CALLER, TO_OPERATOR, TO_PEER
+from pccl.actors.io.addresses import parse_address
+from pccl.actors.io.framing import FrameError, FrameReader
 
 from .drawing import Drawing
 from .sessions import Session, draw_session

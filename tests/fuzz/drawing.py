@@ -10,8 +10,8 @@ import random
 import struct
 from typing import Any
 
-from pccl._core.framing import HEADER_BYTES, frame
-from pccl._core.wire import BY_CLASS, BY_OPCODE, FIXED, SIZED, WIRE_VERSION, encode
+from pccl._core.protocol.codec import BY_CLASS, BY_OPCODE, FIXED, SIZED, WIRE_VERSION, encode
+from pccl.actors.io.framing import HEADER_BYTES, frame
 
 EDGES = (0, 1, 2, 0x7F, 0xFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 WORDS = ("", "127.0.0.1", "::1", "no.such.host.invalid", "\0", "%s%n", "\n" * 10, "ä€😀" * 50, "x" * 256)

@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from pccl._core.door import Caller
-from pccl._core.messages import (
+from pccl._core.protocol.handshake import Caller
+from pccl._core.protocol.messages import (
     Accepted,
+    AskStatus,
     Awaiting,
     Beat,
+    ClientHello,
     EdgeLost,
     Fetched,
     Finished,
     Initiate,
-    Inquire,
     JoinLane,
-    Knock,
-    Layout,
     Leave,
     Register,
     Registered,
+    RingOrder,
+    Schema,
     VotePending,
     VoteSync,
     VoteTopology,
-    Wire,
     Wired,
     WireFailed,
     Withdraw,
     WithdrawReduce,
 )
-from pccl._core.operations import Shape, pack_shapes
-from pccl.records import replace
+from pccl._core.protocol.operations import ReduceSignature, pack_signatures
+from pccl._core.records import replace
 
 from .drawing import Drawing
 
@@ -55,7 +55,7 @@ def blind(draw: Drawing, hello: type[Any]) -> Session:
 
 def careless(draw: Drawing, hello: type[Any]) -> Session:
     """The words of a handshake, twice, in disorder, or with one of them spoiled."""
-    words = [draw.framed(draw.message(Knock)), draw.framed(draw.message(hello)), draw.framed(draw.message(hello))]
+    words = [draw.framed(draw.message(ClientHello)), draw.framed(draw.message(hello)), draw.framed(draw.message(hello))]
     draw.chance.shuffle(words)
     place = draw.chance.randrange(len(words))
     words[place] = draw.spoil(words[place])
@@ -103,7 +103,7 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
         if isinstance(heard, Registered):
             me = heard.peer
             draw.learn(me)
-        if isinstance(heard, Wire):
+        if isinstance(heard, RingOrder):
             draw.learn(heard.epoch, heard.next_peer, heard.previous_peer, heard.next_epoch)
             heard = yield [draw.framed(Wired(heard.epoch))]
         elif isinstance(heard, Accepted):
@@ -120,9 +120,9 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
 def collective(draw: Drawing) -> list[bytes]:
     """Votes on a few tags that others of its group may vote on too, and what may or may not follow from them."""
     tags = draw.chance.sample(range(4), draw.chance.randint(1, 3))
-    shapes = [Shape(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
+    shapes = [ReduceSignature(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
     later = (Beat, Awaiting, Awaiting, WithdrawReduce, Finished)
-    words = [Initiate(pack_shapes(shapes)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
+    words = [Initiate(pack_signatures(shapes)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
     return [draw.framed(word) for word in words]
 
 
@@ -134,7 +134,7 @@ def synchronisation(draw: Drawing) -> list[bytes]:
     )
     if draw.chance.random() < 0.2:
         vote = replace(vote, layout=draw.chance.randbytes(16))
-    later = (Beat, Fetched, Layout, Withdraw)
+    later = (Beat, Fetched, Schema, Withdraw)
     words = [vote, *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
     return [draw.framed(word) for word in words]
 
@@ -143,7 +143,7 @@ def synchronisation(draw: Drawing) -> list[bytes]:
 STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], float]]] = {
     Register: [(blind, 4), (careless, 2), (forger, 2), (trespasser, 1), (newcomer, 4), (liar, 4)],
     JoinLane: [(blind, 2), (careless, 1), (forger, 1), (trespasser, 2)],
-    Inquire: [(careless, 1), (forger, 1), (trespasser, 2)],
+    AskStatus: [(careless, 1), (forger, 1), (trespasser, 2)],
 }
 
 
@@ -158,8 +158,8 @@ def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
     """A hello with this proof; the rest is the same each time it is built, because the proof covers it."""
     if hello is Register:
         return Register(proof, GROUPS[0], 1, "", 1)
-    if hello is Inquire:
-        return Inquire(proof)
+    if hello is AskStatus:
+        return AskStatus(proof)
     return JoinLane(proof, bytes(16), 1, 1, 2, 0)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 
 from pccl import Attribute, Communicator
-from pccl._core.messages import Inquire, JoinLane, Register
+from pccl._core.protocol.messages import AskStatus, JoinLane, Register
 from pccl.errors import UsageError
 from tests.process.helpers import Background, Script, background, crew_of, eventually, quick
 
@@ -115,7 +115,7 @@ def hold_trial(frames: int, seed: int, show: Callable[[str], None]) -> Outcome:
             crew.admit(*crew)
             members = Members(list(crew))
             try:
-                targets = [(address, Register)] * 6 + [(address, Inquire), (f"127.0.0.1:{peer_port}", JoinLane)]
+                targets = [(address, Register)] * 6 + [(address, AskStatus), (f"127.0.0.1:{peer_port}", JoinLane)]
                 outcome = _assail(targets, frames, seed, show, process, members)
                 members.go_on()
             finally:

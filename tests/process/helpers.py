@@ -26,13 +26,13 @@ from typing import Generic, TypeVar
 import psutil
 
 from pccl import Attribute, Communicator, MasterNode
+from pccl._core.records import replace
 from pccl.memory.arena import default
 from pccl.options import Options
-from pccl.records import replace
+from tests import ROOT
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).parents[2]
 BOUND = 15.0  # seconds that no healthy step needs, also on a busy machine
 GLANCE = 0.005  # seconds between two looks at a condition
 
@@ -43,7 +43,7 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 from pccl import *
 from pccl.errors import *
-from tests.process.helpers import QUICK, join, quick, say
+from .helpers import QUICK, join, quick, say
 """
 
 

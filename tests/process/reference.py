@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pccl import DataType, ReduceOp
-from pccl._core.plan import Cut
+from pccl._core.dataplane.plan import Cut
 
 Array = np.ndarray[Any, Any]
 

@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from pccl._core.description import Description, Row, pack_description
-from pccl._core.digest import block_digests, digest_of_blocks
-from pccl._core.events import EndTransfer, FetchState, ServeState, TransferEnded
-from pccl._core.messages import AT_PEER_DOOR, JoinState
-from pccl._core.park import die_with_parent, monotonic_ns, set_process_name
-from pccl._core.sources import Source
-from pccl.actors.identity import Identity
-from pccl.actors.listening import Listening, bind
-from pccl.actors.loop import IDLE_NS, Loop
-from pccl.actors.transfers import Transfers
+from pccl._core.kernels.digest import block_digests, digest_of_blocks
+from pccl._core.protocol.events import EndTransfer, FetchState, ServeState, TransferEnded
+from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
+from pccl._core.protocol.sources import Source
+from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
+from pccl._core.system.futex import die_with_parent, monotonic_ns, set_process_name
+from pccl.actors.io.listener import Listener, bind
+from pccl.actors.io.loop import IDLE_NS, Loop
+from pccl.actors.peer.identity import Identity
+from pccl.actors.peer.transfers import Transfers
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 from pccl.options import Options
@@ -90,15 +90,15 @@ class StatePeer:
 
     # ------------------------------------------------------------------------------------------ the training process
 
-    def describe(self) -> Description:
+    def describe(self) -> StateManifest:
         """Write down what the tensors hold now, where the process finds it."""
-        data = pack_description([self._row(name) for name in sorted(self.tensors)])
+        data = pack_manifest([self._row(name) for name in sorted(self.tensors)])
         if self._description is not None:
             self._description.close()
         self._description = Segment.create("pccl-description", len(data))
         self._description.view[:] = data
         self._tell(("share", DESCRIPTION, len(data)), self._description.fd)
-        return Description(data)
+        return StateManifest(data)
 
     def _row(self, name: str) -> Row:
         tensor = self.tensors[name]
@@ -122,7 +122,7 @@ class StatePeer:
 
     # ------------------------------------------------------------------------------------------ the machine
 
-    def serve(self, number: int = 1) -> Description:
+    def serve(self, number: int = 1) -> StateManifest:
         """Be a source of that round."""
         description = self.describe()
         assert self._description is not None
@@ -250,7 +250,7 @@ def main() -> None:
             file.write(f"peer {peer} {level} {line}\n")
 
     transfers = Transfers(loop, life, feed=say, tell=tell, descriptor=shared.get, identity=identity)
-    listening = Listening(
+    listening = Listener(
         loop,
         bind("127.0.0.1", 0),
         token=TOKEN,

@@ -18,8 +18,8 @@ import torch
 import pccl
 import pccl.torch
 from pccl import Communicator, DataType, MasterNode, ReduceInfo, ReduceOp
-from pccl._core.plan import Cut
-from pccl.records import replace
+from pccl._core.dataplane.plan import Cut
+from pccl._core.records import replace
 
 from .helpers import BOUND, QUICK, Crew, Script, bytes_in_use, crew_of, everybody, running_master
 from .reference import Array, contribution, reduced
@@ -285,7 +285,7 @@ def test_more_bytes_than_32_bits_count(master: MasterNode) -> None:
 MEMBER = """
     from hashlib import sha256
     import numpy as np, pccl
-    from tests.process.reference import contribution
+    from .reference import contribution
     rank, world = int(sys.argv[2]), int(sys.argv[3])
     peer = Communicator(sys.argv[1], 0, 2, options=QUICK)
     peer.connect()

@@ -22,10 +22,12 @@ import pytest
 import torch
 
 from pccl import Communicator, MasterNode, ReduceOp, SharedState, TensorInfo
-from pccl._core.events import PeerSaid, PeerWent
-from pccl._core.messages import EdgeLost, Knock, ReduceFailed
-from pccl._core.wire import WIRE_VERSION
-from pccl.addresses import parse_address
+from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.events import PeerSaid, PeerWent
+from pccl._core.protocol.messages import ClientHello, EdgeLost, ReduceFailed
+from pccl._core.protocol.outcomes import KIND_PLAIN
+from pccl.actors.io.addresses import parse_address
+from pccl.client.status_query import inquire
 from pccl.errors import (
     KickedError,
     MasterConnectionError,
@@ -35,11 +37,8 @@ from pccl.errors import (
     TooFewPeersError,
     error_from_outcome,
 )
-from pccl.inquiring import inquire
-from pccl.outcomes import KIND_PLAIN
-from tests.unit.scene import running, sent
+from tests.unit._core.master.master_harness import running, sent
 
-from .guest import framed
 from .helpers import (
     BOUND,
     ROOT,
@@ -54,6 +53,7 @@ from .helpers import (
     running_master,
     stopped_fetchers,
 )
+from .raw_client import framed
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 # Title of each entry to the message that it quotes.
@@ -180,7 +180,7 @@ def test_tokens_that_differ(theirs: str, ours: str) -> None:
 @explains("Different releases")
 def test_a_master_of_another_release() -> None:
     """Goal: both versions are named."""
-    with listening(lambda connection: connection.sendall(framed(Knock(bytes(32)), WIRE_VERSION + 1))) as address:
+    with listening(lambda connection: connection.sendall(framed(ClientHello(bytes(32)), WIRE_VERSION + 1))) as address:
         check("Different releases", fail_to_connect(address))
 
 

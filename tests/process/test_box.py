@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from benchmarks.box import Box, Link, mesh, reason_against
-from tests.process.helpers import BOUND, ROOT, eventually
+
+from .helpers import BOUND, ROOT, eventually
 
 # Namespaces and TUN devices are root's; without them there is nothing to test, and the reason says which is missing.
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "there is a box")

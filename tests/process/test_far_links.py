@@ -9,7 +9,8 @@ import textwrap
 import pytest
 
 from benchmarks.box import Box, Link, mesh, reason_against
-from tests.process.helpers import BOUND, ROOT
+
+from .helpers import BOUND, ROOT
 
 # Namespaces and TUN devices are root's; without them there is nothing to test, and the reason says which is missing.
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "there is a box")

@@ -18,17 +18,17 @@ import time
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode
-from pccl._core import mailbox, messages
-from pccl.actors import feeding, peer_actor
-from pccl.actors.faults import ACTIONS, VARIABLE, Fault
+from pccl._core.protocol import mailbox, messages
+from pccl.actors.io.fault_points import ACTIONS, VARIABLE, Fault
+from pccl.actors.peer import peer_actor, peer_fastpath
 
 from .helpers import ROOT
-from .taking_part import OPTIONS, Member
+from .take_part import OPTIONS, Member
 
 COMMON = """
 import sys
 from pccl import Communicator, PCCLError
-from tests.process.taking_part import OPTIONS, Member
+from .take_part import OPTIONS, Member
 communicator = Communicator(sys.argv[1], int(sys.argv[2]), 2, options=OPTIONS)
 member = Member(communicator)
 """
@@ -54,7 +54,7 @@ with communicator:
 """
 
 CALLED = sorted(f"training.{name}" for name in vars(mailbox) if name.startswith("Call"))
-PERFORMED = sorted(f"peer.{action.__name__}" for action in (*feeding.PERFORMED_HERE, *peer_actor._PERFORM))
+PERFORMED = sorted(f"peer.{action.__name__}" for action in (*peer_fastpath.PERFORMED_HERE, *peer_actor._PERFORM))
 SENT = sorted(
     f"peer.send.{name}"
     for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished", "VoteSync", "Fetched")
@@ -66,7 +66,7 @@ STATE += ["state.fetch.unit"]
 UNREACHED = {
     *("training.CallCancel", "training.CallAwait", "training.CallUnshare"),
     *("peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink", "peer.AbortOperation"),
-    *("peer.DropSource", "peer.AddSources", "peer.ServeFetched", "peer.SendLayout"),
+    *("peer.DropSource", "peer.AddSources", "peer.ServeFetched", "peer.SendSchema"),
     *("training.CallOptimize", "peer.BeginProbe", "peer.EndProbe"),  # test_optimize has a victim for these
 }
 POINTS = [point for point in (*CALLED, *PERFORMED, *SENT, *LANE, *STATE) if point not in UNREACHED]
@@ -146,7 +146,7 @@ def _is_stopped(pid: int) -> bool:
 
 def test_every_message_a_peer_sends_is_a_point() -> None:
     """The list above misses no message that a healthy peer sends to the master."""
-    failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat", "Awaiting", "WithdrawReduce", "Layout"}
+    failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat", "Awaiting", "WithdrawReduce", "Schema"}
     failures |= {"VoteOptimize", "Probed"}  # no failures, but test_optimize has a victim for these
     sent = {layout.cls.__name__ for layout in messages_to_master()}
 
@@ -165,8 +165,8 @@ def test_the_suite_takes_every_point_and_every_mishap(monkeypatch: pytest.Monkey
 
 
 def messages_to_master() -> list:
-    """Layouts of what may be said to the master by a member."""
-    from pccl._core.wire import BY_OPCODE
+    """Schemas of what may be said to the master by a member."""
+    from pccl._core.protocol.codec import BY_OPCODE
 
     return [BY_OPCODE[opcode] for opcode in messages.TO_MASTER]
 

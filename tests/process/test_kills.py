@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pccl.stress.checkers import Agreement
+from pccl.stress.checkers import StateConsensus
 from pccl.stress.faults import family_of
-from pccl.stress.outside import marked_processes
+from pccl.stress.procfs import marked_processes
 from pccl.stress.records import ROUNDS, Step, Task, spread
 from pccl.stress.zygote import Zygote
 
@@ -61,7 +61,7 @@ class Ring:
         self.mark = uuid.uuid4().hex
         self.zygote = Zygote(self.mark)
         self.peers: dict[int, Peer] = {}
-        self.agreement = Agreement()
+        self.agreement = StateConsensus()
         self._log = (folder / "log").open("ab")
         self._lives = 0
         reader, writer = os.pipe()
@@ -193,7 +193,7 @@ def test_kills_of_any_process(ring: Ring, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("pccl.actors.peer_actor", ["0", "0", "0"]), ("pccl.actors.master_actor", ["0", "0"])],
+    [("pccl.actors.peer.peer_actor", ["0", "0", "0"]), ("pccl.actors.master.master_actor", ["0", "0"])],
 )
 def test_an_actor_that_comes_too_late_ends_without_a_word(module: str, arguments: list[str]) -> None:
     """Goal: whoever started it was killed meanwhile; that is no error, so nothing is shown and the status is 0."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, Result
-from pccl._core.messages import Challenge
+from pccl._core.protocol.messages import Challenge
 from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
 
-from .guest import framed
 from .helpers import Script, background, crew_of, eventually, quick, running_master, together
+from .raw_client import framed
 
 PATIENT = quick(heartbeat_timeout=60.0)
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from benchmarks.networks import planted, scattered
-from pccl._core.solver import evaluate, solve
-from pccl.actors import moonshot
-from pccl.actors.loop import Loop
-from pccl.actors.moonshot import Moonshot, is_better
+from pccl._core.solver.solver import evaluate, solve
+from pccl.actors.io.loop import Loop
+from pccl.actors.master import moonshot
+from pccl.actors.master.moonshot import Moonshot, is_better
 
 from .helpers import BOUND, Script, comm, eventually, gone
 
@@ -239,8 +239,8 @@ def test_it_dies_with_the_master() -> None:
     """Goal: a SIGKILL of the master is the end of its child."""
     body = """
     from benchmarks.networks import scattered
-    from pccl.actors.loop import Loop
-    from pccl.actors.moonshot import Moonshot
+    from pccl.actors.io.loop import Loop
+    from pccl.actors.master.moonshot import Moonshot
     loop = Loop()
     shot = Moonshot(loop, on_better=lambda: say("pid", shot.pid))
     shot.begin(range(40), scattered(40, 0), 1, 60_000_000_000)

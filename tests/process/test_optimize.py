@@ -16,16 +16,16 @@ import pytest
 
 from benchmarks import networks
 from pccl import Attribute, Communicator, ReduceOp, Result
-from pccl._core import optimizing
-from pccl._core.events import BeginMoonshot, MoonshotFound
-from pccl._core.messages import JoinProbe, Registered
-from pccl.actors.listening import bind
-from pccl.actors.master_actor import MasterActor
-from pccl.actors.probe_worker import ANSWER
+from pccl._core.master import optimizer
+from pccl._core.protocol.events import BeginMoonshot, MoonshotFound
+from pccl._core.protocol.messages import JoinProbe, Registered
+from pccl.actors.io.listener import bind
+from pccl.actors.master.master_actor import MasterActor
+from pccl.actors.workers.probe_worker import ANSWER
 from pccl.errors import PCCLError, UsageError
 
-from .guest import Guest
 from .helpers import Crew, Script, actor_pid, background, children, crew_of, eventually, quick, running_master, together
+from .raw_client import Guest
 
 OPTIONS = quick(probe_time=0.2)
 SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 is what was measured
@@ -69,7 +69,7 @@ def has_no_workers(member: Communicator) -> bool:
 @contextlib.contextmanager
 def reversing_master(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A master in this process that finds the reversed ring better, whatever was measured: so there is one to adopt."""
-    monkeypatch.setattr(optimizing, "choose_ring", lambda ring, *_: ([ring[0], *ring[:0:-1]], "for this test"))
+    monkeypatch.setattr(optimizer, "choose_ring", lambda ring, *_: ([ring[0], *ring[:0:-1]], "for this test"))
     actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
     thread = threading.Thread(target=actor.run)
     thread.start()

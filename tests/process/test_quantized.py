@@ -1,6 +1,6 @@
 """Quantized sums over rings of real processes: the same bits at all peers, those of the ring, and fewer bytes moved.
 
-What must come out is computed by `tests.unit.quantizing` from the codec alone, hop by hop.
+What must come out is computed by `tests.unit._core.dataplane.quantization_reference` from the codec alone, hop by hop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pccl import (
     Result,
 )
 from pccl.errors import PCCLError, PeerLostError, UsageError
-from tests.unit.quantizing import WAYS, bits_of, narrowed, ring_reduced, wide
+from tests.unit._core.dataplane.quantization_reference import WAYS, bits_of, narrowed, ring_reduced, wide
 
 from .helpers import Crew, actor_pid, background, bytes_in_use, children, crew_of, eventually, everybody, running_master
 

@@ -18,8 +18,8 @@ import pytest
 
 import pccl
 from pccl import Attribute, Communicator, DataType, MasterNode, ReduceInfo, ReduceOp, Result
+from pccl.client.handle import AsyncReduceHandle
 from pccl.errors import TooFewPeersError, UsageError
-from pccl.handle import AsyncReduceHandle
 
 from .helpers import (
     Crew,

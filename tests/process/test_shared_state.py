@@ -28,8 +28,8 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
+from pccl.client.state_sync import Syncs
 from pccl.errors import KickedError, MasterLostError, UsageError
-from pccl.syncing import Syncs
 
 from .helpers import (
     QUICK,

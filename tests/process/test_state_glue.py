@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pccl import Communicator
-from pccl._core.description import Description, Row, pack_description
-from pccl._core.digest import block_digests, digest_of_blocks
-from pccl._core.events import SYNCED
-from pccl._core.mailbox import CallDescribe, CallSync
+from pccl._core.kernels.digest import block_digests, digest_of_blocks
+from pccl._core.protocol.events import SYNCED
+from pccl._core.protocol.mailbox import CallManifest, CallSync
+from pccl._core.protocol.outcomes import KIND_DESCRIBE, SUCCESS, split
+from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
-from pccl.outcomes import KIND_DESCRIBE, SUCCESS, split
 
 from .helpers import BOUND, crew_of, running_master, together
 
@@ -40,15 +40,15 @@ class Trainee:
         for name, tensor, segment in (("private", self.private, 0), ("shared", self.shared, TENSOR)):
             blocks = block_digests(tensor.ctypes.data, tensor.nbytes, 1)
             rows.append(Row(name, 0, False, tensor.nbytes, digest_of_blocks(blocks, tensor.nbytes), segment, 0, blocks))
-        return pack_description(rows)
+        return pack_manifest(rows)
 
     def sync(self, revision: int) -> tuple[int, int, int]:
         """Revision, bytes sent and received."""
         actor: Any = self._communicator._actor
         data = self._describe()
-        own = Description(data)
+        own = StateManifest(data)
         slot = actor.acquire("sync")
-        layout, content = own.layout_digest(), own.content_digest()
+        layout, content = own.schema_digest(), own.content_digest()
         actor.post("sync", CallSync(slot.index, slot.sequence, revision, 0, 2, layout, content))
         outcome, payload = self._wait(actor, slot)
         if split(outcome)[1] == KIND_DESCRIBE:
@@ -58,7 +58,7 @@ class Trainee:
                 numbered = {DESCRIPTION: description, WINDOW: self.window.segment, TENSOR: self._segment}
                 actor.share("sync", numbered, lambda number: (numbered[number].fd, numbered[number].size))
                 slot = actor.acquire("sync")
-                call = CallDescribe(slot.index, slot.sequence, DESCRIPTION, len(data), WINDOW)
+                call = CallManifest(slot.index, slot.sequence, DESCRIPTION, len(data), WINDOW)
                 actor.post("sync", call)
                 outcome, payload = self._wait(actor, slot)
                 actor.unshare(DESCRIPTION)

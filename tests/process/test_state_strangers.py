@@ -13,20 +13,20 @@ from random import Random
 
 import pytest
 
-from pccl._core.description import Description, pack_description
-from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
-from pccl._core.door import Admit, Caller, Door, Say
-from pccl._core.events import StateFetched, StateUnfetched
-from pccl._core.framing import FrameReader
-from pccl._core.messages import AT_PEER_DOOR, JoinState
-from pccl._core.sources import Source
-from pccl._core.state_link import ANSWER, ASK_TABLE, MAGIC, REQUEST, UNIT, Request, pack_answer, pack_request
-from pccl._core.wire import WIRE_VERSION, decode
-from pccl.actors.transfers import HOLD_NS
-from pccl.records import replace
+from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
+from pccl._core.protocol.codec import WIRE_VERSION, decode
+from pccl._core.protocol.events import StateFetched, StateUnfetched
+from pccl._core.protocol.handshake import Admit, Caller, Door, Say
+from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
+from pccl._core.protocol.sources import Source
+from pccl._core.protocol.state_manifest import StateManifest, pack_manifest
+from pccl._core.protocol.state_stream import ANSWER, ASK_TABLE, MAGIC, REQUEST, UNIT, Request, pack_answer, pack_request
+from pccl._core.records import replace
+from pccl.actors.io.framing import FrameReader
+from pccl.actors.peer.transfers import HOLD_NS
 
-from .guest import Guest, framed
 from .helpers import BOUND, eventually
+from .raw_client import Guest, framed
 from .state_peers import RUN, TOKEN, StatePeer, peers_with
 
 MIB = 1 << 20
@@ -165,9 +165,9 @@ class Liar:
         assert not self._thread.is_alive()
 
 
-def description_of(state: dict[str, bytes], peer: StatePeer) -> Description:
+def manifest_of(state: dict[str, bytes], peer: StatePeer) -> StateManifest:
     """What an honest peer of that state says."""
-    return Description(Description(pack_description([peer._row(name) for name in sorted(state)])).table())
+    return StateManifest(StateManifest(pack_manifest([peer._row(name) for name in sorted(state)])).table())
 
 
 TABLE_HEADER = ANSWER.pack(MAGIC, 1, 0, 0, 0, 1 << 40)
@@ -199,7 +199,7 @@ def test_a_source_that_lies_is_left(
     """Goal: the link ends with the reason, the source is not called for ever, and an honest one gives everything."""
     with peers_with(STATE, STALE) as (honest, sink):
         content = honest.serve().content_digest()
-        table = pack_description(description_of(STATE, honest).rows)
+        table = pack_manifest(manifest_of(STATE, honest).rows)
         blocks = STATE["a"][: 16 * BLOCK]
         unit = pack_answer(Request(UNIT, 0, 0, 16), len(blocks)) + blocks
 
@@ -232,7 +232,7 @@ def test_a_source_that_lies_is_left(
 def test_what_nobody_asked_for_ends_the_link() -> None:
     with peers_with(STATE, STALE) as (honest, sink):
         content = honest.serve().content_digest()
-        table = table_answer(pack_description(description_of(STATE, honest).rows))
+        table = table_answer(pack_manifest(manifest_of(STATE, honest).rows))
         liar = Liar(lambda sock: sock.sendall(table + table))
         try:
             sink.fetch(content, sources=(liar.source,))

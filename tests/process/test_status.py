@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 from pccl import Attribute, MasterNode
-from pccl._core.messages import TO_CALLER, Inquire, Report, VoteTopology
-from pccl._core.wire import WIRE_VERSION
-from pccl.addresses import parse_address
+from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
+from pccl.actors.io.addresses import parse_address
+from pccl.client.status_query import inquire
 from pccl.errors import MasterConnectionError
-from pccl.inquiring import inquire
 from pccl.options import Options
 
-from .guest import Guest
 from .helpers import (
     BOUND,
     ROOT,
@@ -40,6 +39,7 @@ from .helpers import (
     sockets,
     stopped,
 )
+from .raw_client import Guest
 
 TOKEN = "a secret that never travels"
 PCCL = [sys.executable, "-m", "pccl.cli"]
@@ -118,7 +118,7 @@ def test_an_operator_cannot_vote(master: MasterNode) -> None:
     """Goal: whatever an inquirer says after its hello ends its connection, and nothing else."""
     with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
         guest._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
-        guest.knock(Inquire)
+        guest.knock(AskStatus)
         guest.hear(Report)
         guest.say(VoteTopology(1, 0))
 
@@ -132,7 +132,7 @@ def test_an_operator_that_does_not_read_holds_up_nobody(master: MasterNode) -> N
     with crew_of(master.address, 0, 0) as crew:
         guests = [Guest(master.address) for _ in range(20)]
         for guest in guests:
-            guest.knock(Inquire)
+            guest.knock(AskStatus)
         crew.update()
         assert ask(master)["world"] == 2
         for guest in guests:

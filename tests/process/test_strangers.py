@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pccl import Attribute, Communicator, Result
-from pccl._core.framing import HEADER_BYTES
-from pccl._core.messages import Challenge, Knock, Refused, Registered, Welcome, Wired
-from pccl._core.wire import WIRE_VERSION
-from pccl.addresses import parse_address
+from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.messages import Challenge, ClientHello, Refused, Registered, Welcome, Wired
+from pccl.actors.io.addresses import parse_address
+from pccl.actors.io.framing import HEADER_BYTES
 from pccl.errors import MasterConnectionError, UsageError
 
-from .guest import Guest, framed
 from .helpers import Script, background, crew_of, eventually, quick
+from .raw_client import Guest, framed
 
 TOKEN = "a secret that never travels"
 OPTIONS = quick(token=TOKEN, handshake_timeout=0.5, wire_timeout=1.0)
@@ -95,7 +95,7 @@ class HealthyRun:
 @pytest.fixture
 def run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyRun]:
     # Members whose rounds never wait collect their actor's lines only now and then; here they are what is looked at.
-    monkeypatch.setattr("pccl.actors.link.NOTICE_INTERVAL_NS", 0)
+    monkeypatch.setattr("pccl.client.actor_client.NOTICE_INTERVAL_NS", 0)
     caplog.set_level(logging.DEBUG, "pccl.peer")
     caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_HANDSHAKE_TIMEOUT": "0.5", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}
@@ -130,16 +130,16 @@ def random_bytes(guest: Guest) -> None:
 
 
 def huge_length(guest: Guest) -> None:
-    knock = framed(Knock(bytes(32)))
+    knock = framed(ClientHello(bytes(32)))
     guest.send(knock[:4] + struct.pack("<I", 0xFFFFFFFF) + knock[8:])
 
 
 def half_a_header(guest: Guest) -> None:
-    guest.send(framed(Knock(bytes(32)))[: HEADER_BYTES // 2])
+    guest.send(framed(ClientHello(bytes(32)))[: HEADER_BYTES // 2])
 
 
 def flipped_bit(guest: Guest) -> None:
-    knock = bytearray(framed(Knock(bytes(32))))
+    knock = bytearray(framed(ClientHello(bytes(32))))
     knock[-1] ^= 1
     guest.send(bytes(knock))
 
@@ -149,13 +149,13 @@ def unknown_message(guest: Guest) -> None:
 
 
 def knock_twice(guest: Guest) -> None:
-    guest.say(Knock(bytes(32)))
+    guest.say(ClientHello(bytes(32)))
     guest.hear(Challenge)
-    guest.say(Knock(bytes(32)))
+    guest.say(ClientHello(bytes(32)))
 
 
 def knock_and_go(guest: Guest) -> None:
-    guest.say(Knock(bytes(32)))
+    guest.say(ClientHello(bytes(32)))
     guest.hear(Challenge)
     guest.close()
 
@@ -191,7 +191,7 @@ def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
     """Goal: who comes with another version learns which one each side speaks, before it is turned away."""
     for port, address in run.ports.items():
         with Guest(address) as guest:
-            guest.send(framed(Knock(bytes(32)), version=WIRE_VERSION + 1))
+            guest.send(framed(ClientHello(bytes(32)), version=WIRE_VERSION + 1))
             refused = guest.hear(Refused)
 
         assert refused.result == Result.INVALID_USAGE.value
@@ -220,7 +220,7 @@ def test_a_replayed_hello_fails(run: HealthyRun) -> None:
         peer.connect()
         peer.close()
         words = recorder.said()[0]
-    assert words.count(framed(Knock(bytes(32)))[:4]) == 1
+    assert words.count(framed(ClientHello(bytes(32)))[:4]) == 1
     hello_end = HEADER_BYTES + 32
     hello_end += HEADER_BYTES + struct.unpack_from("<I", words, hello_end + 4)[0]
     with Guest(run.ports["master"]) as guest:
@@ -240,7 +240,7 @@ def test_a_thousand_silent_connections(run: HealthyRun) -> None:
             for _ in range(count):
                 crowd.enter_context(socket.create_connection(parse_address(address)))
             with Guest(address) as guest:
-                guest.say(Knock(bytes(32)))
+                guest.say(ClientHello(bytes(32)))
                 guest.hear(Challenge)
             run.goes_on()
             eventually(lambda: run.lines(port, "crowd"), "the crowd is noticed")  # noqa: B023

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pccl.cli.stress import stress
-from pccl.stress.checkers import SECOND, Agreement, Judge, Round, judge_growth, judge_round
+from pccl.stress.checkers import SECOND, Judge, Round, StateConsensus, judge_growth, judge_round
 from pccl.stress.faults import ALL_FAMILIES, ELDER, FAMILIES, LINK_FAULTS, MENDED, Kind, draw_plan, is_proxied
-from pccl.stress.outside import marked_processes
 from pccl.stress.paths import Path as RarePath
 from pccl.stress.paths import missing
+from pccl.stress.procfs import marked_processes
 from pccl.stress.records import (
     CONNECT,
     PENDING,
@@ -252,7 +252,7 @@ def shuffled(steps: list[Step], seed: int) -> list[Step]:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sound_run_is_sorted_into_its_rounds(seed: int) -> None:
     """Goal: no false alarm, however late peers wake up, also around newcomers and calls that were given up."""
-    agreement = Agreement()
+    agreement = StateConsensus()
 
     for told in shuffled(rounds_of(6, 300, seed), seed):
         agreement.add(told)
@@ -271,7 +271,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
     told = steps[index]
     assert told.numbers is not None
     steps[index] = Step(told.life, 0, TOPOLOGY, told.start_ns, told.end_ns, told.numbers._replace(global_world=99))
-    agreement = Agreement()
+    agreement = StateConsensus()
 
     for told in shuffled(steps, seed):
         agreement.add(told)
@@ -281,7 +281,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
 
 def test_a_newcomer_that_is_told_something_else_is_found() -> None:
     """Goal: what connect() returned with is compared with what the members were told in that round."""
-    agreement = Agreement()
+    agreement = StateConsensus()
     agreement.add(step(1, 1.0, 1.1, numbers(world=2)))
     agreement.add(step(2, 0.5, 1.1, numbers(2, world=3), CONNECT))
 
@@ -291,7 +291,7 @@ def test_a_newcomer_that_is_told_something_else_is_found() -> None:
 @pytest.mark.parametrize(("number", "epoch"), [(5, 0), (4, 2), (6, 2)])
 def test_an_epoch_that_falls_and_a_round_that_is_missed_are_found(number: int, epoch: int) -> None:
     """Goal: epochs only grow within a membership, and rounds follow each other; both may jump in the next one."""
-    agreement = Agreement()
+    agreement = StateConsensus()
     for index, (peer, count, old) in enumerate([(1, 1, 5), (1, 2, 6), (9, 3, 1), (9, 4, 1)]):
         agreement.add(step(1, index, index + 0.5, numbers(peer, number=count, epoch=old)))
     assert agreement.found == []

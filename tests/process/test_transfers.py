@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from pccl._core.digest import STATE_BLOCK_BYTES as BLOCK
-from pccl._core.events import (
+from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
+from pccl._core.protocol.events import (
     AddSources,
     DropSource,
     EndTransfer,

@@ -15,10 +15,9 @@ from contextlib import ExitStack
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, Result
-from pccl._core.messages import Kick
+from pccl._core.protocol.messages import Kick
 from pccl.errors import KickedError
 
-from .guest import Guest
 from .helpers import (
     actor_pid,
     background,
@@ -30,7 +29,8 @@ from .helpers import (
     sockets,
     together,
 )
-from .territory import Territory
+from .namespaces import Territory
+from .raw_client import Guest
 
 Lanes = dict[str, tuple[int, frozenset[str]]]  # worker's name to its pid and its connections
 

@@ -23,9 +23,9 @@ import numpy as np
 
 import pccl
 from pccl import Communicator, Options, QuantizationOptions, ReduceOp
+from pccl._core.records import replace
 from pccl.errors import MasterLostError, PeerLostError, TooFewPeersError
 from pccl.memory.arena import default
-from pccl.records import replace
 
 LANES = 2
 COUNT = 1 << 20  # elements: a few milliseconds, so that most kills meet a reduce

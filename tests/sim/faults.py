@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pccl._core.events import AppGone, WorkerDied
-from pccl._core.messages import (
+from pccl._core.protocol.events import AppGone, WorkerDied
+from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,
     Finished,
     Initiate,
-    Layout,
     Register,
+    Schema,
     VotePending,
     VoteSync,
     VoteTopology,
@@ -155,7 +155,7 @@ class Faults:
                 Initiate(b"nonsense"),
                 Finished(1 << 40, True, ""),
                 Fetched(1, 1 << 40, True, ""),
-                Layout(1, 0, 1, b"nonsense"),
+                Schema(1, 0, 1, b"nonsense"),
                 VoteSync(1, 0, 77, False, 5, bytes(16), bytes(16)),
             ]
             if self._world.chance(0.7):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events
-from pccl._core.events import MasterSaid, PeerSaid, SendTo
-from pccl._core.messages import (
+from pccl._core.protocol import events
+from pccl._core.protocol.events import MasterSaid, PeerSaid, SendTo
+from pccl._core.protocol.messages import (
     Accepted,
     Commence,
     Kick,
@@ -19,13 +19,13 @@ from pccl._core.messages import (
     TopologyDone,
     WireFailed,
 )
-from pccl._core.operations import unpack_pairs
-from pccl._core.solver import evaluate, solve
+from pccl._core.protocol.operations import unpack_pairs
+from pccl._core.protocol.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
+from pccl._core.solver.solver import evaluate, solve
 from pccl.options import nanoseconds
-from pccl.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
 
 from .dataplane import Run
-from .measuring import rate
+from .probes import rate
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -37,7 +37,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
     state = world.master.state
     if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
         _check_mark(world, world.master.links[event.conn].peer, event.message)
-    _check_agreements(world, actions)
+    _check_consensus(world, actions)
     common: set[tuple[int, int, int]] = set()
     per_group: dict[int, tuple[int, int]] = {}
     for action in actions:
@@ -60,7 +60,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
     assert len(common) <= 1, f"one round with different numbers: {common}"
 
 
-def _check_agreements(world: World, actions: list[Any]) -> None:
+def _check_consensus(world: World, actions: list[Any]) -> None:
     """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
     if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
         return

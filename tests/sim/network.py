@@ -12,11 +12,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.door import Admit, Caller, Door, Say
-from pccl._core.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp, PeerCame, PeerSaid, PeerWent
-from pccl._core.messages import JoinLane, Register
-from pccl._core.wire import decode, encode
-from pccl.records import record, replace
+from pccl._core.protocol.codec import decode, encode
+from pccl._core.protocol.events import (
+    LinkCame,
+    LinkDown,
+    LinkUp,
+    MasterDown,
+    MasterSaid,
+    MasterUp,
+    PeerCame,
+    PeerSaid,
+    PeerWent,
+)
+from pccl._core.protocol.handshake import Admit, Caller, Door, Say
+from pccl._core.protocol.messages import JoinLane, Register
+from pccl._core.records import record, replace
 
 from .clock import MILLISECOND
 

@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events
-from pccl._core.door import Door
-from pccl._core.events import MasterDown, Tick
-from pccl._core.master_state import MasterState
-from pccl._core.messages import JoinLane, Register
-from pccl._core.peer_state import PeerState
+from pccl._core.master.master_state import MasterState
+from pccl._core.peer.peer_state import PeerState
+from pccl._core.protocol import events
+from pccl._core.protocol.events import MasterDown, Tick
+from pccl._core.protocol.handshake import Door
+from pccl._core.protocol.messages import JoinLane, Register
 from pccl.options import STRANGERS_MAX, nanoseconds
 
 from .dataplane import DataPlane
-from .measuring import Probes
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
+from .probes import Probes
 from .states import StatePlane
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class PeerShell(Node):
             events.AddSources: self.states.add_sources,
             events.DropSource: self.states.drop_source,
             events.EndTransfer: self.states.end_transfer,
-            events.SendLayout: self.states.send_layout,
+            events.SendSchema: self.states.send_schema,
             events.Complete: self._complete,
             events.Stop: lambda _: self.end("exited"),
             events.Tell: lambda _: None,

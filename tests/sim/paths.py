@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events, mailbox, messages
-from pccl._core.master_state import PENDING, TOPOLOGY
-from pccl._core.operations import unpack_pairs
+from pccl._core.master.master_state import PENDING, TOPOLOGY
+from pccl._core.protocol import events, mailbox, messages
+from pccl._core.protocol.operations import unpack_pairs
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 from pccl.options import nanoseconds
-from pccl.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 
 from .sync_paths import SYNC_PATHS, mark_master, mark_peer, remember
 
@@ -204,7 +204,7 @@ class Paths:
             self._mark("a pair that cannot connect is routed around")
         elif kind is messages.EdgeLost and not actions:
             self._mark("the second report of a broken edge is ignored")
-        elif kind is messages.EdgeLost and _sends(actions, messages.Wire):
+        elif kind is messages.EdgeLost and _sends(actions, messages.RingOrder):
             self._mark("a broken edge is ordered anew")
         elif (
             kind is messages.Wired
@@ -376,7 +376,7 @@ class Paths:
             self._mark("an abort finds the reduce aborted")
         elif kind is messages.ReduceFailed and message.sequence:
             self._mark("quiet comes before the verdict" if actions else "a verdict comes before quiet")
-        if kind is messages.Wire:
+        if kind is messages.RingOrder:
             if _has(actions, events.AbortOperation):
                 self._mark("an order aborts what runs")
             for action in actions:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from random import Random
 
+from pccl._core.records import record
 from pccl.options import Options
-from pccl.records import record
 
 FAULTS = (
     "crash",  # a peer's processes die; its connections close

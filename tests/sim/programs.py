@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.events import NUMBERS, Called, Complete
-from pccl._core.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
-from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
+from pccl._core.protocol.events import NUMBERS, Called, Complete
+from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
+from pccl._core.protocol.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
-from .reducing import Reducing
-from .syncing import Syncing
+from .reduces import OpRunner
+from .syncs import SyncMachine
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -42,9 +42,9 @@ class Program:
         self.over = False  # it closes, or is no more
         self.killed = False
         self.closed = False  # close() returned
-        self.reducing = Reducing(self)
+        self.reducing = OpRunner(self)
         self._optimizes_next = False
-        self.syncing = Syncing(self)
+        self.syncing = SyncMachine(self)
         self._part = 0  # of a training step, which reduces, synchronises, asks whether somebody waits, and so on
         self._sequence = 0
         self._wanted = 0  # wait_for_world_size goes on until its group has so many

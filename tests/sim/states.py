@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.events import SendMaster, StateFetched, StateUnfetched, TransferEnded
-from pccl._core.layout import LayoutRow, pack_layout
-from pccl._core.messages import Layout
+from pccl._core.protocol.events import SendMaster, StateFetched, StateUnfetched, TransferEnded
+from pccl._core.protocol.messages import Schema
+from pccl._core.protocol.state_schema import SchemaRow, pack_schema
 
 from .clock import MILLISECOND
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .nodes import PeerShell
 
 VALUES = 4  # that all must have alike
-RIGHT = pack_layout(
-    [LayoutRow(f"value{index}", 10, False, 4) for index in range(VALUES)] + [LayoutRow("seed", 7, True, 8)]
+RIGHT = pack_schema(
+    [SchemaRow(f"value{index}", 10, False, 4) for index in range(VALUES)] + [SchemaRow("seed", 7, True, 8)]
 )
-ODD = pack_layout([LayoutRow("value0", 8, False, 2)])
+ODD = pack_schema([SchemaRow("value0", 8, False, 2)])
 PATIENCE = 15  # a source that does not serve yet is asked so often
 PAUSE_NS = 100 * MILLISECOND  # before it is asked again
 
@@ -146,12 +146,12 @@ class StatePlane:
         self.transfer = None
         self._world.feed(self._shell, TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
 
-    def send_layout(self, action: Any) -> None:
-        """SendLayout: in two pages, as a large one would go."""
+    def send_schema(self, action: Any) -> None:
+        """SendSchema: in two pages, as a large one would go."""
         assert action.description == self._shell.program.syncing.described, "a layout that was not described"
         packed = self._shell.program.syncing.layout
         for page, rows in enumerate((packed[:7], packed[7:])):
-            self._shell.perform(SendMaster(Layout(action.call, page, 2, rows)))
+            self._shell.perform(SendMaster(Schema(action.call, page, 2, rows)))
 
     # ------------------------------------------------------------------------------------------ what happens by itself
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core import events, mailbox, messages
-from pccl.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
+from pccl._core.protocol import events, mailbox, messages
+from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def mark_master(
             mark("equal states are agreed at once" if events.Save() in actions else "a revision is repeated")
         elif type(message) is messages.Fetched:
             mark("a state is fetched and agreed")
-    if messages.Wire in kinds and any(group.agreement.transfer for group in state.groups.values()):
+    if messages.RingOrder in kinds and any(group.agreement.transfer for group in state.groups.values()):
         mark("a ring changes under a transfer")
     transfer, receivers = before
     if receivers - state.peers.keys():
@@ -88,7 +88,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
     kind = type(message)
     if kind is messages.Fetch and message.whole:
         mark("an outdated state is overwritten")
-    elif kind is messages.AskLayout:
+    elif kind is messages.AskSchema:
         mark("layouts are asked for")
     elif kind is messages.SourceGone:
         mark("a transfer goes on without one of its sources")
@@ -144,7 +144,7 @@ def _mark_order(word: type[Any], kinds: set[type[Any]], mark: Callable[[str], No
 def _mark_call(
     phase: str, call: type[Any], actions: list[Any], kinds: set[type[Any]], mark: Callable[[str], None]
 ) -> None:
-    if call is mailbox.CallDescribe and phase == "gone":
+    if call is mailbox.CallManifest and phase == "gone":
         mark("a description comes after the end")
     elif call is mailbox.CallCancel and [type(getattr(action, "message", None)) for action in actions] == [
         messages.Withdraw

@@ -13,8 +13,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, SUCCESS
 from pccl.options import nanoseconds
-from pccl.outcomes import NO_SHARED_STATE_AVAILABLE, SUCCESS
 
 from . import invariants
 from .clock import MILLISECOND, SECOND, Clock

@@ -6,7 +6,17 @@ import pickle
 
 import pytest
 
-from pccl import errors, outcomes
+from pccl import errors
+from pccl._core.protocol import outcomes
+from pccl._core.protocol.outcomes import (
+    KIND_CANCELLED,
+    KIND_KICKED,
+    KIND_MASTER_LOST,
+    KIND_PLAIN,
+    KIND_REDUCE,
+    join,
+    split,
+)
 from pccl.errors import (
     KickedError,
     MasterConnectionError,
@@ -17,7 +27,6 @@ from pccl.errors import (
     UsageError,
     error_from_outcome,
 )
-from pccl.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, KIND_REDUCE, join, split
 from pccl.values import Result
 
 CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, PCCLError)]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl.options
+from pccl._core.records import replace
 from pccl.options import Options, nanoseconds
-from pccl.records import replace
 
 NAMES = Options.__match_args__  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pccl.tensors import ReduceOpDescriptor, TensorMemory
+from pccl.client.tensors import ReduceOpDescriptor, TensorMemory
 from pccl.values import (
     Attribute,
     DataType,

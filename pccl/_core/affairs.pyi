@@ -1,3 +1,0 @@
-from .optimizing import Optimizing
-
-class Affairs(Optimizing): ...

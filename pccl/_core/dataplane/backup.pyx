@@ -1,0 +1,71 @@
+# cython: language_level=3, cdivision=True
+"""The backup of an in-place tensor: its old bytes, and how much of each block is among them.
+
+Workers reduce straight into the tensor, and the verdict may still be a failure after the last byte is in place. So a
+block's old bytes are copied before they change, and the mark of the block says how many of them are there:
+
+    0                      the tensor's bytes
+    rounded up to 64       u32 the world that the blocks were cut for; 0: nothing was changed yet
+    64 behind that         u32 for each block: bytes saved
+
+The order is what makes it safe to kill a worker anywhere: copy, then mark, then change. What is beyond the mark was not
+changed. The training process restores, because it is the one that is there whatever happened to its actor.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+from pccl._core.kernels.arithmetic cimport keep_block
+from pccl._core.system cimport posix
+
+from .plan cimport BLOCK_BYTES_MIN, block_range, blocks_of, make_plan
+
+
+cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) noexcept nogil:
+    cdef uint64_t done = posix.atomic_load_u32(mark)
+    if done < upto:
+        keep_block(backup + done, local + done, upto - done)
+        posix.atomic_store_u32(mark, <uint32_t> upto)
+
+
+cdef void save_block(
+    const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block, const char *local, char *backup
+) noexcept nogil:
+    cdef uint64_t begin, end
+    block_range(plan, chunk, block, &begin, &end)
+    save(mark_of(backup, plan, itemsize, chunk, block), local, backup + begin * itemsize, (end - begin) * itemsize)
+
+
+cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
+    """Room for a backup, whether the operation runs with so many peers or, after losses, with fewer."""
+    return marks_offset(count * itemsize) + MARKS_BYTES + marks_bytes(count * itemsize, world)
+
+
+cpdef void clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
+    """Before an operation: nothing is saved."""
+    cdef uint64_t nbytes = count * itemsize
+    memset(<char *> backup + marks_offset(nbytes), 0, MARKS_BYTES + marks_bytes(nbytes, world))
+
+
+def restore(uintptr_t tensor, uintptr_t backup, uint64_t count, uint32_t itemsize):
+    """Put back what was changed. No worker may touch the tensor any more."""
+    cdef char *old = <char *> backup
+    cdef char *target = <char *> tensor
+    cdef uint32_t world = posix.atomic_load_u32(<uint32_t *> (old + marks_offset(count * itemsize)))
+    cdef Plan plan
+    cdef uint64_t begin, end
+    cdef uint32_t chunk, block
+    if world == 0:
+        return
+    with nogil:
+        make_plan(&plan, count, itemsize, world)
+        for chunk in range(world):
+            for block in range(blocks_of(&plan, chunk)):
+                block_range(&plan, chunk, block, &begin, &end)
+                begin *= itemsize
+                memcpy(target + begin, old + begin, mark_of(old, &plan, itemsize, chunk, block)[0])
+
+
+cdef uint64_t marks_bytes(uint64_t nbytes, uint32_t world) noexcept:
+    """One mark for each block. A block has at least BLOCK_BYTES_MIN, but for the last of each chunk."""
+    return 4 * (nbytes // BLOCK_BYTES_MIN + 2 * world + 64)

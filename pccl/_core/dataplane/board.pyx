@@ -1,0 +1,378 @@
+# cython: language_level=3, cdivision=True, auto_pickle=False
+"""The board: operations under way, blocks that are ready to be sent, and who sleeps. Shared by an actor and its workers.
+
+**Operations** stand at their sequence modulo the size of the board, so a frame finds its operation by one division. The
+actor puts them up in the order of their sequences, which is the same on all peers: whatever is admitted here can be
+finished, because the oldest one is on everybody's board. `commenced` is the highest sequence so far. A frame beyond it is
+early and waits; one at or below it whose operation is not running belongs to the past and is dropped.
+
+**Abort.** A worker *enters* an operation before it touches its memory and *leaves* it after: it counts itself in, then
+looks at the state; the actor changes the state, then looks at the count. So either the worker sees the abort or the actor
+sees the worker, and the last one to leave an aborted operation rings the actor.
+
+**Ready blocks** are in two queues, of small operations and of large ones. Receivers push what they have added or written;
+senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
+in the cache. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
+actor admits no more blocks than it holds.
+
+**Waking in order.** A sender that finds nothing sets its idle bit, looks again, and sleeps. Who makes work wakes the
+lowest sleeper, but only if no sender is at work, that is, all others sleep or have waited for their socket for a while.
+A fast link therefore runs on one lane, and a slow one recruits as many as it can use.
+
+A worker may be killed at any instruction. Its board dies with it: the actor kills the whole set, and the next set starts
+with a new board, so no half-written cell outlives its writer.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from pccl._core.kernels.arithmetic cimport itemsize_of
+from pccl._core.protocol.operations cimport PackedOperation, read_operation
+from pccl._core.system cimport posix
+from pccl._core.system.futex cimport now_ns
+
+from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
+from .quantization cimport make_codec
+
+BOARD_BYTES = sizeof(Shared)
+FLAG_BACKED_UP = <int> BACKED_UP
+
+
+@cython.final
+@cython.no_gc
+cdef class Board:
+    """The board in `buffer`, which must be fresh. Bells are eventfds: one per sender, one per receiver, one for the actor."""
+
+    def __cinit__(self, buffer, list sender_bells not None, list receiver_bells not None, int actor_bell):
+        cdef int lane
+        PyObject_GetBuffer(buffer, &self.exported, PyBUF_WRITABLE)
+        if self.exported.len < <Py_ssize_t> sizeof(Shared):
+            raise ValueError(f"a board needs {sizeof(Shared)} bytes, not {self.exported.len}")
+        self.shared = <Shared *> self.exported.buf
+        self.lanes = len(sender_bells)
+        if not 0 < self.lanes <= LANES_MAX or len(receiver_bells) != self.lanes:
+            raise ValueError(f"{len(sender_bells)} senders and {len(receiver_bells)} receivers make no pool")
+        self.actor_bell = actor_bell
+        self.sender_bells = <int *> calloc(self.lanes, sizeof(int))
+        self.receiver_bells = <int *> calloc(self.lanes, sizeof(int))
+        if self.sender_bells == NULL or self.receiver_bells == NULL:
+            raise MemoryError
+        for lane in range(self.lanes):
+            self.sender_bells[lane] = sender_bells[lane]
+            self.receiver_bells[lane] = receiver_bells[lane]
+
+    def __dealloc__(self):
+        free(self.sender_bells)
+        free(self.receiver_bells)
+        PyBuffer_Release(&self.exported)
+
+    # ------------------------------------------------------------------------------------------ the actor's part
+
+    def begin(self, uint64_t sequence, operation, uint32_t rank, uint32_t world):
+        """Put an operation up. False if it must wait for others to go first."""
+        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        cdef Plan plan
+        cdef Codec codec
+        cdef PackedOperation asked
+        read_operation(operation, &asked)
+        cdef uint32_t itemsize = <uint32_t> itemsize_of(asked.datatype)
+        if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
+            raise ValueError(f"no reduce of datatype {asked.datatype} at rank {rank} of {world}")
+        if make_codec(&codec, asked.datatype, asked.algorithm, asked.quantized) != 0:
+            raise ValueError(f"no quantization of {operation.shape}")
+        if op.state != FREE:
+            return False
+        make_plan(&plan, asked.count, itemsize, world)
+        if self.admitted and self.admitted + blocks_numbered(&plan) > BLOCKS_ADMITTED:
+            return False
+        self.admitted += blocks_numbered(&plan)
+        op.plan = plan
+        op.sequence = sequence
+        op.rank, op.datatype, op.op, op.itemsize = rank, asked.datatype, asked.op, itemsize
+        op.flags = asked.flags
+        op.small = asked.count * itemsize <= SMALL_BYTES_MAX
+        op.send_segment, op.send_offset = asked.send_segment, asked.send_offset
+        op.recv_segment, op.recv_offset = asked.recv_segment, asked.recv_offset
+        op.backup_segment, op.backup_offset = asked.backup_segment, asked.backup_offset
+        op.area_segment, op.area_offset, op.codec = asked.area_segment, asked.area_offset, codec
+        op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
+        op.begun_ns = now_ns()
+        op.remaining = blocks_handled(&plan, rank)
+        op.own_next = 0
+        op.own_blocks = blocks_of(&plan, rank)
+        posix.atomic_store_u32(&op.state, RUNNING)
+        posix.atomic_store_u64(&self.shared.commenced, sequence)
+        if op.own_blocks:
+            posix.atomic_set_bits_u64(&self.shared.owning[op.small][sequence % OPERATIONS_MAX // 64], bit_of(sequence))
+            self.wake_sender()
+        posix.fence()
+        if posix.atomic_load_u32(&self.shared.early):
+            self.ring_receivers()
+        if op.remaining == 0:
+            self.tell_actor(op)
+        return True
+
+    def abort(self, uint64_t sequence):
+        """Have every worker let go of an operation. True if none of them holds it."""
+        cdef Op *op = self.find(sequence)
+        if op == NULL:
+            return True
+        posix.atomic_exchange_u32(&op.state, ABORTED)
+        posix.atomic_clear_bits_u64(&self.shared.owning[op.small][sequence % OPERATIONS_MAX // 64], bit_of(sequence))
+        if posix.atomic_load_u32(&op.users) == 0:
+            return True
+        self.ring_receivers()
+        self.ring_senders()
+        return False
+
+    def is_quiet(self, uint64_t sequence):
+        """Whether no worker holds an operation that was aborted."""
+        cdef Op *op = self.find(sequence)
+        return op == NULL or posix.atomic_load_u32(&op.users) == 0
+
+    def release(self, uint64_t sequence):
+        """Take an operation down; it has ended, or is aborted and quiet."""
+        cdef Op *op = self.find(sequence)
+        if op != NULL:
+            self.admitted -= blocks_numbered(&op.plan)
+            posix.atomic_store_u32(&op.state, FREE)
+
+    def sweep(self):
+        """Take out of the queues what belongs to aborted operations."""
+        cdef Queue *queue
+        cdef QueueCell cell
+        cdef uint64_t count
+        cdef int which
+        for which in range(2):
+            queue = &self.shared.queues[which]
+            count = posix.atomic_load_u64(&queue.head) - posix.atomic_load_u64(&queue.tail)
+            while count and pop_cell(queue, &cell):
+                count -= 1
+                op = self.enter(cell.sequence)
+                if op != NULL:
+                    push_cell(queue, &cell)
+                    self.leave(op)
+        if self.has_work():
+            self.wake_sender()
+
+    def take_finished(self):
+        """Sequences that ended or became quiet since the last look."""
+        cdef uint64_t bits
+        cdef int word, bit
+        found = []
+        for word in range(OPERATION_WORDS):
+            if posix.atomic_load_u64(&self.shared.finished[word]):
+                bits = posix.atomic_take_u64(&self.shared.finished[word])
+                while bits:
+                    bit = posix.lowest_bit_u64(bits)
+                    bits &= bits - 1
+                    found.append(self.shared.ops[word * 64 + bit].sequence)
+        return found
+
+    def has_ended(self, uint64_t sequence):
+        """Whether this peer has received and sent everything of it."""
+        cdef Op *op = self.find(sequence)
+        return op != NULL and op.state == RUNNING and posix.atomic_load_u64(&op.remaining) == 0
+
+    def moved(self, uint64_t sequence):
+        """Bytes that an operation has moved so far."""
+        cdef Op *op = self.find(sequence)
+        return 0 if op == NULL else posix.atomic_load_u64(&op.moved)
+
+    def statistics(self, uint64_t sequence):
+        """Payload sent and received, and nanoseconds in the network, for the neighbour, in reduce."""
+        cdef Op *op = self.find(sequence)
+        if op == NULL:
+            return 0, 0, 0, 0, 0
+        return op.sent_bytes, op.received_bytes, op.network_ns, op.neighbour_ns, op.reduce_ns
+
+    def lane_statistics(self, bint sends, int lane):
+        """Payload, frames, and nanoseconds in the network, for the neighbour, in reduce, of one worker."""
+        cdef LaneCount *count = &self.shared.lanes[sends][lane % LANES_MAX]
+        return count.payload_bytes, count.frames, count.network_ns, count.neighbour_ns, count.reduce_ns
+
+    def totals(self):
+        """Payload sent and received by all lanes."""
+        cdef uint64_t sent = 0, received = 0
+        cdef int lane
+        for lane in range(self.lanes):
+            received += self.shared.lanes[0][lane].payload_bytes
+            sent += self.shared.lanes[1][lane].payload_bytes
+        return sent, received
+
+    def call(self, bint sends, int lane):
+        """Have a worker look into its mailbox, however busy it is."""
+        posix.atomic_store_u32(&self.shared.lanes[sends][lane].attention, 1)
+        posix.fence()
+        posix.eventfd_write(self.sender_bells[lane] if sends else self.receiver_bells[lane], 1)
+
+    def has_answered(self, bint sends, int lane):
+        """Whether a worker has looked into its mailbox since it was called."""
+        return posix.atomic_load_u32(&self.shared.lanes[sends][lane].attention) == 0
+
+    cdef void ring_receivers(self) noexcept:
+        cdef int lane
+        for lane in range(self.lanes):
+            posix.eventfd_write(self.receiver_bells[lane], 1)
+
+    cdef void ring_senders(self) noexcept:
+        cdef int lane
+        for lane in range(self.lanes):
+            posix.eventfd_write(self.sender_bells[lane], 1)
+
+    cdef Op *find(self, uint64_t sequence) noexcept:
+        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        return op if op.state != FREE and op.sequence == sequence else NULL
+
+    # ------------------------------------------------------------------------------------------ the workers' part
+
+    cdef Op *enter(self, uint64_t sequence) noexcept nogil:
+        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        posix.atomic_add_u32(&op.users, 1)
+        if posix.atomic_load_u32(&op.state) == RUNNING and op.sequence == sequence:
+            return op
+        self.leave(op)
+        return NULL
+
+    cdef void leave(self, Op *op) noexcept nogil:
+        if posix.atomic_add_u32(&op.users, <uint32_t> -1) == 0 and posix.atomic_load_u32(&op.state) == ABORTED:
+            self.tell_actor(op)
+
+    cdef void account(self, Op *op) noexcept nogil:
+        if posix.atomic_add_u64(&op.remaining, <uint64_t> -1) == 0:
+            self.tell_actor(op)
+
+    cdef void tell_actor(self, Op *op) noexcept nogil:
+        cdef uint64_t place = op.sequence % OPERATIONS_MAX
+        posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
+        posix.eventfd_write(self.actor_bell, 1)
+
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil:
+        cdef QueueCell cell
+        cell.sequence, cell.hop, cell.block, cell.crc, cell.summed = op.sequence, hop, block, crc, summed
+        if not push_cell(&self.shared.queues[op.small], &cell):
+            return 0
+        self.wake_sender()
+        return 1
+
+    cdef int take(self, Job *job) noexcept nogil:
+        return (
+            self.take_forward(&self.shared.queues[1], job) or self.take_own(1, job)
+            or self.take_forward(&self.shared.queues[0], job) or self.take_own(0, job)
+        )
+
+    cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil:
+        cdef QueueCell cell
+        while pop_cell(queue, &cell):
+            job.op = self.enter(cell.sequence)
+            if job.op != NULL:
+                job.hop, job.block, job.crc, job.summed = cell.hop, cell.block, cell.crc, cell.summed
+                return 1
+        return 0
+
+    cdef int take_own(self, int small, Job *job) noexcept nogil:
+        """A block of this peer's own chunk. Operations take turns, so that none waits for a larger one."""
+        cdef uint32_t turn = posix.atomic_load_u32(&self.shared.turn[small]) % OPERATIONS_MAX
+        cdef uint32_t step, word, place
+        cdef uint64_t bits
+        # The word in which the turn is comes twice: what is from there on, and at the end what is before.
+        for step in range(OPERATION_WORDS + 1):
+            word = (turn // 64 + step) % OPERATION_WORDS
+            bits = posix.atomic_load_u64(&self.shared.owning[small][word])
+            if step == 0:
+                bits &= ~(bit_of(turn) - 1)
+            elif step == OPERATION_WORDS:
+                bits &= bit_of(turn) - 1
+            while bits:
+                place = word * 64 + posix.lowest_bit_u64(bits)
+                bits &= bits - 1
+                if self.take_own_of(place, small, job):
+                    posix.atomic_store_u32(&self.shared.turn[small], place + 1)
+                    return 1
+        return 0
+
+    cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil:
+        cdef Op *op = self.enter(self.shared.ops[place].sequence)
+        cdef uint32_t block
+        if op == NULL:
+            return 0  # aborted just now: its bit is about to go
+        block = op.own_blocks
+        if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
+            block = posix.atomic_add_u32(&op.own_next, 1) - 1
+        # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
+        if block + 1 == op.own_blocks:
+            posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
+        if block < op.own_blocks:
+            job.op, job.hop, job.block, job.crc, job.summed = op, 0, block, 0, False
+            return 1
+        self.leave(op)
+        return 0  # all taken: its bit is about to go
+
+    cdef bint has_work(self) noexcept nogil:
+        return self.has_work_of(0) or self.has_work_of(1)
+
+    cdef bint has_work_of(self, int small) noexcept nogil:
+        """Of large operations, or of small ones."""
+        cdef Queue *queue = &self.shared.queues[small]
+        cdef int word
+        for word in range(OPERATION_WORDS):
+            if posix.atomic_load_u64(&self.shared.owning[small][word]):
+                return True
+        return posix.atomic_load_u64(&queue.head) != posix.atomic_load_u64(&queue.tail)
+
+    cdef void wake_sender(self) noexcept nogil:
+        cdef uint64_t idle, bit
+        cdef int word
+        posix.fence()
+        for word in range(LANE_WORDS):
+            if self.shared.present[word] & ~(self.shared.idle[word] | self.shared.blocked[word]):
+                return
+        for word in range(LANE_WORDS):
+            idle = posix.atomic_load_u64(&self.shared.idle[word]) & self.shared.present[word]
+            while idle:
+                bit = idle & (~idle + 1)
+                idle ^= bit
+                if posix.atomic_clear_bits_u64(&self.shared.idle[word], bit) & bit:
+                    posix.eventfd_write(self.sender_bells[word * 64 + posix.lowest_bit_u64(bit)], 1)
+                    return
+
+
+cdef inline uint64_t bit_of(uint64_t place) noexcept nogil:
+    return <uint64_t> 1 << place % 64
+
+
+cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
+    """False if the queue is full."""
+    cdef uint64_t place, state, lap
+    cdef QueueCell *cell
+    while True:
+        place = posix.atomic_load_u64(&queue.head)
+        lap = 2 * (place >> QUEUE_BITS)
+        cell = &queue.cells[place % QUEUE_CELLS]
+        state = posix.atomic_load_u64(&cell.state)
+        if state < lap:
+            return False
+        if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):
+            cell.sequence, cell.hop, cell.block = content.sequence, content.hop, content.block
+            cell.crc, cell.summed = content.crc, content.summed
+            posix.atomic_store_u64(&cell.state, lap + 1)
+            return True
+
+
+cdef bint pop_cell(Queue *queue, QueueCell *content) noexcept nogil:
+    """False if nothing is ready."""
+    cdef uint64_t place, state, lap
+    cdef QueueCell *cell
+    while True:
+        place = posix.atomic_load_u64(&queue.tail)
+        lap = 2 * (place >> QUEUE_BITS)
+        cell = &queue.cells[place % QUEUE_CELLS]
+        state = posix.atomic_load_u64(&cell.state)
+        if state <= lap:
+            return False
+        if state == lap + 1 and posix.atomic_compare_exchange_u64(&queue.tail, place, place + 1):
+            content[0] = cell[0]
+            posix.atomic_store_u64(&cell.state, lap + 2)
+            return True

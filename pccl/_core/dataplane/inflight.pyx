@@ -1,0 +1,141 @@
+# cython: language_level=3, cdivision=True, auto_pickle=False
+"""What is under way: how much the lanes of a far link have sent together that nobody has confirmed yet.
+
+A link carries so many bytes in a round trip. Less under way leaves it idle; more does not arrive earlier, it queues up on
+the way. Congestion control knows that of one connection, but not that it is one of a pool: each of them believes in the
+best rate it ever saw, their sum is a multiple of the link's, the queue fills and overflows, and who lost its last packets
+keeps everybody waiting. At 1 Gbit/s and 100 ms four connections lost nothing and used 88 % of the link, eight lost 6 %
+of their packets and used 77 %, sixteen 14 % and 76 %. Queues also delay what confirms the packets of the other direction.
+
+So the senders of a pool measure their link together, in *looks* of a few round trips: what arrived over all lanes. The
+rate is known once it stops growing although more is in flight than arrives. From then on they have a quarter more under
+way than the link carries in its shortest round trip, and the congestion control of a connection only matters if it wants
+less. The quarter is room to grow: who gets more through has a higher rate to go by. A rate that has become too high shows
+by packets lost, and is lowered. What was learned outlives operations, and is forgotten with the edge.
+
+Round trips also become longer because of others, and need more under way for the same rate. That is granted in part: all
+of it would keep a queue of our own for ever.
+
+With this, 8, 16 and 32 connections at 1 Gbit/s and 100 ms lose nothing once the link is known, and use 88 to 89 % of it.
+Two simpler rules starved the link: to stop at a long round trip, and to give each lane what itself had got through in its
+last one. Both take a queue on the way back, which delays what confirms our packets, for one on the way there.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from pccl._core.system cimport posix
+
+FAR_ROUND_TRIP_US = <int> FAR_US
+
+
+cdef bint refresh(Report *report, int fd) noexcept nogil:
+    cdef posix.tcp_info info
+    cdef unsigned int length = sizeof(info)
+    memset(&info, 0, sizeof(info))
+    if posix.getsockopt(fd, posix.IPPROTO_TCP, posix.TCP_INFO, &info, &length) != 0:
+        return False
+    # The kernel counts packets, modulo 2**32, and their size may change.
+    report.tally.arrived += <uint64_t> <uint32_t> (info.tcpi_delivered - report.delivered) * info.tcpi_snd_mss
+    report.tally.packets += <uint32_t> (info.tcpi_data_segs_out - report.packets)
+    report.tally.resent += <uint32_t> (info.tcpi_total_retrans - report.resent)
+    report.tally.in_flight = <uint64_t> (info.tcpi_unacked - info.tcpi_sacked) * info.tcpi_snd_mss
+    report.tally.unsent = info.tcpi_notsent_bytes
+    report.delivered, report.packets, report.resent = info.tcpi_delivered, info.tcpi_data_segs_out, info.tcpi_total_retrans
+    report.round_trip_us, report.shortest_us = info.tcpi_rtt, info.tcpi_min_rtt
+    return True
+
+
+cdef void begin(Report *report, int fd) noexcept nogil:
+    """Report of a connection from now on."""
+    memset(report, 0, sizeof(report[0]))
+    refresh(report, fd)
+    memset(&report.tally, 0, sizeof(report.tally))
+
+
+cdef bint is_far(const Report *report) noexcept nogil:
+    return report.round_trip_us >= FAR_US
+
+
+cdef void add(Tally *total, const Tally *one) noexcept nogil:
+    total.arrived += one.arrived
+    total.packets += one.packets
+    total.resent += one.resent
+    total.in_flight += one.in_flight
+    total.unsent += one.unsent
+
+
+cdef void learn(Flight *flight, const Tally *total, const Report *report, int64_t now) noexcept nogil:
+    cdef int64_t began = <int64_t> posix.atomic_load_u64(&flight.began_ns)
+    cdef Tally before = flight.began
+    cdef uint64_t rate
+    if began == ENDING or (began and now - began < <int64_t> report.shortest_us * 1000 * LOOK_ROUND_TRIPS):
+        return
+    if not posix.atomic_compare_exchange_u64(&flight.began_ns, began, ENDING):
+        return  # another sender learns from this look
+    flight.began = total[0]
+    posix.atomic_compare_exchange_u64(&flight.began_ns, ENDING, now)  # unless somebody wants a new one already
+    if began == 0 or total.arrived < before.arrived:
+        return
+    rate = (total.arrived - before.arrived) * 1_000_000 // (<uint64_t> (now - began) // 1000 + 1)
+    if rate > flight.best:
+        if rate > flight.best + flight.best // 4:
+            flight.flat = 0
+        flight.best = rate
+    elif 4 * total.in_flight > 5 * carried(rate, report.shortest_us):
+        flight.flat += 1
+        if (total.resent - before.resent) * LOST_ONE_IN > total.packets - before.packets:
+            flight.best = max(rate, flight.best - flight.best // 8)
+
+
+cdef void look_anew(Flight *flight) noexcept nogil:
+    posix.atomic_store_u64(&flight.began_ns, 0)
+
+
+cdef uint64_t allowed(const Flight *flight, const Report *report) noexcept nogil:
+    cdef uint64_t shortest = report.shortest_us, late = report.round_trip_us
+    if flight.flat < FLAT_LOOKS:
+        return <uint64_t> -1
+    return max(carried(flight.best, max(shortest + max(shortest // 4, SLACK_US), 5 * late // 8)), LEAST_BYTES)
+
+
+cdef inline uint64_t carried(uint64_t rate, uint64_t duration_us) noexcept nogil:
+    return rate * duration_us // 1_000_000
+
+
+cdef class InflightModel:
+    """What senders share and one of them knows, as Python sees it: for tests."""
+
+    cdef Flight flight
+    cdef Report report
+
+    def __init__(self, uint32_t shortest_us):
+        self.report.shortest_us = self.report.round_trip_us = shortest_us
+
+    @property
+    def best(self):
+        """Bytes in a second that the link is known to carry, so far."""
+        return self.flight.best
+
+    def look_anew(self):
+        """Forget the present look."""
+        look_anew(&self.flight)
+
+    def learn(self, int64_t now, uint64_t arrived, uint64_t in_flight, uint64_t packets, uint64_t resent, uint32_t round_trip_us):
+        """What has happened so far. Returns how much may be under way; None: no limit is known."""
+        cdef Tally total
+        cdef uint64_t most
+        total.arrived, total.in_flight, total.unsent, total.packets, total.resent = arrived, in_flight, 0, packets, resent
+        self.report.round_trip_us = round_trip_us
+        learn(&self.flight, &total, &self.report, now)
+        most = allowed(&self.flight, &self.report)
+        return None if most == <uint64_t> -1 else most
+
+
+def reported(int fd):
+    """What the kernel says of a connection since it was opened: bytes arrived, in flight and unsent; None if it is not TCP."""
+    cdef Report report
+    memset(&report, 0, sizeof(report))
+    if not refresh(&report, fd):
+        return None
+    return report.tally.arrived, report.tally.in_flight, report.tally.unsent

@@ -1,0 +1,120 @@
+# cython: language_level=3, cdivision=True
+"""The codec of a quantized operation: which one it is, and the area in which its blocks wait to be sent on.
+
+Blocks are coded once per reducing hop, and the final one once for all: whoever receives it decodes it for itself and
+forwards the very bytes that came. Between coming and going they lie in the operation's *area*, which has a place for
+each block, beside the tensor; there they can be read by any sender. What the codes are is the business of `kernels`.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
+from libc.stdint cimport uint32_t, uint64_t
+
+from pccl._core.kernels.arithmetic cimport _Held, decode_block, encode_block, group_of, itemsize_of, of_length, reduce_coded
+
+from .plan cimport blocks_numbered, make_plan
+
+# Numbers of pccl.values.DataType.
+cdef enum:
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    UINT16 = 3
+    FLOAT16 = 8
+    DOUBLE = 11
+
+# Numbers of pccl.values.QuantizationAlgorithm.
+cdef enum:
+    NONE = 0
+    MIN_MAX = 1
+    ZERO_POINT_SCALE = 2
+    MIN_MAX_4BIT = 100
+    ZERO_POINT_SCALE_4BIT = 101
+
+
+cdef int make_codec(Codec *codec, int datatype, int algorithm, int quantized) noexcept nogil:
+    codec.datatype, codec.bits, codec.anchored = datatype, 0, 0
+    if algorithm == NONE:
+        return 0
+    if not FLOAT16 <= datatype <= DOUBLE or not UINT8 <= quantized <= UINT16:
+        return -1
+    codec.anchored = algorithm == ZERO_POINT_SCALE or algorithm == ZERO_POINT_SCALE_4BIT
+    codec.bits = 8 if quantized == UINT8 or quantized == INT8 else 16
+    if algorithm == MIN_MAX_4BIT or algorithm == ZERO_POINT_SCALE_4BIT:
+        codec.bits = 4 if quantized == UINT8 else 0
+    elif algorithm != MIN_MAX and algorithm != ZERO_POINT_SCALE:
+        codec.bits = 0
+    return 0 if 0 < codec.bits < 8 * itemsize_of(datatype) else -1
+
+
+cdef int check(Codec *codec, int datatype, int algorithm, int quantized) except -1:
+    if make_codec(codec, datatype, algorithm, quantized) != 0 or codec.bits == 0:
+        raise ValueError(f"elements of datatype {datatype} cannot travel as {quantized} by algorithm {algorithm}")
+    return 0
+
+
+def area_bytes(uint64_t count, int datatype, int algorithm, int quantized, uint32_t world):
+    """Room for all coded blocks, whether the operation runs with so many peers or, after losses, with fewer."""
+    cdef Codec codec
+    cdef Plan plan
+    cdef uint64_t nbytes = 0
+    cdef uint32_t peers
+    check(&codec, datatype, algorithm, quantized)
+    for peers in range(1, world + 1):
+        make_plan(&plan, count, <uint32_t> itemsize_of(datatype), peers)
+        nbytes = max(nbytes, blocks_numbered(&plan) * coded_bytes(&codec, plan.block))
+    return nbytes
+
+
+# --- the same on buffers, for tests and measurements ----------------------------------------------------------
+
+def group_elements(int datatype, int algorithm, int quantized):
+    """How many elements share a scale."""
+    cdef Codec codec
+    check(&codec, datatype, algorithm, quantized)
+    return group_of(&codec)
+
+
+def coded_size(uint64_t count, int datatype, int algorithm, int quantized):
+    """Bytes of so many elements, coded."""
+    cdef Codec codec
+    check(&codec, datatype, algorithm, quantized)
+    return coded_bytes(&codec, count)
+
+
+def encode_into(int datatype, int algorithm, int quantized, coded, values):
+    """Code elements as one block."""
+    cdef Codec codec
+    check(&codec, datatype, algorithm, quantized)
+    cdef _Held source = _Held(values, PyBUF_SIMPLE)
+    cdef size_t count = source.exported.len // itemsize_of(datatype)
+    cdef _Held target = of_length(coded, PyBUF_WRITABLE, "coded", coded_bytes(&codec, count))
+    with nogil:
+        encode_block(&codec, target.exported.buf, source.exported.buf, count)
+
+
+def decode_into(int datatype, int algorithm, int quantized, values, coded):
+    """The inverse, as far as there is one."""
+    cdef Codec codec
+    check(&codec, datatype, algorithm, quantized)
+    cdef _Held target = _Held(values, PyBUF_WRITABLE)
+    cdef size_t count = target.exported.len // itemsize_of(datatype)
+    cdef _Held source = of_length(coded, PyBUF_SIMPLE, "coded", coded_bytes(&codec, count))
+    with nogil:
+        decode_block(&codec, target.exported.buf, source.exported.buf, count)
+
+
+def reduce_coded_into(int datatype, int algorithm, int quantized, int op, out, local, coded, uint32_t divisor=0):
+    """Combine `local` with a coded block into `out`."""
+    cdef Codec codec
+    check(&codec, datatype, algorithm, quantized)
+    cdef _Held source = _Held(local, PyBUF_SIMPLE)
+    cdef size_t count = source.exported.len // itemsize_of(datatype)
+    cdef _Held arrived = of_length(coded, PyBUF_SIMPLE, "coded", coded_bytes(&codec, count))
+    cdef _Held target = of_length(out, PyBUF_WRITABLE, "out", source.exported.len)
+    cdef int code
+    with nogil:
+        code = reduce_coded(
+            &codec, op, target.exported.buf, source.exported.buf, arrived.exported.buf, count, divisor
+        )
+    if code != 0:
+        raise ValueError(f"operation {op} is unknown, or cannot be divided by {divisor}")

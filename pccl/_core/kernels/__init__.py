@@ -1,0 +1,1 @@
+"""Loops over numbers and bytes: arithmetic, quantization, checksums, digests; no I/O."""

@@ -1,0 +1,204 @@
+/* Arithmetic of the ring all-reduce: which instruction set computes, and what must come out whichever it is.
+ *
+ * Here lives the choice. One element is defined in numbers.h; the loops over blocks are in loops.h,
+ * those of quantization in codes.h, and both are included here once per instruction set. What is done once per
+ * group of quantized elements is in groups.h, vectors of 16-bit floats in wide.h, backups in
+ * keep.h, the checksum in crc.h. Nothing here allocates, waits, or knows what a block is for.
+ *
+ * The result is the same on every instruction set, bit for bit:
+ *
+ *   integers   wrap around; the mean divides the wrapped sum and truncates towards zero
+ *   floats     each operation is rounded once, to the nearest even; nothing is fused, approximated or flushed to zero
+ *   16 bits    float16 and bfloat16 are computed in single precision and rounded once, at the end, after any division
+ *   NaN        every NaN that comes out is the same one, quiet, positive and without payload; MAX and MIN give it
+ *              if either operand is NaN
+ *   zeros      minus zero is less than plus zero for MAX and MIN; sums and products follow IEEE 754 (-0 + 0 is 0)
+ *   divisors   are converted to the type of the quotient first, where a single precision float rounds beyond 2^24
+ *
+ * This presumes what every thread starts with: rounding to the nearest, no flushing of subnormals to zero.
+ */
+
+#ifndef PCCL_KERNELS_H
+#define PCCL_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "crc.h"
+#include "keep.h"
+
+typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
+#include "numbers.h"
+#include "wide.h"
+
+/* The numbers of pccl.values.DataType and ReduceOp. */
+enum {
+    DATATYPE_UINT8,
+    DATATYPE_INT8,
+    DATATYPE_INT16,
+    DATATYPE_UINT16,
+    DATATYPE_UINT32,
+    DATATYPE_INT32,
+    DATATYPE_UINT64,
+    DATATYPE_INT64,
+    DATATYPE_FLOAT16,
+    DATATYPE_BFLOAT16,
+    DATATYPE_FLOAT,
+    DATATYPE_DOUBLE,
+    DATATYPES
+};
+enum { OP_SUM, OP_AVG, OP_PROD, OP_MAX, OP_MIN, OPS };
+
+#include "groups.h"
+
+typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
+
+/* Says that the iterations of the loop that follows do not depend on each other. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+#define NAME(name) name##_portable
+#define TARGET
+#define LANES 0
+#include "loops.h"
+#include "codes.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#define NAME(name) name##_avx2
+#define TARGET AVX2_TARGET
+#define LANES 16
+#include "loops.h"
+#include "codes.h"
+
+#define NAME(name) name##_avx512
+#define TARGET AVX512_TARGET
+#define LANES 32
+#include "loops.h"
+#include "codes.h"
+
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+/* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and checksums. */
+#define NAME(name) name##_neon
+#define TARGET
+#define LANES 8
+#include "loops.h"
+#include "codes.h"
+
+#endif
+
+/* One instruction set: what it is called, and what it computes with. */
+typedef struct {
+    const char *name;
+    const reduce_loop (*loops)[OPS];
+    const group_loops *groups;
+    stream_lines stream; /* NULL where ordinary stores must do */
+    crc_loop crc;
+} kernel_set;
+
+enum { SETS_MAX = 3 };
+
+/* What this machine can run, slowest first; filled once, when the module is loaded. */
+static kernel_set kernel_sets[SETS_MAX];
+static int kernel_sets_count;
+static const kernel_set *kernel_chosen;
+
+static void kernels_add(const char *name, const reduce_loop (*loops)[OPS], const group_loops *groups,
+                        stream_lines stream, crc_loop crc) {
+    const kernel_set set = {name, loops, groups, stream, crc};
+    kernel_sets[kernel_sets_count++] = set;
+}
+
+#if defined(__x86_64__)
+static int has_f16c(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
+static void kernels_load(void) {
+    crc32c_fill();
+    kernel_sets_count = 0;
+    kernels_add("portable", loops_portable, &groups_portable, NULL, crc32c_portable);
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    /* These questions include whether the operating system saves the registers. */
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("sse4.2")
+                     && __builtin_cpu_supports("pclmul") && has_f16c();
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+                       && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx2) kernels_add("avx2", loops_avx2, &groups_avx2, stream_avx, crc32c_streams);
+    const crc_loop crc = __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams;
+    if (avx512) kernels_add("avx512", loops_avx512, &groups_avx512, stream_avx, crc);
+#elif defined(__aarch64__)
+    const int crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+    kernels_add("neon", loops_neon, &groups_neon, NULL, crc ? crc32c_instruction : crc32c_portable);
+#endif
+    kernel_chosen = &kernel_sets[kernel_sets_count - 1];
+}
+
+static inline size_t kernels_itemsize(int datatype) {
+    static const uint8_t sizes[DATATYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+    return datatype >= 0 && datatype < DATATYPES ? sizes[datatype] : 0;
+}
+
+static inline uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nbytes) {
+    return kernel_chosen->crc(crc, data, nbytes);
+}
+
+static inline void kernels_keep(void *backup, const void *local, size_t nbytes) {
+    keep_bytes(kernel_chosen->stream, backup, local, nbytes);
+}
+
+static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, size_t count,
+                                 uint32_t divisor) {
+    if (datatype < 0 || datatype >= DATATYPES || op < 0 || op >= OPS) return -1;
+    if (op == OP_SUM || op == OP_AVG)
+        op = divisor > 1 ? OP_AVG : OP_SUM;
+    else if (divisor > 1)
+        return -1;
+    kernel_chosen->loops[datatype][op](out, local, incoming, count, divisor);
+    return 0;
+}
+
+static inline void kernels_encode(const codec *how, void *coded, const void *values, size_t count) {
+    encode_values(kernel_chosen->groups, how, coded, values, count);
+}
+
+static inline void kernels_decode(const codec *how, void *values, const void *coded, size_t count) {
+    const size_t itemsize = kernels_itemsize((int)how->datatype);
+    const uint8_t *from = (const uint8_t *)coded;
+    uint8_t *to = (uint8_t *)values;
+    while (count > 0) {
+        const size_t some = SMALLER(count, codec_group(how));
+        from += decode_one(kernel_chosen->groups, how, to, from, some);
+        to += some * itemsize;
+        count -= some;
+    }
+}
+
+/* Decoded group by group into the nearest cache, and combined from there. */
+static inline int kernels_reduce_coded(const codec *how, int op, void *out, const void *local, const void *coded,
+                                         size_t count, uint32_t divisor) {
+    const size_t itemsize = kernels_itemsize((int)how->datatype);
+    const uint8_t *from = (const uint8_t *)coded;
+    uint8_t decoded[GROUP_BYTES_MAX] __attribute__((aligned(64)));
+    for (size_t done = 0; done < count;) {
+        const size_t some = SMALLER(count - done, codec_group(how)), at = done * itemsize;
+        from += decode_one(kernel_chosen->groups, how, decoded, from, some);
+        const uint8_t *mine = (const uint8_t *)local + at;
+        if (kernels_reduce((int)how->datatype, op, (uint8_t *)out + at, mine, decoded, some, divisor)) return -1;
+        done += some;
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,52 @@
+# Contents of `kernels`: the arithmetic on blocks of elements, for loops that hold no GIL.
+
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport uint32_t
+
+
+# out[i] = local[i] OP incoming[i], for `count` elements. `out` may be `local` or `incoming`, exactly; any pointer may
+# be unaligned. With a divisor above 1 the sum is divided by it before it is stored; below, AVG is SUM. Returns 0, or -1
+# for an unknown datatype or operation, and for a divisor with an operation that does not add.
+cdef int reduce_block(
+    int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
+) noexcept nogil
+
+# Copies bytes that are about to be overwritten to a place that is hardly ever read: past the caches, if they are many.
+cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil
+
+# CRC32C; start with 0, and pass the result on to continue.
+cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil
+
+# Bytes per element, 0 for an unknown datatype.
+cdef size_t itemsize_of(int datatype) noexcept nogil
+
+# The name of the instruction set in use, for modules that have loops of their own.
+cdef const char *chosen_name() noexcept nogil
+
+cdef extern from "codec.h" nogil:
+    # How the elements of an operation travel; `make_codec` in `codec` fills it.
+    ctypedef struct Codec "codec":
+        uint32_t datatype           # FLOAT16 to DOUBLE
+        uint32_t bits               # of a code: 4, 8 or 16; 0: elements travel as they are
+        uint32_t anchored           # 1: zero is a whole number of steps
+
+# Elements of a group: a block that is coded in parts must be cut at multiples of this.
+cdef size_t group_of(const Codec *codec) noexcept nogil
+
+# Bytes of so many elements, coded.
+cdef size_t coded_bytes(const Codec *codec, size_t count) noexcept nogil
+
+cdef void encode_block(const Codec *codec, void *coded, const void *values, size_t count) noexcept nogil
+cdef void decode_block(const Codec *codec, void *values, const void *coded, size_t count) noexcept nogil
+
+# As `reduce_block`, but what is incoming is coded.
+cdef int reduce_coded(
+    const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+) noexcept nogil
+
+
+# For functions that Python calls with buffers.
+cdef class _Held:
+    cdef Py_buffer exported
+
+cdef _Held of_length(object buffer, int flags, str name, Py_ssize_t nbytes)

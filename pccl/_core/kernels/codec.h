@@ -1,0 +1,14 @@
+/* How the elements of an operation travel: what groups.h quantizes by, and what the board keeps. */
+
+#ifndef PCCL_KERNELS_CODEC_H
+#define PCCL_KERNELS_CODEC_H
+
+#include <stdint.h>
+
+typedef struct {
+    uint32_t datatype; /* FLOAT16 to DOUBLE */
+    uint32_t bits;     /* of a code: 4, 8 or 16; 0: elements travel as they are */
+    uint32_t anchored; /* 1: zero is a whole number of steps (ZERO_POINT_SCALE) */
+} codec;
+
+#endif

@@ -1,0 +1,345 @@
+# cython: language_level=3
+"""The collectives of one peer group, from the first member that initiates a tag to the one verdict for all.
+
+    open ──all members, one shape──▶ running ──all ok──▶ done
+      │                                 └──one failed──▶ aborting ──all restored──▶ failed
+      └── shapes differ, given up, alone, never to meet ──▶ failed
+    the ring changes: whatever is open or running is aborted ──the new ring is wired──▶ failed
+
+**A tag** belongs to a member from the moment it initiates it until it is sent a verdict; initiating it again before
+that breaks the protocol. So a vote that arrives after the ring changed is either of somebody who had not initiated
+that tag, or of somebody who was told that it failed: both belong to the new round, and meet there.
+
+**Sequence numbers** name what commenced, grow by one, and are never used again, whatever happens to the ring. All
+members are told in the same order, because each hears the master in order.
+
+**A change of the ring** ends everything at once and needs no answer: the order to wire tells the members to give up,
+and what they said before they read it is about the past. Who said that it is wired has nothing more to say about it.
+
+Part of the master's machine, which sends what `tell` returns; pure, and knows nothing of rings but who is in. Every
+reduce passes through here four times for each member, so what it passes is typed, and makes nothing it does not keep.
+"""
+
+from pccl._core.protocol.operations cimport pack_pairs, split_signatures
+from pccl._core.protocol.messages import AbortReduce, Commence, ReduceDone, ReduceFailed
+from pccl._core.protocol.operations import OPERATIONS_MAX, unpack_signatures
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, RANK_CONNECTION_LOST, TOO_FEW_PEERS
+from pccl._core.records import record
+from pccl.options import TAGS_MAX
+
+from .ballots import OpenCall
+from .deadlock import name_peers
+
+SIDES_MAX = 4  # different shapes that an explanation names; more would not help anybody
+
+cdef Py_ssize_t operations_max = OPERATIONS_MAX
+
+
+@record
+class Failure:
+    """A verdict that has yet to be told."""
+
+    peers: set  # who initiated it and is still there
+    tag: int
+    sequence: int  # 0: it never commenced
+    result: int
+    reason: str
+
+
+cdef class Tally:
+    """A tag that some members have initiated and that has not commenced."""
+
+
+cdef Tally _new_tally(tag, long long now_ns):
+    cdef Tally tally = Tally.__new__(Tally)
+    tally.tag = tag
+    tally.began_ns = now_ns
+    tally.shapes = {}
+    tally.awaiting = {}
+    return tally
+
+
+cdef class Running:
+    """What commenced and has no verdict."""
+
+
+cdef Running _new_running(tag, sequence, list ring, long long began_ns):
+    cdef Running run = Running.__new__(Running)
+    run.tag = tag
+    run.began_ns = began_ns
+    run.sequence = sequence
+    run.members = set(ring)
+    run.waiting = set(run.members)
+    run.reason = ""
+    return run
+
+
+cdef class Collectives:
+    """All that is open, running, or waiting for the ring in one group."""
+
+    def __init__(self, number):
+        self.number = number
+        self.open = {}
+        self.running = {}
+        self.aborted = []
+        self.held = {}
+        self.latest = 0
+        self.ripe = {}
+        self.failures = []
+        self.commenced = []
+        self.outbox = []
+
+    # ------------------------------------------------------------------------------------------ what members say
+
+    cpdef str initiate(self, peer, bytes shapes, long long now_ns=0):
+        """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
+        cdef Tally tally
+        cdef list votes
+        cdef set held = self.held.get(peer)
+        if held is None:
+            held = self.held[peer] = set()
+        try:
+            votes = split_signatures(shapes)
+        except ValueError as error:
+            return f"initiated nonsense: {error}"
+        if len(held) + len(votes) > TAGS_MAX:
+            return f"initiated more than {TAGS_MAX} tags"
+        for tag, shape in votes:
+            if tag in held:
+                return f"initiated tag {tag} twice"
+            held.add(tag)
+            tally = self.open.get(tag)
+            if tally is None:
+                tally = self.open[tag] = _new_tally(tag, now_ns)
+            tally.shapes[peer] = shape
+            self.ripe[tag] = None
+        return ""
+
+    cpdef str finished(self, peer, sequence, bint ok, str reason):
+        """A member is through with its part. Returns what is wrong with that, or nothing."""
+        cdef Running run = self.running.get(sequence)
+        if run is None or peer not in run.members:
+            return self._had_no_part(peer, sequence)
+        if run.failed is not None and peer in run.failed or ok and peer not in run.waiting:
+            return f"finished collective {sequence} twice"
+        run.waiting.discard(peer)
+        if not ok:
+            self._member_failed(run, peer, reason)
+        elif not run.waiting and run.failed is None:
+            self._succeed(run)
+        return ""
+
+    cdef str _had_no_part(self, peer, sequence):
+        """What is wrong with that: nothing, if it is about what a change of the ring ended."""
+        for failure in self.aborted:
+            if failure.sequence == sequence and peer in failure.peers:
+                return ""
+        return f"finished collective {sequence}, which it has no part in"
+
+    cdef int _succeed(self, Running run) except -1:
+        """The verdict that everybody hopes for."""
+        cdef set held
+        for member in run.members:
+            held = self.held[member]
+            held.discard(run.tag)
+        self.outbox.append((run.members, ReduceDone(run.sequence)))
+        del self.running[run.sequence]
+        return 0
+
+    cdef int _member_failed(self, Running run, peer, str reason) except -1:
+        """The first one ends it for all; the verdict waits until the last one has restored its memory."""
+        if run.failed is None:
+            run.failed = set()
+            run.reason = f"peer {peer} gave up: {reason}"
+            others = [member for member in run.members if member != peer]
+            self.outbox.append((others, AbortReduce(run.sequence, run.reason)))
+        run.failed.add(peer)
+        if len(run.failed) == len(run.members):
+            self.failures.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, run.reason))
+            del self.running[run.sequence]
+        return 0
+
+    def awaits(self, peer, tag, long long now_ns):
+        """A caller blocks on that tag. Once it has commenced nobody needs to know."""
+        cdef Tally tally = self.open.get(tag)
+        if tally is not None and peer in tally.shapes:
+            tally.awaiting.setdefault(peer, now_ns)
+
+    def withdraw(self, peer, tag):
+        """A caller gave up. Too late is no error: then a verdict comes or came another way."""
+        cdef Tally tally = self.open.get(tag)
+        if tally is not None and peer in tally.shapes:
+            self.fail(peer, tag, "given up by its caller")
+
+    # ------------------------------------------------------------------------------------------ what the master decides
+
+    def fail(self, peer, tag, str reason):
+        """This vote ends without the others."""
+        cdef Tally tally = self.open[tag]
+        del tally.shapes[peer]
+        tally.awaiting.pop(peer, None)
+        if not tally.shapes:
+            del self.open[tag]
+        self.failures.append(Failure({peer}, tag, 0, INVALID_USAGE, reason))
+
+    def remove(self, peer):
+        """A member is gone, and its part in everything with it. The ring changes, so `abort` follows."""
+        cdef Tally tally
+        cdef Running run
+        if not self.held.pop(peer, None):
+            return
+        for tally in list(self.open.values()):
+            tally.shapes.pop(peer, None)
+            tally.awaiting.pop(peer, None)
+            if not tally.shapes:
+                del self.open[tally.tag]
+        for run in self.running.values():
+            run.members.discard(peer)
+        for failure in self.aborted + self.failures:
+            failure.peers.discard(peer)
+        self.aborted = [failure for failure in self.aborted if failure.peers]
+
+    def abort(self, str reason):
+        """The ring changes: nothing of what is under way can succeed. The first reason wins."""
+        cdef Tally tally
+        cdef Running run
+        for run in self.running.values():
+            if run.members:
+                why = run.reason or reason
+                self.aborted.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, why))
+        for tally in self.open.values():
+            self.aborted.append(Failure(set(tally.shapes), tally.tag, 0, RANK_CONNECTION_LOST, reason))
+        self.open.clear()
+        self.running.clear()
+        self.ripe.clear()
+
+    cdef bint decide(self, list ring, bint wired, bint ready) except -1:
+        """Close what can be closed. True if somebody failed: `tell` must know then what the world looks like.
+
+        `ready`: the ring is not only wired, but all in it are members too.
+        """
+        if wired and self.aborted:
+            self.failures += self.aborted
+            self.aborted = []
+        if ready and self.ripe:
+            self._commence(ring)
+        return len(self.failures) > 0
+
+    cdef list tell(self, list ring, unsigned int epoch, tuple numbers):
+        """What follows, as (peers, message). `numbers`: the world as this group sees it now, if somebody failed."""
+        cdef list told = self.outbox
+        cdef list pairs
+        if self.failures:
+            self._tell_failures(numbers)
+        while self.commenced:
+            pairs, self.commenced = self.commenced, []
+            if len(pairs) > operations_max:
+                pairs, self.commenced = pairs[:operations_max], pairs[operations_max:]
+            told.append((ring, Commence(epoch, pack_pairs(pairs))))
+        if told:
+            self.outbox = []
+        return told
+
+    cdef int _commence(self, list ring) except -1:
+        """Close every vote that is unanimous, and begin what may begin."""
+        cdef Tally tally
+        for tag in self.ripe:
+            tally = self.open.get(tag)
+            if tally is None or len(tally.shapes) < len(ring):
+                continue
+            del self.open[tag]
+            if len(ring) < 2:
+                reason = "this peer is alone in its group: wait for others, then call again"
+                self.failures.append(Failure(set(ring), tag, 0, TOO_FEW_PEERS, reason))
+            elif not _is_one_signature(tally):
+                self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(tally)))
+            else:
+                self.latest += 1
+                self.running[self.latest] = _new_running(tag, self.latest, ring, tally.began_ns)
+                self.commenced.append((tag, self.latest))
+        self.ripe.clear()
+        return 0
+
+    cdef int _tell_failures(self, tuple numbers) except -1:
+        for failure in self.failures:
+            peers = sorted(failure.peers)
+            for peer in peers:
+                self.held[peer].discard(failure.tag)
+            verdict = ReduceFailed(failure.tag, failure.sequence, failure.result, failure.reason, *numbers)
+            self.outbox.append((peers, verdict))
+        self.failures = []
+        return 0
+
+    # ------------------------------------------------------------------------------------------ reports
+
+    cpdef bint holds(self, peer) except -1:
+        """Whether this member has something without a verdict."""
+        cdef set held = self.held.get(peer)
+        return held is not None and len(held) > 0
+
+    def is_idle(self):
+        """Whether nobody has."""
+        return not any(self.held.values())
+
+    def open_calls(self, list ring):
+        """Tags that somebody blocks on, as calls that wait for votes."""
+        cdef Tally tally
+        return [
+            OpenCall(f"all_reduce (tag {tally.tag})", frozenset(ring) - tally.shapes.keys(), tally.awaiting, tally)
+            for tally in self.open.values()
+            if tally.awaiting
+        ]
+
+    def check(self, list ring, bint wired, bint ready):
+        """Invariants between two events."""
+        cdef Tally tally
+        cdef Running run
+        where, members = f"group {self.number}", set(ring)
+        assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
+        assert not (wired and self.aborted or ready and self.ripe), f"{where}: somebody waits for nothing"
+        held = {peer: set() for peer in members}
+        for tag, tally in self.open.items():
+            assert tally.shapes and tally.shapes.keys() <= members, f"{where}: tag {tag} of {set(tally.shapes)}"
+            assert tally.awaiting.keys() <= tally.shapes.keys(), f"{where}: somebody awaits tag {tag} without a vote"
+            assert not ready or len(tally.shapes) < len(ring), f"{where}: tag {tag} is unanimous and was left open"
+            for peer in tally.shapes:
+                held[peer].add(tag)
+        for sequence, run in self.running.items():
+            assert run.members == members, f"{where}: collective {sequence} runs over {run.members}, not {ring}"
+            assert run.waiting or run.failed, f"{where}: collective {sequence} has no verdict"
+            assert not run.failed or len(run.failed) < len(members), f"{where}: collective {sequence} has no verdict"
+            assert bool(run.failed) == bool(run.reason), f"{where}: collective {sequence} failed without a reason"
+            assert 0 < sequence <= self.latest, f"{where}: collective {sequence} of the future"
+            for peer in members:
+                assert run.tag not in held[peer], f"{where}: tag {run.tag} twice"
+                held[peer].add(run.tag)
+        for failure in self.aborted:
+            assert failure.peers, f"{where}: tag {failure.tag} failed for nobody"
+            for peer in failure.peers:
+                assert failure.tag not in held[peer], f"{where}: tag {failure.tag} twice"
+                held[peer].add(failure.tag)
+        assert held == {peer: self.held.get(peer, set()) for peer in members}, f"{where}: holds {self.held}, not {held}"
+        assert self.held.keys() <= members, f"{where}: holds something of strangers"
+
+
+cdef bint _is_one_signature(Tally tally) except -1:
+    # Whether all gave the same.
+    first = None
+    for shape in tally.shapes.values():
+        if first is None:
+            first = shape
+        elif shape != first:
+            return False
+    return True
+
+
+cdef str _explain_difference(Tally tally):
+    """Who said what, those who agree together."""
+    camps = {}
+    for peer, shape in tally.shapes.items():
+        camps.setdefault(shape, []).append(peer)
+    parts = [f"{name_peers(sorted(peers))}: {unpack_signatures(shape)[0]}" for shape, peers in camps.items()]
+    more = f"; and {len(parts) - SIDES_MAX} more" if len(parts) > SIDES_MAX else ""
+    sides = f"{'; '.join(parts[:SIDES_MAX])}{more}"
+    remedy = "Reduce the same count, dtype and op under a tag on every peer"
+    return f"the members do not agree on what all_reduce (tag {tally.tag}) is: {sides}. {remedy}"

@@ -1,0 +1,184 @@
+"""Whose state a group takes over: the rules, as functions of the votes and of what was agreed before.
+
+A vote names a revision, a strategy, and the digests of layout and content. Once all members have voted there is one
+decision, and the order in which they did has no part in it:
+
+1. *Schemas* must be equal. That of the last agreed state is right, else the one that most have, else that of the
+   lowest peer id; who has another one is kicked, and told which key is to blame.
+2. *Strategies*: beside ENFORCE_POPULAR no other may stand. If nobody would give its state, nothing can be done.
+3. *Revisions*: one more than the agreed one is expected; what is beyond is kicked. Before the first agreement the
+   highest is right. Where nobody has what is expected, only the agreed content itself will do, at any revision.
+4. *The election*: of the candidates those win whose content most have, then those with the lowest peer id. Everybody
+   else takes it over; a SEND_ONLY that differs is kicked instead, because it may not be overwritten.
+
+A state is *torn* where a transfer into it ended in the middle. It is nobody's state, so it is no candidate.
+Part of the master's machine; pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, NO_SHARED_STATE_AVAILABLE
+from pccl._core.protocol.state_schema import explain_difference
+from pccl._core.records import record
+
+from .deadlock import name_peers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# By number, as in the public enum.
+ENFORCE_POPULAR, RECEIVE_ONLY, SEND_ONLY = 0, 1, 2
+STRATEGIES = ("ENFORCE_POPULAR", "RECEIVE_ONLY", "SEND_ONLY")
+
+NEVER = -1  # the agreed revision before the first agreement
+
+
+@record
+class StateVote:
+    """One peer's part in a synchronisation."""
+
+    call: int  # the peer's own number for it
+    revision: int
+    strategy: int
+    torn: bool  # a transfer into it ended in the middle
+    layout: bytes
+    content: bytes
+    since_ns: int
+
+
+@record
+class Decision:
+    """What follows from the votes: somebody must go first, or all calls fail, or a state is elected."""
+
+    kicks: dict[int, tuple[int, str]]  # peer -> result and reason; if there are any, the rest decides again
+    failure: tuple[int, str] | None = None  # result and reason, the same for everybody
+    revision: int = NEVER  # of the elected state
+    content: bytes = b""
+    sources: tuple[int, ...] = ()  # who has it and may give it
+    receivers: tuple[tuple[int, bool], ...] = ()  # who lacks it; True: was outdated, and takes over everything
+
+
+def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
+    """The layout that everybody should have."""
+    holders = Counter(vote.layout for vote in votes.values())
+    if agreed in holders:
+        return agreed
+    lowest: dict[bytes, int] = {}
+    for peer in sorted(votes, reverse=True):
+        lowest[votes[peer].layout] = peer
+    return max(holders, key=lambda layout: (holders[layout], -lowest[layout]))
+
+
+def kick_odd_schemas(
+    votes: Mapping[int, StateVote], right: bytes, layouts: Mapping[bytes, bytes]
+) -> dict[int, tuple[int, str]]:
+    """Who has another layout than the right one, and which key is to blame. `layouts` by their digests."""
+    return {
+        peer: (INVALID_ARGUMENT, f"its shared state is laid out differently: {_explain(right, vote.layout, layouts)}")
+        for peer, vote in votes.items()
+        if vote.layout != right
+    }
+
+
+def _explain(right: bytes, wrong: bytes, layouts: Mapping[bytes, bytes]) -> str:
+    return explain_difference(layouts[right], layouts[wrong])
+
+
+def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decision:
+    """The decision over votes with equal layouts. `agreed` is the agreed revision, `content` its digest."""
+    popular = [peer for peer, vote in votes.items() if vote.strategy == ENFORCE_POPULAR]
+    if popular and len(popular) < len(votes):
+        return Decision(_kick_mixed(votes, popular))
+    givers = {peer: vote for peer, vote in votes.items() if vote.strategy != RECEIVE_ONLY}
+    if not givers:
+        reason = "every peer of the group called sync_shared_state with RECEIVE_ONLY: nobody would give its state"
+        return Decision({}, (INVALID_USAGE, reason))
+    whole = {peer: vote for peer, vote in givers.items() if not vote.torn}
+    if agreed == NEVER:
+        if not whole:
+            return Decision({}, (NO_SHARED_STATE_AVAILABLE, _NOTHING_WHOLE))
+        highest = max(vote.revision for vote in whole.values())
+        return _elect(votes, {peer: vote for peer, vote in whole.items() if vote.revision == highest}, highest, None)
+    expected = agreed + 1
+    candidates = {peer: vote for peer, vote in whole.items() if vote.revision == expected}
+    kicks = {
+        peer: (INVALID_USAGE, _explain_jump(vote.revision, agreed))
+        for peer, vote in votes.items()
+        if vote.revision > expected and (candidates or vote.content != content)
+    }
+    if kicks:
+        return Decision(kicks)
+    if candidates:
+        return _elect(votes, candidates, expected, None)
+    holders = {peer: vote for peer, vote in givers.items() if vote.content == content}
+    if holders:
+        return _elect(votes, holders, agreed, content)
+    return Decision({}, (NO_SHARED_STATE_AVAILABLE, _explain_want(votes, agreed, content)))
+
+
+def _elect(
+    votes: Mapping[int, StateVote], candidates: Mapping[int, StateVote], revision: int, resumed: bytes | None
+) -> Decision:
+    """The candidates' content with most votes; `resumed` is the agreed content if that alone says who is up to date."""
+    ballots = Counter(vote.content for vote in candidates.values())
+    lowest: dict[bytes, int] = {}
+    for peer in sorted(candidates, reverse=True):
+        lowest[candidates[peer].content] = peer
+    elected = max(ballots, key=lambda content: (ballots[content], -lowest[content]))
+    kicks, receivers = {}, []
+    for peer, vote in sorted(votes.items()):
+        has_it = vote.content == elected
+        current = has_it if resumed is not None else vote.revision == revision and not vote.torn
+        if has_it and current:
+            continue
+        if vote.strategy != SEND_ONLY:
+            receivers.append((peer, not current))
+        elif not has_it:
+            kicks[peer] = (INVALID_USAGE, _explain_loser(vote, revision, ballots[elected]))
+    if kicks:
+        return Decision(kicks)
+    sources = tuple(sorted(peer for peer, vote in candidates.items() if vote.content == elected))
+    return Decision({}, None, revision, elected, sources, tuple(receivers))
+
+
+# ---------------------------------------------------------------------------------------------- reasons
+
+_NOTHING_WHOLE = (
+    "nobody here has a whole state: a transfer ended in the middle, and those who had the state are gone. "
+    "Load a checkpoint and connect again."
+)
+
+
+def _kick_mixed(votes: Mapping[int, StateVote], popular: list[int]) -> dict[int, tuple[int, str]]:
+    who = name_peers(sorted(popular))
+    return {
+        peer: (INVALID_USAGE, f"called sync_shared_state with {STRATEGIES[vote.strategy]}, {who} with ENFORCE_POPULAR")
+        for peer, vote in votes.items()
+        if vote.strategy != ENFORCE_POPULAR
+    }
+
+
+def _explain_jump(revision: int, agreed: int) -> str:
+    return (
+        f"its shared state is at revision {revision}, but the group agreed on {agreed}: add exactly one between two "
+        f"calls of sync_shared_state"
+    )
+
+
+def _explain_loser(vote: StateVote, revision: int, count: int) -> str:
+    return (
+        f"called sync_shared_state with SEND_ONLY, but its state (revision {vote.revision}, digest "
+        f"{vote.content.hex()}) is not the one that was elected (revision {revision}, given by {count})"
+    )
+
+
+def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> str:
+    best = max(votes.values(), key=lambda vote: vote.revision)
+    return (
+        f"no peer is at revision {agreed + 1}, and none has the state that was last agreed (revision {agreed}, digest "
+        f"{content.hex()}); the newest here is revision {best.revision}. Load the checkpoint of revision {agreed} and "
+        "call again, or start a new run."
+    )

@@ -1,0 +1,20 @@
+# What a group's ring consists of; the bodies are in group.pyx.
+
+from .collectives cimport Collectives
+from .state_consensus cimport StateConsensus
+
+cdef class Group:
+    cdef readonly object number        # the peer group's number, chosen by users
+    cdef readonly list ring            # peer ids in ring order, newcomers among them
+    cdef readonly set newcomers        # in the ring, but not yet accepted
+    cdef public unsigned int epoch     # of the latest order; grows by one with each
+    cdef readonly dict edges           # (source, target) -> epoch in which the edge was ordered
+    cdef readonly set waiting          # members that have not reported this epoch
+    cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
+    cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
+    cdef readonly long long ordered_ns # when the latest order was given
+    cdef readonly object bandwidths    # what its directed edges carry, as far as anybody measured it
+    cdef readonly Collectives collectives  # what its members reduce together
+    cdef readonly StateConsensus agreement      # what they agreed to be their shared state
+
+    cpdef int size(self) except -1

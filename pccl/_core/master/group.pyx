@@ -1,0 +1,155 @@
+# cython: language_level=3
+"""One peer group's ring: who is in it, in which order, which edges stand, and who has yet to report.
+
+A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
+which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
+epoch, leaves it alone: so only changed edges are rewired, and both ends of an edge always agree on which connection is
+meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
+edge breaks again and again before the ring is whole counts as one.
+
+Its collectives are beside it, and so are what it agreed to be its shared state and what its edges are known to carry,
+each in a machine of its own. Part of the master's machine; pure, and knows nothing of votes.
+"""
+
+from pccl._core.protocol.messages import RingOrder
+
+from .collectives cimport Collectives
+from .state_consensus cimport StateConsensus
+from .ring import choose_victim, find_ring, steps_of
+
+
+cdef class Group:
+    """The ring of one peer group, as the master sees it."""
+
+    def __init__(self, number, bandwidths):
+        self.number = number
+        self.bandwidths = bandwidths
+        self.ring = []
+        self.newcomers = set()
+        self.epoch = 0
+        self.edges = {}
+        self.waiting = set()
+        self.losses = {}
+        self.marks = {}
+        self.ordered_ns = 0
+        self.collectives = Collectives(number)
+        self.agreement = StateConsensus(number)
+
+    def add(self, peer):
+        """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
+        self.ring.append(peer)
+        self.newcomers.add(peer)
+        self.bandwidths.add(peer)
+
+    def accept(self, peer):
+        """The newcomer is a member."""
+        self.newcomers.discard(peer)
+
+    def remove(self, peer):
+        """A member is gone; its two edges with it."""
+        self.ring.remove(peer)
+        self.collectives.remove(peer)
+        self.agreement.remove(peer)
+        self.bandwidths.drop(peer)
+        self.newcomers.discard(peer)
+        self.waiting.discard(peer)
+        self.edges = {pair: epoch for pair, epoch in self.edges.items() if peer not in pair}
+        self.marks = {pair: mark for pair, mark in self.marks.items() if peer not in pair}
+        self.losses = {pair: count for pair, count in self.losses.items() if peer not in pair}
+
+    def members(self):
+        """Who is in it and accepted."""
+        return set(self.ring) - self.newcomers
+
+    cpdef int size(self) except -1:
+        """How many members it has; newcomers do not count."""
+        return len(self.ring) - len(self.newcomers)
+
+    def lose_edge(self, source, target, epoch):
+        """An edge broke though its peers live: how often since the ring was whole. 0 if that edge is already history."""
+        pair = source, target
+        if self.edges.get(pair) != epoch:
+            return 0
+        del self.edges[pair]
+        self.losses[pair] = self.losses.get(pair, 0) + 1
+        return self.losses[pair]
+
+    def mark(self, source, target, reason, expiry_ns):
+        """The pair cannot connect; go around it until the mark expires."""
+        self.marks[(source, target)] = (expiry_ns, reason)
+
+    def forbidden(self, now_ns):
+        """Pairs that cannot connect, as far as that is still believed."""
+        return {pair for pair, mark in self.marks.items() if mark[0] > now_ns}
+
+    def adopt(self, ring):
+        """Another order of the same members, to be wired next."""
+        assert set(ring) == set(self.ring) and len(ring) == len(self.ring), f"{ring} are not the members {self.ring}"
+        self.ring = list(ring)
+
+    def solve(self, now_ns):
+        """Put the ring into a legal order. False if there is none."""
+        self.marks = {pair: mark for pair, mark in self.marks.items() if mark[0] > now_ns}
+        order = find_ring(self.ring, set(self.marks))
+        if order is None:
+            return False
+        self.ring = order
+        return True
+
+    def victim(self, suspects):
+        """Without a legal order: who must go, and why. `suspects` have not been heard of lately."""
+        victim = choose_victim(self.ring, self.newcomers, set(self.marks), suspects)
+        members = set(self.ring)
+        reasons = [
+            f"peer {pair[0]} cannot reach peer {pair[1]} ({mark[1]})"
+            for pair, mark in sorted(self.marks.items())
+            if victim in pair and pair[0] in members and pair[1] in members
+        ]
+        return victim, (
+            f"no ring is possible with peer {victim}: {'; '.join(reasons[:4]) or 'too many pairs cannot connect'}. "
+            "Check that peers can dial each other's one port (firewall, Options.advertise)."
+        )
+
+    def order(self, dict peers, long long now_ns):
+        """Begin a new epoch: the list of (peer id, RingOrder) that its members need."""
+        cdef list wires = []
+        cdef Py_ssize_t count = len(self.ring)
+        self.epoch += 1
+        self.ordered_ns = now_ns
+        self.waiting = set(self.ring)
+        standing = self.edges
+        self.edges = {step: standing.get(step, self.epoch) for step in steps_of(self.ring)}
+        for index, peer_id in enumerate(self.ring):
+            if count < 2:
+                wires.append((peer_id, RingOrder(self.epoch, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")))
+                break
+            here = peers[peer_id]
+            previous_id, next_id = self.ring[index - 1], self.ring[(index + 1) % count]
+            previous, following = peers[previous_id], peers[next_id]
+            wires.append((peer_id, RingOrder(
+                self.epoch, index, count,
+                next_id, self.edges[(peer_id, next_id)], min(here.lanes, following.lanes),
+                previous_id, self.edges[(previous_id, peer_id)], min(previous.lanes, here.lanes),
+                following.port, following.host,
+            )))
+        return wires
+
+    def reported(self, peer, epoch):
+        """A member has its edges up. True if it was the last one of this epoch."""
+        if epoch != self.epoch or peer not in self.waiting:
+            return False
+        self.waiting.discard(peer)
+        if self.waiting:
+            return False
+        self.losses.clear()
+        return True
+
+    def check(self):
+        """Invariants of a ring between two events."""
+        members = set(self.ring)
+        assert len(members) == len(self.ring), f"group {self.number}: a member twice in {self.ring}"
+        assert self.newcomers <= members, f"group {self.number}: newcomers {self.newcomers} not in {self.ring}"
+        assert self.waiting <= members, f"group {self.number}: waits for {self.waiting}, not in {self.ring}"
+        assert set(self.edges) == set(steps_of(self.ring)), f"group {self.number}: edges {self.edges} of {self.ring}"
+        self.bandwidths.check()
+        assert all(epoch <= self.epoch for epoch in self.edges.values()), f"group {self.number}: an edge of the future"

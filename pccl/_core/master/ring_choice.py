@@ -1,0 +1,50 @@
+"""Which ring a group should have, by what its edges carry: the decision, with its reason.
+
+The present ring stays unless the slowest step of another is clearly faster: to rewire costs every lane a connection,
+and rates are measurements, which never come out the same twice. Two candidates stand against it: what a short search
+finds now, and what a long one has found in the background since the last time. Pure.
+"""
+
+from __future__ import annotations
+
+from pccl._core.solver.solver import MEMBERS_MAX, STEPS, evaluate, solve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+MARGIN = 1.05  # of the slowest step: less than this is the noise of measuring
+
+
+def choose_ring(
+    ring: Sequence[int], rates: array[float], seed: int, found: Sequence[int] | None = None
+) -> tuple[list[int] | None, str]:
+    """The ring to change to, or None, and why. `rates` are in the order of the ring, `found` is of the same peers."""
+    count = len(ring)
+    if count < 3:
+        return None, "there is only one"
+    if count > MEMBERS_MAX:
+        return None, f"more than {MEMBERS_MAX} members are not compared"
+    present = evaluate(rates, range(count))
+    best = solve(rates, count, range(count), seed, STEPS)
+    order, worth = (list(range(count)), present) if best is None else (best.order, (best.bottleneck, best.total))
+    if found is not None and set(found) == set(ring):
+        place = {peer: index for index, peer in enumerate(ring)}
+        there = [place[peer] for peer in found]
+        value = evaluate(rates, there)
+        if value is not None and (worth is None or (value[0], -value[1]) > (worth[0], -worth[1])):
+            order, worth = there, value
+    if worth is None:
+        return None, "no ring of measured edges was found"
+    begin = order.index(0)
+    chosen = [ring[index] for index in order[begin:] + order[:begin]]
+    if present is None:
+        return chosen, f"the present ring has a step that could not be measured; this one carries {_name(worth[0])}"
+    if worth[0] < MARGIN * present[0]:
+        return None, f"its slowest step carries {_name(present[0])}, that of the best one {_name(worth[0])}"
+    return chosen, f"its slowest step carries {_name(worth[0])} instead of {_name(present[0])}"
+
+
+def _name(rate: float) -> str:
+    return f"{rate / 1e6:.4g} MB/s"

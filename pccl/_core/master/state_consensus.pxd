@@ -1,0 +1,37 @@
+# What a group's agreement on its shared state consists of; the bodies are in agreement.pyx.
+
+cdef class Transfer:
+    cdef readonly object round           # its number: grows by one, never used again
+    cdef readonly object revision        # what is agreed when it is done
+    cdef readonly bytes content
+    cdef readonly bytes layout
+    cdef readonly dict votes             # who takes part and has no answer yet -> its vote
+    cdef readonly set sources            # who can still be fetched from
+    cdef readonly set fetching           # who has not said that it holds the state
+    cdef readonly dict places            # who takes part, or did -> where it can be dialled
+    cdef readonly dict stranded          # of those who fetch: who has no source left -> why
+
+cdef class StateConsensus:
+    cdef readonly object number          # the peer group's
+    cdef public object revision          # what was agreed last; NEVER before the first time
+    cdef public bytes content            # the digest of that state
+    cdef public bytes layout             # and of its layout
+    cdef public bint warned              # a long wait was reported
+    cdef readonly dict votes             # peer -> its vote that is not decided on
+    cdef readonly dict layouts           # digest -> the layout, as far as the votes made it necessary to ask
+    cdef readonly dict asked             # digest -> (peer that was asked for that layout, pages so far)
+    cdef readonly Transfer transfer      # under way; None: nothing moves
+    cdef readonly object latest          # number of the latest transfer
+    cdef list outbox                     # (peer, message) of the event being handled
+
+    cpdef bint holds(self, peer) except -1
+    cpdef bint is_idle(self) except -1
+
+    cdef _lose_part(self, peer)
+    cdef bint _know_schemas(self)
+    cdef _ask(self, bytes layout)
+    cdef dict _decide(self, dict peers)
+    cdef _begin_transfer(self, decision, bytes layout, dict peers)
+    cdef _answer_all(self, dict votes, int result, str reason)
+    cdef bint _complete_transfer(self, dict kicks)
+    cdef _appoint(self, heirs)

@@ -1,0 +1,315 @@
+# cython: language_level=3
+"""What one peer group has agreed to be its shared state, and how it comes to agree on the next one.
+
+    votes ──all members──▶ layouts equal? ──no──▶ asked for ──▶ the odd ones are kicked ──▶ decided again
+                                └──yes──▶ decided ──all equal──▶ agreed
+                                             ├──some lack it──▶ transfer ──all hold it──▶ agreed
+                                             └──impossible──▶ every call fails, nothing changes
+
+**The vote** is complete when every member of the group has one. The rules of the decision are in `election`. The master
+never sees content; it sees a layout only when two of them differ, from one holder of each.
+
+**A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
+hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
+*stranded*. When all who still fetch are, and every source is lost, those who have finished meanwhile become sources, the
+*heirs*; without any, all calls fail. Who is stranded though a source is there cannot reach it, and is kicked. So a sync
+succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the state,
+and it is agreed.
+
+**What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last one
+or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
+
+A ring that is rewired does not concern any of this. Part of the master's machine, which sends what `settle` returns; pure.
+"""
+
+from pccl._core.protocol.events import SYNC
+from pccl._core.protocol.messages import AskSchema, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
+from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_LOST
+from pccl._core.protocol.sources import Source, pack_sources
+from pccl._core.protocol.state_schema import PAGES_MAX, digest_schema, unpack_schema
+from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
+
+from .ballots import OpenCall
+from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
+
+CUT_OFF = "it cannot fetch the shared state from any of the peers that have it"
+SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was sent: call sync_shared_state again"
+
+
+cdef class Transfer:
+    """A state on its way from those who have it to those who lack it."""
+
+    def __init__(self, number, decision, bytes layout, dict votes):
+        self.round = number
+        self.revision = decision.revision
+        self.content = decision.content
+        self.layout = layout
+        self.votes = votes
+        self.sources = set(decision.sources)
+        self.fetching = {peer for peer, _ in decision.receivers}
+        self.places = {}
+        self.stranded = {}
+
+
+cdef class StateConsensus:
+    """The votes, the transfer and the agreed state of one group."""
+
+    def __init__(self, number):
+        self.number = number
+        self.revision = NEVER
+        self.content = self.layout = b""
+        self.warned = False
+        self.votes = {}
+        self.layouts = {}
+        self.asked = {}
+        self.transfer = None
+        self.latest = 0
+        self.outbox = []
+
+    # ------------------------------------------------------------------------------------------ what members say
+
+    def vote(self, peer, message, long long now_ns):
+        """A member is in sync_shared_state. Returns what is wrong with that if an honest peer would not say it."""
+        if self.holds(peer):
+            return f"voted twice in {SYNC}"
+        if message.strategy >= len(STRATEGIES) or not 1 <= message.keys <= KEYS_MAX:
+            return f"voted nonsense in {SYNC}: strategy {message.strategy}, {message.keys} keys"
+        self.votes[peer] = StateVote(
+            message.call, message.revision, message.strategy, message.torn, message.layout, message.content, now_ns
+        )
+        return ""
+
+    def give_schema(self, peer, message):
+        """A page of the layout that was asked for. Returns what is wrong with it, or nothing."""
+        vote = self.votes.get(peer)
+        if vote is None or vote.call != message.call or self.asked.get(vote.layout, (0,))[0] != peer:
+            return ""  # what it was asked for is settled without it
+        pages = self.asked[vote.layout][1]
+        if message.page != len(pages) or not message.page < message.pages <= PAGES_MAX:
+            return f"sent page {message.page} of {message.pages} of its layout after {len(pages)} of them"
+        pages.append(message.rows)
+        if len(pages) == message.pages:
+            layout = b"".join(pages)
+            del self.asked[vote.layout]
+            try:
+                unpack_schema(layout)
+            except ValueError as error:
+                return f"sent no layout: {error}"
+            if digest_schema(layout) != vote.layout:
+                return "sent another layout than the one it voted with"
+            self.layouts[vote.layout] = layout
+        return ""
+
+    def fetched(self, peer, message):
+        """A receiver holds the state now, or cannot. Returns what is wrong with that, or nothing."""
+        cdef Transfer transfer = self.transfer
+        if message.round > self.latest:
+            return f"fetched in transfer {message.round}, which has not begun"
+        if transfer is None or message.round != transfer.round or peer not in transfer.votes:
+            return ""  # answered already: its last source was lost, or its caller gave up
+        if peer not in transfer.fetching:
+            return f"fetched in transfer {message.round}, in which it has nothing to fetch"
+        if peer in transfer.stranded:
+            return f"fetched in transfer {message.round}, in which it had no source left"
+        if message.ok:
+            transfer.fetching.discard(peer)
+        else:
+            transfer.stranded[peer] = message.reason
+        return ""
+
+    def withdraw(self, peer, call):
+        """A caller gave up. Too late is no error: then the answer is already on its way."""
+        cdef Transfer transfer = self.transfer
+        vote = self.votes.get(peer)
+        if vote is None and transfer is not None:
+            vote = transfer.votes.get(peer)
+        if vote is not None and vote.call == call:
+            self._lose_part(peer)
+
+    # ------------------------------------------------------------------------------------------ what the master decides
+
+    def fail(self, peer, str reason):
+        """This vote ends without the others."""
+        vote = self.votes[peer]
+        self._lose_part(peer)
+        self.outbox.append((peer, CallFailed(vote.call, INVALID_USAGE, reason)))
+
+    def remove(self, peer):
+        """A member is gone, and its part in everything with it."""
+        self._lose_part(peer)
+        self.outbox = [(other, message) for other, message in self.outbox if other != peer]
+
+    cdef _lose_part(self, peer):
+        cdef Transfer transfer = self.transfer
+        if self.votes.pop(peer, None) is not None:
+            wanted = {vote.layout for vote in self.votes.values()}
+            self.asked = {layout: asked for layout, asked in self.asked.items() if asked[0] != peer}
+            self.layouts = {layout: packed for layout, packed in self.layouts.items() if layout in wanted}
+        if transfer is None or transfer.votes.pop(peer, None) is None:
+            return
+        if not transfer.votes:
+            self.transfer = None  # nobody has a part in it any more
+            return
+        transfer.fetching.discard(peer)
+        transfer.stranded.pop(peer, None)
+        if peer in transfer.sources:
+            transfer.sources.discard(peer)
+            for other in sorted(transfer.fetching - transfer.stranded.keys()):
+                self.outbox.append((other, SourceGone(transfer.votes[other].call, transfer.round, peer)))
+
+    def settle(self, int members, dict peers):
+        """What follows: messages as (peer, message), who is kicked as {peer: (result, reason)}, and whether there is a
+        new agreement, which must be kept before the messages are sent. With kicks, settle again when they are done.
+
+        `members` is how many must vote, `peers` says where they can be dialled.
+        """
+        kicks, agreed = {}, False
+        if self.transfer is not None:
+            agreed = self._complete_transfer(kicks)
+        if not kicks and self.votes and len(self.votes) == members and self._know_schemas():
+            kicks = self._decide(peers)
+            if self.transfer is not None:
+                agreed = self._complete_transfer(kicks) or agreed
+        told, self.outbox = self.outbox, []
+        return told, kicks, agreed
+
+    cdef bint _know_schemas(self):
+        """Whether all have one layout, or every layout is known; if not, those who have it are asked."""
+        wanted = {vote.layout for vote in self.votes.values()}
+        if len(wanted) == 1:
+            return True
+        for layout in sorted(wanted - self.layouts.keys() - self.asked.keys()):
+            self._ask(layout)
+        return len(self.layouts) == len(wanted)
+
+    cdef _ask(self, bytes layout):
+        peer = min(peer for peer, vote in self.votes.items() if vote.layout == layout)
+        self.asked[layout] = (peer, [])
+        self.outbox.append((peer, AskSchema(self.votes[peer].call)))
+
+    cdef dict _decide(self, dict peers):
+        """The vote is complete: who must go first, or nobody, and then it is closed."""
+        right = choose_schema(self.votes, self.layout)
+        kicks = kick_odd_schemas(self.votes, right, self.layouts)
+        if kicks:
+            return kicks
+        decision = decide(self.votes, self.revision, self.content)
+        if decision.kicks:
+            return decision.kicks
+        if decision.failure is not None:
+            result, reason = decision.failure
+            self._answer_all(self.votes, result, reason)
+        else:
+            self._begin_transfer(decision, right, peers)
+        self.votes = {}
+        self.layouts = {}
+        self.asked = {}
+        self.warned = False
+        return {}
+
+    cdef _begin_transfer(self, decision, bytes layout, dict peers):
+        """The sources before the receivers, so that whoever dials is expected, most of the time."""
+        if decision.receivers:
+            self.latest += 1
+        self.transfer = Transfer(self.latest, decision, layout, self.votes)
+        if not decision.receivers:
+            return
+        for peer in decision.sources:
+            self.outbox.append((peer, Serve(self.votes[peer].call, self.latest)))
+        self.transfer.places = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
+        sources = [self.transfer.places[peer] for peer in decision.sources]
+        for turn, (peer, whole) in enumerate(decision.receivers):
+            # Everybody begins with another source, so that none of them is asked by all.
+            first = turn % len(sources)
+            packed = pack_sources(sources[first:] + sources[:first])
+            call = self.votes[peer].call
+            self.outbox.append((peer, Fetch(call, self.latest, whole, decision.revision, decision.content, packed)))
+
+    cdef _answer_all(self, dict votes, int result, str reason):
+        for peer in sorted(votes):
+            self.outbox.append((peer, CallFailed(votes[peer].call, result, reason)))
+
+    cdef bint _complete_transfer(self, dict kicks):
+        """End it if nobody fetches any more, or can; who cannot, though others could, goes first. True if there is a new
+        agreement.
+        """
+        cdef Transfer transfer = self.transfer
+        if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
+            heirs = transfer.votes.keys() - transfer.fetching
+            if transfer.sources:
+                for peer, reason in transfer.stranded.items():
+                    kicks[peer] = RANK_CONNECTION_LOST, f"{CUT_OFF}: {reason}"
+            elif heirs:
+                self._appoint(heirs)
+            else:
+                self._answer_all(transfer.votes, RANK_CONNECTION_LOST, SOURCES_LOST)
+                self.transfer = None
+                return False
+        if transfer.fetching:
+            return False
+        self.transfer = None
+        for peer in sorted(transfer.votes):
+            self.outbox.append((peer, SyncDone(transfer.votes[peer].call, transfer.revision)))
+        now = transfer.revision, transfer.content, transfer.layout
+        if not transfer.votes or now == (self.revision, self.content, self.layout):
+            return False
+        self.revision, self.content, self.layout = now
+        return True
+
+    cdef _appoint(self, heirs):
+        """Who has finished serves those who are stranded."""
+        cdef Transfer transfer = self.transfer
+        transfer.sources |= heirs
+        for peer in sorted(heirs):
+            self.outbox.append((peer, Serve(transfer.votes[peer].call, transfer.round)))
+        packed = pack_sources([transfer.places[peer] for peer in sorted(heirs)])
+        for peer in sorted(transfer.stranded):
+            self.outbox.append((peer, MoreSources(transfer.votes[peer].call, transfer.round, packed)))
+        transfer.stranded.clear()
+
+    # ------------------------------------------------------------------------------------------ reports
+
+    cpdef bint holds(self, peer) except -1:
+        """Whether this member is in sync_shared_state."""
+        return peer in self.votes or self.transfer is not None and peer in self.transfer.votes
+
+    cpdef bint is_idle(self) except -1:
+        """Whether nobody is."""
+        return self.transfer is None and not self.votes
+
+    def open_calls(self, set members):
+        """The vote and the transfer, as calls that somebody waits in."""
+        calls = []
+        if self.votes:
+            missing = members - self.votes.keys() or {peer for peer, _ in self.asked.values()}
+            waiting = {peer: vote.since_ns for peer, vote in self.votes.items() if peer not in missing}
+            calls.append(OpenCall(SYNC, frozenset(missing), waiting, None, self))
+            if not missing:
+                self.warned = False
+        if self.transfer is not None:
+            waiting = {peer: vote.since_ns for peer, vote in self.transfer.votes.items()}
+            calls.append(OpenCall(SYNC, frozenset(), waiting, None, self))
+        return calls
+
+    def check(self, set members):
+        """Invariants between two events."""
+        cdef Transfer transfer = self.transfer
+        where = f"group {self.number}"
+        assert not self.outbox, f"{where}: something about its state was not told"
+        assert self.votes.keys() <= members, f"{where}: state votes of {set(self.votes)}"
+        assert len(self.votes) < len(members) or not members or self.asked, f"{where}: a decision was forgotten"
+        wanted = {vote.layout for vote in self.votes.values()}
+        assert self.layouts.keys() <= wanted, f"{where}: layouts of nobody"
+        assert not (self.layouts.keys() & self.asked.keys()), f"{where}: asked for a layout that is known"
+        for layout, (peer, pages) in self.asked.items():
+            assert self.votes[peer].layout == layout, f"{where}: asked peer {peer} for another's layout"
+            assert sum(len(page) for page in pages) <= SCHEMA_BYTES_MAX, f"{where}: a layout without an end"
+        assert (self.revision == NEVER) == (not self.content) == (not self.layout), f"{where}: agreed on half a state"
+        if transfer is not None:
+            assert transfer.fetching, f"{where}: a transfer with nothing to do"
+            assert transfer.stranded.keys() < transfer.fetching, f"{where}: all of {transfer.stranded} wait for sources"
+            assert transfer.sources | transfer.fetching <= transfer.votes.keys(), f"{where}: strangers in a transfer"
+            assert not (transfer.sources & transfer.fetching), f"{where}: somebody fetches from itself"
+            assert transfer.votes.keys() <= members, f"{where}: a transfer of {set(transfer.votes)}"
+            assert not (transfer.votes.keys() & self.votes.keys()), f"{where}: somebody is in two calls"
+            assert transfer.revision in (self.revision, self.revision + 1) or self.revision == NEVER, f"{where}: a jump"

@@ -1,0 +1,228 @@
+"""What the master tells an operator: one JSON-ready dict of plain numbers, texts and lists, made when somebody asks.
+
+A pure function of the machine: it reads what the machine shows of itself, changes nothing and keeps nothing, so a run
+that nobody asks about pays nothing for it. Durations are seconds, peers go by their ids, everything is in a fixed
+order. Every list is cut at a bound, with the full count beside it, so that the largest run makes a report that fits.
+
+    run round uptime_seconds world counters   the run as a whole
+    newcomers   count peers reason            who waits to become a member, and for what
+    peers[]     id group address lanes state phase_seconds call call_seconds heard_seconds, and what its lanes move
+    groups[]    group members epoch ring wiring revision digest unreachable running commenced bandwidths
+    votes[]     call group seconds present missing reason
+
+A group's `bandwidths` are what is known of its directed edges, with age and origin (see `bandwidths`).
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+from pccl._core.protocol.codec import BLOB_BYTES_MAX
+from pccl._core.protocol.events import OPTIMIZE, SYNC, TOPOLOGY
+from pccl._core.protocol.messages import REPORT_BYTES_MAX, Report
+from pccl._core.records import record
+
+from .ballots import OpenCall, name_missing
+from .deadlock import name_peers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from .group import Group
+    from .master_state import MasterState
+    from .roster import Peer
+
+REPORT_ITEMS_MAX = 1024  # of any list: more than anybody reads, and a report of a few hundred kilobytes
+REPORT_TAGS_MAX = 32  # of a group's collectives, the oldest first: a loop may launch thousands, and all wait alike
+
+
+@record
+class Call:
+    """A call that somebody is in and that has not been answered."""
+
+    name: str
+    group: int | None  # None: a call of all members of the run
+    began_ns: int
+    present: dict[int, int]  # who is in it, since when
+    missing: frozenset[int]  # who has yet to make it; empty: it is under way
+
+
+def report(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
+    """The description, and these facts about the master's process, as the pages that travel."""
+    import json  # here, because a master that nobody asks needs none
+
+    most = REPORT_ITEMS_MAX
+    while True:
+        text = json.dumps({**facts, **describe(state, now_ns, most)}, separators=(",", ":")).encode()
+        if len(text) <= REPORT_BYTES_MAX or most == 1:
+            break
+        most //= 2  # many groups with large rings: shorter lists until it fits
+    cuts = range(0, len(text), BLOB_BYTES_MAX)
+    return [Report(page, len(cuts), text[cut : cut + BLOB_BYTES_MAX]) for page, cut in enumerate(cuts)]
+
+
+def describe(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MAX) -> dict[str, Any]:
+    """The run at this moment; no list is longer than `most`."""
+    votes = _votes(state)
+    busy = _who_is_in_what(state, votes)
+    groups = sorted(state.groups)
+    return {
+        "run": state.run.hex(),
+        "round": state.round,
+        "uptime_seconds": _seconds(now_ns - state.began_ns),
+        "world": len(state.accepted),
+        "counters": dict(state.counters),
+        "newcomers": {
+            "count": len(state.registered) + len(state.admitting),
+            "peers": _cut(state.registered | state.admitting, most),
+            "reason": _why_newcomers_wait(state, votes),
+        },
+        "peers_count": len(state.peers),
+        "peers": [_peer(state, state.peers[peer], busy.get(peer), now_ns) for peer in _cut(state.peers, most)],
+        "groups_count": len(groups),
+        "groups": [_group(state.groups[number], now_ns, most) for number in groups[:most]],
+        "votes_count": len(votes),
+        "votes": [_vote(state, call, votes, now_ns, most) for call in votes[:most]],
+    }
+
+
+# ---------------------------------------------------------------------------------------------- who is in which call
+
+
+def _votes(state: MasterState) -> list[Call]:
+    """Calls that members have made and that are not answered: those of the run, then each group's."""
+    calls = []
+    for name, votes in state.votes.items():
+        if votes:
+            since = {peer: vote.since_ns for peer, vote in votes.items()}
+            closed = name == TOPOLOGY and state.admission
+            missing = frozenset() if closed else frozenset(state.accepted - votes.keys())
+            calls.append(Call(name, None, min(since.values()), since, missing))
+    if state.optimizers:
+        since = {peer: vote.since_ns for peer, vote in state.optimizers.items()}
+        calls.append(Call(OPTIMIZE, None, min(since.values()), since, frozenset()))
+    for number, group in sorted(state.groups.items()):
+        for tally in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
+            since = dict.fromkeys(tally.shapes, tally.began_ns)
+            name = f"all_reduce (tag {tally.tag})"
+            calls.append(Call(name, number, tally.began_ns, since, frozenset(group.ring) - tally.shapes.keys()))
+        if group.agreement.votes:
+            since = {peer: vote.since_ns for peer, vote in group.agreement.votes.items()}
+            calls.append(Call(SYNC, number, min(since.values()), since, frozenset(group.ring) - since.keys()))
+    return calls
+
+
+def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[str, str, int]]:
+    """Peer to what it does, in which call, since when. Votes win: who votes waits for somebody."""
+    busy: dict[int, tuple[str, str, int]] = {}
+    for group in state.groups.values():
+        for run in islice(group.collectives.running.values(), REPORT_TAGS_MAX):
+            for peer in run.members:
+                busy.setdefault(peer, ("reducing", f"all_reduce (tag {run.tag})", run.began_ns))
+    for call in reversed(votes):
+        for peer, since_ns in call.present.items():
+            busy[peer] = "voting", call.name, since_ns
+    return busy
+
+
+def _why_newcomers_wait(state: MasterState, votes: list[Call]) -> str:
+    """Empty if nobody waits."""
+    if state.wiring and (state.registered or state.admitting):
+        late = chain.from_iterable(state.groups[number].waiting for number in state.wiring)
+        return f"rings are being wired; {name_peers(sorted(late))} have yet to report"
+    if not state.registered:
+        return ""
+    missing = state.accepted - state.votes[TOPOLOGY].keys()
+    return f"they are admitted when all members call update_topology; missing: {_name_missing(missing, votes)}"
+
+
+def _name_missing(missing: Iterable[int], votes: list[Call]) -> str:
+    return name_missing(set(missing), [OpenCall(call.name, call.missing, call.present) for call in votes])
+
+
+# ---------------------------------------------------------------------------------------------- the parts
+
+
+def _peer(state: MasterState, peer: Peer, busy: tuple[str, str, int] | None, now_ns: int) -> dict[str, Any]:
+    what, call, since_ns = busy or ("idle", None, now_ns)
+    if peer.id in state.registered:
+        what = "newcomer"
+    elif peer.id in state.admitting:
+        what = "joining"
+    elif peer.id in state.groups[peer.group].waiting:
+        what = "wiring"
+    return {
+        "id": peer.id,
+        "group": peer.group,
+        "address": f"[{peer.host}]:{peer.port}" if ":" in peer.host else f"{peer.host}:{peer.port}",
+        "lanes": peer.lanes,
+        "state": what,
+        "phase_seconds": _seconds(now_ns - peer.phase_ns),
+        "call": call,
+        "call_seconds": _seconds(now_ns - since_ns) if call else None,
+        "heard_seconds": _seconds(now_ns - peer.heard_ns),
+        "tx_bytes": peer.tx_bytes,
+        "rx_bytes": peer.rx_bytes,
+        "tx_bytes_per_second": round(peer.tx_rate),
+        "rx_bytes_per_second": round(peer.rx_rate),
+    }
+
+
+def _group(group: Group, now_ns: int, most: int) -> dict[str, Any]:
+    marks = sorted((pair, mark) for pair, mark in group.marks.items() if mark[0] > now_ns)
+    return {
+        "group": group.number,
+        "members": group.size(),
+        "epoch": group.epoch,
+        "ring": group.ring[:most],
+        "wiring": _cut(group.waiting, most),
+        "revision": group.agreement.revision if group.agreement.revision >= 0 else None,
+        "digest": group.agreement.content.hex() or None,
+        "unreachable": [
+            {"source": source, "target": target, "reason": reason, "seconds_left": _seconds(expiry_ns - now_ns)}
+            for (source, target), (expiry_ns, reason) in marks[:most]
+        ],
+        "running": len(group.collectives.running),
+        "commenced": group.collectives.latest,
+        "bandwidths": _bandwidths(group, now_ns, most),
+    }
+
+
+def _bandwidths(group: Group, now_ns: int, most: int) -> dict[str, Any]:
+    known = group.bandwidths.describe(now_ns)
+    edges = known["edges"]
+    return {"edges_count": len(edges), "edges": edges[:most], "stale": known["stale"], "unknown": known["unknown"]}
+
+
+def _vote(state: MasterState, call: Call, votes: list[Call], now_ns: int, most: int) -> dict[str, Any]:
+    if call.missing:
+        reason = f"waits for {_name_missing(call.missing, votes)}"
+    elif call.name == OPTIMIZE:
+        measuring = sorted(number for number, one in state.measurements.items() if not one.is_over())
+        reason = f"all have voted; groups {measuring} measure their edges" if measuring else "the rings are being wired"
+    elif call.group is None and state.admission:
+        reason = "all have voted; the rings are being wired"
+    elif call.group is None and state.held:
+        reason = "all have voted, and each waits for a larger group (wait_for_world_size)"
+    else:
+        reason = "all have voted; the ring is being wired"
+    return {
+        "call": call.name,
+        "group": call.group,
+        "seconds": _seconds(now_ns - call.began_ns),
+        "present_count": len(call.present),
+        "present": _cut(call.present, most),
+        "missing_count": len(call.missing),
+        "missing": _cut(call.missing, most),
+        "reason": reason,
+    }
+
+
+def _cut(peers: Iterable[int], most: int) -> list[int]:
+    return sorted(peers)[:most]
+
+
+def _seconds(duration_ns: int) -> float:
+    return round(max(duration_ns, 0) / 1e9, 3)

@@ -1,0 +1,1 @@
+"""What travels between processes and hosts, as values and as bytes; no I/O."""

@@ -1,0 +1,204 @@
+"""The door: how strangers on a port prove that they belong, in two round trips, before anything else is heard.
+
+    caller                                   answerer
+      ClientHello(nonce) ──────────────────────────▶        no secret, no name: nobody is trusted yet
+           ◀────────────────────────── Challenge(nonce)
+      Hello(proof, what it wants) ───────────▶        proof = HMAC(token, "caller", both nonces, the hello's fields)
+           ◀──────────────────── Welcome(proof)       proof = HMAC(token, "answerer", both nonces, the caller's proof)
+
+The token itself never travels. A hello that is replayed fails because the challenge is new; one that was altered fails
+because the proof covers its fields. The answerer proves itself last, so that a stranger cannot collect proofs from it.
+A run without a token uses the empty one: the same steps, no second path.
+
+`Door` keeps the strangers of one listening port: how many there may be, how long they may take, and a count of
+everyone who was turned away, by kind. Pure: it is fed decoded messages and time, and returns actions.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from pccl._core.records import record
+
+from .codec import encode
+from .messages import Challenge, ClientHello, Refused, Welcome
+from .outcomes import INVALID_USAGE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+@record
+class Say:
+    """Send this message to the stranger."""
+
+    conn: int
+    message: Any
+
+
+@record
+class Admit:
+    """The caller proved itself; its hello goes to the machine, and `welcome` back to it if the machine agrees."""
+
+    conn: int
+    hello: Any
+    welcome: Welcome
+
+
+@record
+class TurnAway:
+    """Close the connection. `first` says whether this is the first of its kind from there, and so worth a log line."""
+
+    conn: int
+    kind: str
+    reason: str
+    first: bool
+    total: int  # of its kind, this one included
+
+
+class PendingConnection:
+    """A connection that has not proven itself."""
+
+    __slots__ = ("caller_nonce", "conn", "deadline_ns", "host", "nonce")
+
+    def __init__(self, conn: int, host: str, deadline_ns: int) -> None:
+        self.conn = conn
+        self.host = host
+        self.deadline_ns = deadline_ns
+        self.caller_nonce = b""  # empty until it knocked
+        self.nonce = b""
+
+
+class Door:
+    """The strangers at one port."""
+
+    def __init__(
+        self,
+        token: bytes,
+        hellos: type[Any] | tuple[type[Any], ...],
+        nonces: Callable[[], bytes],
+        timeout_ns: int,
+        most: int,
+    ) -> None:
+        self._token = token
+        self._hellos = hellos  # the kinds of hello that this port answers
+        self._nonces = nonces  # 32 fresh bytes a call; a seeded source in tests
+        self._timeout_ns = timeout_ns
+        self._most = most
+        self.strangers: dict[int, PendingConnection] = {}  # in order of arrival, so the first is the oldest
+        self._logged: set[tuple[str, str]] = set()  # (host, kind) that has had its log line
+        self.counts: dict[str, int] = {}  # kind of offence to how often
+
+    def __len__(self) -> int:
+        return len(self.strangers)
+
+    def __contains__(self, conn: int) -> bool:
+        return conn in self.strangers
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When the oldest stranger's time is up."""
+        for stranger in self.strangers.values():
+            return stranger.deadline_ns
+        return None
+
+    def arrived(self, conn: int, host: str, now_ns: int) -> list[Any]:
+        """A connection was accepted by the port. The oldest stranger makes room when there are too many."""
+        actions: list[Any] = []
+        if len(self.strangers) >= self._most:
+            oldest = next(iter(self.strangers))
+            actions += self.turn_away(oldest, "crowd", f"more than {self._most} connections that say nothing")
+        self.strangers[conn] = PendingConnection(conn, host, now_ns + self._timeout_ns)
+        return actions
+
+    def received(self, conn: int, message: Any) -> list[Any]:
+        """A stranger said something that parses."""
+        stranger = self.strangers[conn]
+        if isinstance(message, ClientHello) and not stranger.caller_nonce:
+            stranger.caller_nonce = message.nonce
+            stranger.nonce = self._nonces()
+            return [Say(conn, Challenge(stranger.nonce))]
+        if isinstance(message, self._hellos) and stranger.caller_nonce:
+            expected = caller_proof(self._token, stranger.caller_nonce, stranger.nonce, message)
+            if not hmac.compare_digest(expected, message.proof):
+                reason = (
+                    "the token does not match this run's: set PCCL_TOKEN or --token-file to the same secret everywhere"
+                )
+                return [Say(conn, Refused(INVALID_USAGE, reason)), *self.turn_away(conn, "token", "wrong token")]
+            del self.strangers[conn]
+            proof = answerer_proof(self._token, stranger.caller_nonce, stranger.nonce, message.proof)
+            return [Admit(conn, message, Welcome(proof))]
+        return self.turn_away(conn, "order", f"{type(message).__name__} out of turn")
+
+    def turn_away(self, conn: int, kind: str, reason: str) -> list[Any]:
+        """Count a stranger out: a bad frame, a wrong proof, silence, a closed connection."""
+        stranger = self.strangers.pop(conn, None)
+        if stranger is None:
+            return []
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        first = (stranger.host, kind) not in self._logged
+        # The memory of what was logged is bounded too: a scan from everywhere may log a line twice, not fill the heap.
+        if len(self._logged) >= 64 * self._most:
+            self._logged.clear()
+        self._logged.add((stranger.host, kind))
+        return [TurnAway(conn, kind, f"{stranger.host}: {reason}", first, self.counts[kind])]
+
+    def tick(self, now_ns: int) -> list[Any]:
+        """Turn away everyone whose time is up."""
+        late = [stranger for stranger in self.strangers.values() if stranger.deadline_ns <= now_ns]
+        actions: list[Any] = []
+        for stranger in late:
+            said = "no hello after its knock" if stranger.caller_nonce else "silent"
+            actions += self.turn_away(stranger.conn, "silence", f"{said} for {self._timeout_ns / 1e9:g} s")
+        return actions
+
+    def check(self) -> None:
+        """Invariants: never more strangers than allowed, and the oldest first."""
+        deadlines = [stranger.deadline_ns for stranger in self.strangers.values()]
+        assert len(deadlines) <= self._most, len(deadlines)
+        assert deadlines == sorted(deadlines), deadlines
+
+
+class Caller:
+    """The other side of the door: knocks, proves itself, and checks that the answerer holds the token too."""
+
+    def __init__(self, token: bytes, nonce: bytes, hello: Callable[[bytes], Any]) -> None:
+        self._token = token
+        self._nonce = nonce
+        self._hello = hello  # builds the hello from its proof; called with zeros first, to know what the proof covers
+        self._proof = b""
+        self._answer_nonce = b""
+        self.done = False
+
+    def opening(self) -> ClientHello:
+        """The first message on the connection."""
+        return ClientHello(self._nonce)
+
+    def received(self, message: Any) -> Any:
+        """The reply to send, or None once the door is open. Raises PermissionError with the reason if it is not."""
+        if isinstance(message, Refused):
+            raise PermissionError(message.reason)
+        if isinstance(message, Challenge) and not self._proof:
+            self._answer_nonce = message.nonce
+            self._proof = caller_proof(self._token, self._nonce, message.nonce, self._hello(bytes(32)))
+            return self._hello(self._proof)
+        if isinstance(message, Welcome) and self._proof and not self.done:
+            expected = answerer_proof(self._token, self._nonce, self._answer_nonce, self._proof)
+            if not hmac.compare_digest(expected, message.proof):
+                raise PermissionError("the other side does not hold this run's token: it is not what it claims to be")
+            self.done = True
+            return None
+        raise PermissionError(f"{type(message).__name__} out of turn in the handshake")
+
+
+def caller_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, hello: Any) -> bytes:
+    """Covers both nonces, the kind of hello and every field of it behind the proof itself."""
+    opcode, body = encode(hello)
+    return hmac.digest(token, b"pccl caller" + caller_nonce + answerer_nonce + bytes([opcode]) + body[32:], "sha256")
+
+
+def answerer_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, proof: bytes) -> bytes:
+    """Covers the whole exchange, because the caller's proof does."""
+    return hmac.digest(token, b"pccl answerer" + caller_nonce + answerer_nonce + proof, "sha256")

@@ -1,0 +1,56 @@
+# Schemas of `operations`: one after the other in messages, without gaps, and little-endian as every machine is that this
+# is built for. What the fields mean is in the records of the same names.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef packed struct PackedOperation:
+    uint32_t slot
+    uint32_t sequence               # of the completion slot
+    uint64_t tag
+    uint64_t count                  # elements
+    uint8_t datatype
+    uint8_t op
+    uint8_t algorithm
+    uint8_t quantized
+    uint32_t flags
+    uint32_t send_segment
+    uint64_t send_offset
+    uint32_t recv_segment
+    uint64_t recv_offset
+    uint32_t backup_segment         # 0: none
+    uint64_t backup_offset
+    uint32_t area_segment           # 0: none
+    uint64_t area_offset
+
+
+cdef packed struct PackedSignature:
+    uint64_t tag
+    uint64_t count
+    uint8_t datatype
+    uint8_t op
+    uint8_t algorithm
+    uint8_t quantized
+
+
+cdef packed struct PackedPair:
+    uint64_t tag
+    uint64_t sequence               # of the collective
+
+
+# The payload of a reduce that succeeded, the same as `events.REDUCED`; a test holds the two together.
+cdef packed struct Reduced:
+    uint32_t world                  # members that took part
+    uint64_t sent                   # bytes
+    uint64_t received               # bytes
+    uint64_t network_ns
+    uint64_t neighbour_ns
+    uint64_t reduce_ns
+
+
+cdef int read_operation(operation, PackedOperation *packed) except -1
+cpdef list unpack_operations(bytes data)
+cpdef bytes pack_signatures(shapes)
+cpdef list split_signatures(bytes data)
+cpdef bytes pack_pairs(pairs)
+cpdef list unpack_pairs(bytes data)

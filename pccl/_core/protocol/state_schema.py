@@ -1,0 +1,117 @@
+"""What a shared state consists of, without its content: the names, datatypes, sizes and flags of its tensors.
+
+Peers can only agree on content if their layouts are equal, so a layout has one form: rows sorted by name, packed one
+after the other, little endian. Equal layouts are equal bytes and have equal digests; most of the time only the digest
+travels. When digests differ the master asks for the rows, in pages, and names the first key that is to blame.
+
+What a stranger sent is checked before anything is kept: bounds, text, order. A leaf: pure, imports no I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+
+from pccl._core.records import record
+from pccl.options import KEY_BYTES_MAX, KEYS_MAX, SCHEMA_BYTES_MAX
+
+from .codec import BLOB_BYTES_MAX
+from .operations import DATATYPES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ROW = struct.Struct("<HBBQ")  # bytes of the name, datatype, flag, bytes of the content; the name follows
+DIGEST_BYTES = 16  # enough that two layouts, or two contents, never meet by chance
+PAGES_MAX = -(-SCHEMA_BYTES_MAX // BLOB_BYTES_MAX)  # of one layout
+
+
+@record
+class SchemaRow:
+    """One tensor, as all peers must have it."""
+
+    name: str
+    datatype: int
+    unequal: bool  # its content may differ between peers
+    nbytes: int
+
+    def __str__(self) -> str:
+        datatype = DATATYPES[self.datatype] if self.datatype < len(DATATYPES) else f"datatype {self.datatype}"
+        flag = ", allow_content_inequality" if self.unequal else ""
+        return f"{datatype}, {self.nbytes:,} bytes{flag}"
+
+
+def pack_schema(rows: Iterable[SchemaRow]) -> bytes:
+    """The one form of a layout. ValueError if it cannot be one: a name twice, too long, or too many of them."""
+    ordered = sorted(rows, key=lambda row: row.name.encode())
+    if not 1 <= len(ordered) <= KEYS_MAX:
+        raise ValueError(f"a shared state has 1 to {KEYS_MAX} tensors, not {len(ordered)}")
+    parts = []
+    previous = None
+    for row in ordered:
+        name = row.name.encode()
+        if len(name) > KEY_BYTES_MAX:
+            raise ValueError(
+                f"the name {row.name[:40]!r}... has {len(name)} bytes, at most {KEY_BYTES_MAX} are allowed"
+            )
+        if name == previous:
+            raise ValueError(f"two tensors of the shared state are called {row.name!r}")
+        previous = name
+        parts.append(_ROW.pack(len(name), row.datatype, row.unequal, row.nbytes) + name)
+    packed = b"".join(parts)
+    if len(packed) > SCHEMA_BYTES_MAX:
+        raise ValueError(
+            f"the names of the shared state take {len(packed)} bytes, at most {SCHEMA_BYTES_MAX} are allowed"
+        )
+    return packed
+
+
+def unpack_schema(blob: bytes) -> list[SchemaRow]:
+    """The inverse of `pack_schema`. ValueError if that is no layout, whoever sent it."""
+    if not 1 <= len(blob) <= SCHEMA_BYTES_MAX:
+        raise ValueError(f"a layout has 1 to {SCHEMA_BYTES_MAX} bytes, not {len(blob)}")
+    rows: list[SchemaRow] = []
+    offset = 0
+    previous = None
+    while offset < len(blob):
+        if len(rows) == KEYS_MAX:
+            raise ValueError(f"a layout of more than {KEYS_MAX} rows")
+        try:
+            size, datatype, unequal, nbytes = _ROW.unpack_from(blob, offset)
+        except struct.error:
+            raise ValueError(f"row {len(rows)} of a layout is cut off") from None
+        offset += _ROW.size
+        name = blob[offset : offset + size]
+        offset += size
+        if len(name) != size or size > KEY_BYTES_MAX or unequal > 1:
+            raise ValueError(f"row {len(rows)} of a layout is damaged")
+        if previous is not None and name <= previous:
+            raise ValueError(f"row {len(rows)} of a layout is out of order")
+        previous = name
+        rows.append(SchemaRow(name.decode(), datatype, bool(unequal), nbytes))
+    return rows
+
+
+def digest_schema(packed: bytes) -> bytes:
+    """What stands for a layout in a vote."""
+    return blake2b(packed, digest_size=DIGEST_BYTES).digest()
+
+
+def split_schema(packed: bytes) -> list[bytes]:
+    """The pages in which a layout travels."""
+    return [packed[offset : offset + BLOB_BYTES_MAX] for offset in range(0, len(packed), BLOB_BYTES_MAX)]
+
+
+def explain_difference(layout: bytes, other: bytes) -> str:
+    """The first key in which `other` differs from `layout`, and how; empty if it does not. ValueError as above."""
+    wanted = {row.name: row for row in unpack_schema(layout)}
+    given = {row.name: row for row in unpack_schema(other)}
+    for name in sorted(wanted.keys() | given.keys(), key=str.encode):
+        if name not in given:
+            return f"{name!r} is missing: it should be {wanted[name]}"
+        if name not in wanted:
+            return f"{name!r} ({given[name]}) is not in the shared state of the others"
+        if wanted[name] != given[name]:
+            return f"{name!r} is {given[name]}: it should be {wanted[name]}"
+    return ""

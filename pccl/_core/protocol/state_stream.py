@@ -1,0 +1,130 @@
+"""What is said on a connection over which a state is fetched, once its door is open.
+
+The fetching side asks, the source answers in the order in which it was asked. Both have one fixed header; an answer
+repeats what was asked for, and its bytes follow raw:
+
+    request   magic, kind, key, first block, number of blocks
+    answer    magic, kind, key, first block, number of blocks, bytes that follow
+
+A table is asked for with zeros in place of key and blocks. Both sides know the layout, so both know how many bytes an
+answer has before it is there: whatever differs from that ends the connection. Here are also the orders that a fetching
+worker gets from its actor: units with the digests that their blocks must have. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from pccl._core.records import record
+
+from .codec import BLOB_BYTES_MAX
+from .state_manifest import DIGEST_BYTES, RUN_BLOCKS_MAX, block_count, run_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .state_manifest import StateManifest
+
+MAGIC = 0x31545350  # "PST1"
+TABLE = 1  # everything but the content
+UNIT = 2  # adjacent blocks of one key
+
+REQUEST = struct.Struct("<IIIII")
+ANSWER = struct.Struct("<IIIIIQ")
+_ORDER = struct.Struct("<III")
+
+
+@record
+class Unit:
+    """A run of adjacent blocks of one key."""
+
+    key: int
+    first: int
+    count: int
+    nbytes: int
+
+
+class StateLinkError(ValueError):
+    """The other side said what it may not."""
+
+
+@record
+class Request:
+    """The table, or so many blocks of a key from the first one on."""
+
+    kind: int
+    key: int = 0
+    first: int = 0
+    count: int = 0
+
+
+ASK_TABLE = Request(TABLE)
+
+
+def pack_request(request: Request) -> bytes:
+    """The bytes of a request."""
+    return REQUEST.pack(MAGIC, request.kind, request.key, request.first, request.count)
+
+
+def unpack_request(data: bytes, description: StateManifest) -> Request:
+    """A request that can be answered from this description; StateLinkError if it is none."""
+    magic, kind, key, first, count = REQUEST.unpack(data)
+    request = Request(kind, key, first, count)
+    if magic != MAGIC:
+        raise StateLinkError("it does not speak the language of state links")
+    if request == ASK_TABLE:
+        return request
+    if kind != UNIT:
+        raise StateLinkError(f"it asked for kind {kind}, which there is not")
+    if key >= len(description.rows):
+        raise StateLinkError(f"it asked for key {key} of {len(description.rows)}")
+    blocks = block_count(description.rows[key].nbytes)
+    if not 1 <= count <= RUN_BLOCKS_MAX or first + count > blocks:
+        raise StateLinkError(f"it asked for {count} blocks from {first} on, of a key that has {blocks}")
+    return request
+
+
+def pack_answer(request: Request, nbytes: int) -> bytes:
+    """What goes ahead of the bytes that were asked for."""
+    return ANSWER.pack(MAGIC, request.kind, request.key, request.first, request.count, nbytes)
+
+
+def check_answer(data: bytes, request: Request, nbytes: int) -> None:
+    """StateLinkError unless this is the header of the answer to the request, with so many bytes to follow."""
+    magic, kind, key, first, count, announced = ANSWER.unpack(data)
+    if magic != MAGIC or Request(kind, key, first, count) != request:
+        raise StateLinkError("it answered something else than it was asked for")
+    if announced != nbytes:
+        raise StateLinkError(f"it announced {announced} bytes, where {nbytes} belong")
+
+
+@record
+class Wanted:
+    """A unit that a worker is to fetch: the request, its bytes, and the digests of its blocks."""
+
+    request: Request
+    nbytes: int
+    digests: bytes
+
+
+def pack_orders(units: Iterable[Unit], table: StateManifest) -> list[bytes]:
+    """Units as a worker is told them, in as many blobs as it takes."""
+    blobs = [bytearray()]
+    for unit in units:
+        digests = table.blocks(unit.key)[unit.first * DIGEST_BYTES : (unit.first + unit.count) * DIGEST_BYTES]
+        if len(blobs[-1]) + _ORDER.size + len(digests) > BLOB_BYTES_MAX:
+            blobs.append(bytearray())
+        blobs[-1] += _ORDER.pack(unit.key, unit.first, unit.count) + digests
+    return [bytes(blob) for blob in blobs if blob]
+
+
+def unpack_orders(blob: bytes, own: StateManifest) -> Iterator[Wanted]:
+    """The inverse of one blob of `pack_orders`."""
+    offset = 0
+    while offset < len(blob):
+        key, first, count = _ORDER.unpack_from(blob, offset)
+        offset += _ORDER.size
+        digests = blob[offset : offset + count * DIGEST_BYTES]
+        offset += len(digests)
+        yield Wanted(Request(UNIT, key, first, count), run_bytes(own.rows[key].nbytes, first, count), digests)

@@ -1,0 +1,1 @@
+"""The best ring over measured bandwidths; pure arithmetic."""

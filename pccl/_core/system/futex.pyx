@@ -1,0 +1,208 @@
+# cython: language_level=3, auto_pickle=False
+"""Waiting and waking between processes, and what else only the operating system can do for us.
+
+Here lives the thin layer over Linux: futex words, memory without a name in the file system, the death of
+a parent, process names, and the clock that all processes of a host agree on. Policy never lives here:
+who waits for what, and how long, is the business of the callers. Another system would be served by another
+body behind the same names.
+
+How a word is waited on. A sleeper passes the value that it saw last; the kernel compares it with the
+memory and goes to sleep in one step, so a change between the look and the sleep is never missed. Waking is
+a hint and the value is the truth: signals, bounds and stray wakes end a sleep early, and `wait` then answers
+from memory whether the value has changed. Callers loop; between two rounds Python runs its signal handlers,
+which is how Ctrl-C ends every blocking call.
+"""
+
+import os
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+from . cimport posix
+
+# The kernel keeps 16 bytes of a name, the last of which is zero.
+cdef enum:
+    PROCESS_NAME_BYTES_MAX = 15
+
+cdef int64_t NS_PER_SECOND = 1_000_000_000
+
+
+cdef int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) noexcept nogil:
+    cdef posix.timespec bound
+    if timeout_ns < 0:
+        timeout_ns = 0
+    bound.tv_sec = timeout_ns // NS_PER_SECOND
+    bound.tv_nsec = timeout_ns % NS_PER_SECOND
+    if posix.syscall(posix.SYS_futex, word, posix.FUTEX_WAIT, expected, &bound, NULL, 0) == 0:
+        return 0
+    return posix.errno
+
+
+cdef int futex_wake(uint32_t *word, int count) noexcept nogil:
+    cdef long woken = posix.syscall(posix.SYS_futex, word, posix.FUTEX_WAKE, count, NULL, NULL, 0)
+    return <int> woken if woken >= 0 else -posix.errno
+
+
+cdef int64_t now_ns() noexcept nogil:
+    cdef posix.timespec now
+    posix.clock_gettime(posix.CLOCK_MONOTONIC, &now)
+    return now.tv_sec * NS_PER_SECOND + now.tv_nsec
+
+
+cdef int raise_errno(int code, str doing) except -1:
+    raise OSError(code, f"{os.strerror(code)} while {doing}")
+
+
+# No garbage collection: its way to break a cycle would skip the release that the exporter counts on.
+@cython.no_gc
+cdef class Cell:
+    """The common part of Word and Stamp: bytes of a buffer that stays exported while the cell lives."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.exported)
+
+    cdef int pin(self, object buffer, Py_ssize_t offset, Py_ssize_t size) except -1:
+        PyObject_GetBuffer(buffer, &self.exported, PyBUF_WRITABLE)
+        if offset < 0 or offset > self.exported.len - size:
+            raise ValueError(f"{size} bytes at offset {offset} do not lie in a buffer of {self.exported.len} bytes")
+        self.place = <char *> self.exported.buf + offset
+        # An atomic access that straddles two cache lines is not atomic, and the kernel refuses such a futex.
+        if <uintptr_t> self.place % size != 0:
+            raise ValueError(f"offset {offset} is not aligned to {size} bytes in memory")
+        return 0
+
+
+@cython.final
+@cython.no_gc
+cdef class Word(Cell):
+    """A shared u32 at `offset` bytes into a writable `buffer`, on which processes wait for each other."""
+
+    def __cinit__(self, buffer, Py_ssize_t offset=0):
+        self.pin(buffer, offset, sizeof(uint32_t))
+
+    def load(self) -> int:
+        """The value now; what its writer stored before it is visible too."""
+        return word_load(self.at())
+
+    def store(self, uint32_t value) -> None:
+        """Publishes `value` and all that was written before it. Wakes nobody."""
+        word_store(self.at(), value)
+
+    def exchange(self, uint32_t value) -> int:
+        """Stores `value` and returns what was there, in one step."""
+        return word_exchange(self.at(), value)
+
+    def compare_exchange(self, uint32_t expected, uint32_t desired) -> bool:
+        """Stores `desired` if the word holds `expected`; tells whether it did."""
+        return word_compare_exchange(self.at(), expected, desired)
+
+    def wake(self, int n=1) -> int:
+        """Wakes at most `n` sleepers, in any process, and returns how many slept."""
+        cdef int woken = futex_wake(self.at(), n)
+        if woken < 0:
+            raise_errno(-woken, "waking the sleepers of a shared word")
+        return woken
+
+    def look(self, uint32_t expected, int64_t duration_ns) -> bool:
+        """Looks again and again while the word holds `expected`, at most that long; True if it holds something else now.
+
+        Whoever else wants the processor gets it between two looks, and other threads the GIL.
+        """
+        cdef uint32_t *word = self.at()
+        cdef int64_t until
+        if word_load(word) != expected:
+            return True
+        with nogil:
+            until = now_ns() + duration_ns
+            while word_load(word) == expected and now_ns() < until:
+                posix.sched_yield()
+        return word_load(word) != expected
+
+    def wait(self, uint32_t expected, int64_t timeout_ns) -> bool:
+        """Sleeps while the word holds `expected`, at most `timeout_ns`; True if it holds something else now.
+
+        The GIL is released during the sleep. False means: still the same, after the bound or earlier.
+        """
+        cdef uint32_t *word = self.at()
+        cdef int code
+        if word_load(word) != expected:
+            return True
+        if timeout_ns <= 0:
+            return False
+        with nogil:
+            code = futex_wait(word, expected, timeout_ns)
+        if code not in (0, posix.EAGAIN, posix.EINTR, posix.ETIMEDOUT):
+            raise_errno(code, "waiting for a shared word")
+        return word_load(word) != expected
+
+
+@cython.final
+@cython.no_gc
+cdef class Stamp(Cell):
+    """A shared u64 at `offset` bytes into a writable `buffer`, read and written whole."""
+
+    def __cinit__(self, buffer, Py_ssize_t offset=0):
+        self.pin(buffer, offset, sizeof(uint64_t))
+
+    def load(self) -> int:
+        """The value now; what its writer stored before it is visible too."""
+        return posix.atomic_load_u64(self.at())
+
+    def store(self, uint64_t value) -> None:
+        """Publishes `value` and all that was written before it."""
+        posix.atomic_store_u64(self.at(), value)
+
+
+def monotonic_ns() -> int:
+    """Nanoseconds of a clock that never goes back and that all processes of this host share."""
+    return now_ns()
+
+
+def set_process_name(str name not None) -> None:
+    """Names the calling process for `ps` and `top`; what is too long for the kernel is cut off."""
+    cdef bytes encoded = name.encode("utf-8", "replace")[:PROCESS_NAME_BYTES_MAX]
+    cdef const char *text = encoded
+    if posix.prctl(posix.PR_SET_NAME, text) != 0:
+        raise_errno(posix.errno, f"naming the process {name!r}")
+
+
+def die_with_parent(int signal) -> None:
+    """Lets the kernel send `signal` to the calling process when its parent is gone.
+
+    "Parent" means the *thread* that forked us: it may not end while we are needed. The wish survives exec and
+    is not inherited by our own children. A parent that died before this call is not noticed by it, so
+    compare `os.getppid()` with the expected process afterwards.
+    """
+    if posix.prctl(posix.PR_SET_PDEATHSIG, <unsigned long> signal) != 0:
+        raise_errno(posix.errno, f"asking for signal {signal} at the death of the parent")
+
+
+def open_pidfd(int pid) -> int:
+    """A descriptor that becomes readable when process `pid` ends, and that never means another process."""
+    cdef long fd = posix.syscall(posix.SYS_pidfd_open, pid, 0)
+    if fd < 0:
+        raise_errno(posix.errno, f"opening a descriptor of process {pid}")
+    return fd
+
+
+def create_memfd(str name not None, int64_t size, *, bint seal=True) -> int:
+    """A descriptor of `size` zero bytes of memory that vanish with their last holder.
+
+    Sealed, its size is final: no holder can shrink it and so kill the others with SIGBUS.
+    """
+    cdef bytes encoded = name.encode()
+    cdef const char *text = encoded
+    cdef int fd, code
+    if size <= 0:
+        raise ValueError(f"a memory file needs at least one byte, not {size}")
+    fd = posix.memfd_create(text, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
+    if fd < 0:
+        raise_errno(posix.errno, f"creating the memory file {name!r}")
+    code = posix.ftruncate(fd, size)
+    if code == 0 and seal:
+        code = posix.fcntl(fd, posix.F_ADD_SEALS, posix.F_SEAL_SHRINK | posix.F_SEAL_GROW | posix.F_SEAL_SEAL)
+    if code != 0:
+        code = posix.errno
+        posix.close(fd)
+        raise_errno(code, f"giving the memory file {name!r} its {size} bytes")
+    return fd

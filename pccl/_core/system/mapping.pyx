@@ -1,0 +1,149 @@
+# cython: language_level=3, auto_pickle=False
+"""Shared memory of a descriptor, as objects that export buffers and that know their address.
+
+Here lives what `mmap` of the standard library lacks: a mapping that keeps no duplicate of the descriptor (before
+Python 3.13 it does, and a thousand segments would need two thousand), that can be populated at once, and an extent
+of it that is the owner of every buffer taken from it: an array over an extent holds the extent, whatever else that
+stands for. Which memory is mapped, and when it is reused, is never decided here.
+
+Nothing is unmapped while somebody can reach it: buffers hold their extent, extents hold their mapping.
+
+Large memory gets huge pages, and is mapped where a huge page takes one entry of the page table. By default the kernel
+does neither for shared memory, but since Linux 6.1 a process may ask for it. With 256 MiB on AMD Zen 4, in a virtual
+machine:
+
+                                  pages of 4 KiB    of 2 MiB
+  new, all pages taken                  160 ms         14 ms
+  mapped by another process              26 ms        0.2 ms
+  copied                             11 GB/s        14 GB/s
+  float32 added in place             35 GB/s        46 GB/s     (bytes touched)
+"""
+
+import os
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uintptr_t
+
+from . cimport posix
+from .futex cimport raise_errno
+
+cdef enum:
+    HUGE_BYTES = 1 << 21            # a huge page, on x86-64 and with small pages of 4 KiB on aarch64
+    POPULATE_WRITE = 23             # MADV_POPULATE_WRITE, which older headers lack
+    COLLAPSE = 25                   # MADV_COLLAPSE, likewise
+
+cdef size_t PAGE_BYTES = os.sysconf("SC_PAGESIZE")  # 64 KiB on some aarch64
+
+
+@cython.final
+@cython.no_gc
+cdef class Mapping:
+    """The first `nbytes` of the memory behind `fd`, which may be closed afterwards.
+
+    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault. What is not `writable`
+    may be a descriptor for reading only, and exports buffers of that kind.
+    """
+
+    def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False, bint writable=True):
+        cdef int flags = posix.MAP_SHARED | posix.MAP_POPULATE if populate else posix.MAP_SHARED
+        cdef int access = posix.PROT_READ | posix.PROT_WRITE if writable else posix.PROT_READ
+        cdef void *place
+        cdef int code
+        if nbytes <= 0:
+            raise ValueError(f"a mapping has at least one byte, not {nbytes}")
+        with nogil:
+            place = map_aligned(nbytes, access, flags, fd)
+            code = posix.errno
+        if place == posix.MAP_FAILED:
+            raise_errno(code, f"mapping {nbytes} bytes of shared memory")
+        self.place = <char *> place
+        self.nbytes = nbytes
+        self.readonly = not writable
+
+    def __dealloc__(self):
+        if self.place != NULL:
+            # Gigabytes take tens of milliseconds, in which other threads may run.
+            with nogil:
+                posix.munmap(self.place, self.nbytes)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, self.readonly, flags)
+
+    @property
+    def address(self) -> int:
+        """Where the first byte lies in this process."""
+        return <uintptr_t> self.place
+
+    def populate(self, Py_ssize_t offset, Py_ssize_t nbytes) -> None:
+        """Fill the page tables for bytes that are about to be written: one call instead of a fault for each page.
+
+        A kernel before 5.14 does not know how, and lets them fault.
+        """
+        cdef Py_ssize_t begin = offset & -<Py_ssize_t> PAGE_BYTES
+        if offset < 0 or nbytes < 0 or offset > self.nbytes - nbytes:
+            raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {self.nbytes} bytes")
+        with nogil:
+            posix.madvise(self.place + begin, offset + nbytes - begin, POPULATE_WRITE)
+
+
+def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
+    """Give memory that has no pages yet huge ones, as far as there are any. Before Linux 6.1 there are none."""
+    cdef Mapping whole = Mapping(fd, nbytes)
+    cdef Py_ssize_t end = 0
+    with nogil:
+        # A page table with one page in it is what can be collapsed; the missing ones are made up for.
+        while nbytes - end >= HUGE_BYTES and posix.madvise(whole.place + end, PAGE_BYTES, POPULATE_WRITE) == 0:
+            end += HUGE_BYTES
+        if end > 0:
+            posix.madvise(whole.place, end, COLLAPSE)
+
+
+cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept nogil:
+    """Map a file, from its beginning, where huge pages of it can be mapped as such; MAP_FAILED if not at all."""
+    cdef int nothing = posix.MAP_PRIVATE | posix.MAP_ANONYMOUS | posix.MAP_NORESERVE
+    cdef size_t pages = (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES, ahead
+    cdef char *room
+    cdef void *place
+    cdef int code
+    if nbytes < HUGE_BYTES:
+        return posix.mmap(NULL, nbytes, access, flags, fd, 0)
+    room = <char *> posix.mmap(NULL, pages + HUGE_BYTES, posix.PROT_NONE, nothing, -1, 0)
+    if room == posix.MAP_FAILED:
+        return room
+    ahead = -<uintptr_t> room & (HUGE_BYTES - 1)
+    place = posix.mmap(room + ahead, nbytes, access, flags | posix.MAP_FIXED, fd, 0)
+    code = posix.errno
+    if place == posix.MAP_FAILED:
+        posix.munmap(room, pages + HUGE_BYTES)
+    else:
+        if ahead:
+            posix.munmap(room, ahead)
+        posix.munmap(room + ahead + pages, HUGE_BYTES - ahead)
+    posix.errno = code
+    return place
+
+
+# No garbage collection: an extent refers to a mapping, which refers to nothing.
+@cython.no_gc
+cdef class Extent:
+    """`nbytes` of a mapping from `offset` on; its buffers keep the extent alive, and not only the mapping."""
+
+    def __cinit__(self, Mapping mapping not None, Py_ssize_t offset, Py_ssize_t nbytes, *_):
+        if offset < 0 or nbytes < 0 or offset > mapping.nbytes - nbytes:
+            raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {mapping.nbytes} bytes")
+        self.mapping = mapping
+        self.place = mapping.place + offset
+        self.nbytes = nbytes
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
+
+    @property
+    def address(self) -> int:
+        """Where the first byte lies in this process."""
+        return <uintptr_t> self.place
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes, writable."""
+        return memoryview(self)

@@ -1,0 +1,46 @@
+# Contents of `loop`: who is woken for a descriptor, and the loop that wakes them.
+
+from libc.stdint cimport int64_t, uint32_t
+
+from pccl._core.system cimport posix
+
+
+cdef enum:
+    EVENTS_MAX = 64                     # per wake-up, so that timers are looked at however busy the sockets are
+
+
+# Somebody who is woken when a descriptor is ready.
+cdef class Watcher:
+    cdef int ready(self, uint32_t events) except -1
+
+
+# Anybody else: a callable.
+cdef class Handler(Watcher):
+    cdef object handle
+
+
+# An eventfd that is rung, and the callable that hears it.
+cdef class Bell(Watcher):
+    cdef int fd
+    cdef object handle
+
+
+cdef class Loop:
+    cdef int epoll
+    cdef int bell                       # written by stop(), also from a signal handler, so that a sleeping loop notices
+    cdef dict watchers                  # descriptor -> who is woken for it
+    cdef list timers                    # a heap of (due, number, callback)
+    cdef int64_t numbers                # of timers so far: those that are due at once keep their order
+    cdef bint running
+    cdef bint expecting                 # something is likely to follow at once
+    cdef public int64_t look_ns         # how long to look for what is expected before going to sleep
+    cdef posix.epoll_event events[EVENTS_MAX]
+
+    cpdef watch(self, int fd, handler, uint32_t events=*)
+    cpdef change(self, int fd, uint32_t events)
+    cpdef forget(self, int fd)
+    cpdef expect(self)
+
+    cdef int control(self, int operation, int fd, uint32_t events) except -1
+    cdef int look(self, int64_t now) noexcept nogil
+    cdef int sleep(self, int64_t sleep_ns) except -1

@@ -1,0 +1,190 @@
+# cython: language_level=3, auto_pickle=False
+"""The loop of an actor: one thread, one epoll, a few timers, until told to stop.
+
+An actor registers its mailbox, its sockets and what it wants to be woken for; the loop calls back. Nothing in here
+knows about messages or machines. Everything Linux about waiting is in this file: another system would bring its own
+`Loop` with the same five verbs.
+
+Compiled, as `connection` is, because every word of a vote passes through here several times: half of an actor's time
+for a vote was spent by the interpreter in these two files (by `perf`), and is not any more.
+"""
+
+import gc
+import os
+from cpython.exc cimport PyErr_CheckSignals
+from heapq import heappop, heappush
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pccl._core.system cimport posix
+from pccl._core.system.futex cimport now_ns, raise_errno
+
+READABLE = posix.EPOLLIN
+WRITABLE = posix.EPOLLOUT
+BROKEN = posix.EPOLLHUP | posix.EPOLLERR
+
+IDLE_NS = 1_000_000_000  # the longest sleep: nothing that is due is ever more than this late
+cdef int64_t idle_ns = IDLE_NS
+
+
+cdef class Watcher:
+    """Somebody who is woken when a descriptor is ready."""
+
+    cdef int ready(self, uint32_t events) except -1:
+        raise NotImplementedError(f"{type(self).__name__} does not say what it is woken for")
+
+
+cdef class Handler(Watcher):
+    """A callable that is told which events there are."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    cdef int ready(self, uint32_t events) except -1:
+        self.handle(events)
+        return 0
+
+
+cdef class Bell(Watcher):
+    """An eventfd that others ring; the callable is called once for all that rang since."""
+
+    def __init__(self, int fd, handle):
+        self.fd = fd
+        self.handle = handle
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef uint64_t rung
+        if posix.eventfd_read(self.fd, &rung) == 0:  # else nobody has rung, or a colleague was quicker
+            self.handle()
+        return 0
+
+
+cdef class Loop:
+    """Calls handlers when descriptors are ready and timers are due."""
+
+    def __cinit__(self):
+        self.epoll = self.bell = -1
+        self.watchers = {}
+        self.timers = []
+
+    def __init__(self):
+        self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
+        if self.epoll < 0:
+            raise_errno(posix.errno, "making a loop")
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.watch(self.bell, lambda _: None)
+
+    def __dealloc__(self):
+        if self.epoll >= 0:
+            posix.close(self.epoll)
+        if self.bell >= 0:
+            posix.close(self.bell)
+
+    cpdef watch(self, int fd, handler, uint32_t events=READABLE):
+        """Call the handler with the ready events whenever there are some."""
+        self.control(posix.EPOLL_CTL_ADD, fd, events)
+        self.watchers[fd] = handler if isinstance(handler, Watcher) else Handler(handler)
+
+    cpdef change(self, int fd, uint32_t events):
+        """Wait for other events on a descriptor that is watched."""
+        self.control(posix.EPOLL_CTL_MOD, fd, events)
+
+    cpdef forget(self, int fd):
+        """Watch it no longer; call before closing it."""
+        if self.watchers.pop(fd, None) is not None:
+            self.control(posix.EPOLL_CTL_DEL, fd, 0)
+
+    cdef int control(self, int operation, int fd, uint32_t events) except -1:
+        cdef posix.epoll_event event
+        event.events = events
+        event.data.u64 = fd
+        if posix.epoll_ctl(self.epoll, operation, fd, &event) < 0:
+            raise_errno(posix.errno, f"watching descriptor {fd}")
+        return 0
+
+    def after(self, int64_t delay_ns, callback):
+        """Call back once, not before the delay has passed. A callback that no longer matters does nothing."""
+        self.numbers += 1
+        heappush(self.timers, (now_ns() + delay_ns, self.numbers, callback))
+
+    def collect(self, int64_t interval_ns):
+        """Now and this often take away what only refers to itself: callbacks that are over, and what they were for.
+
+        For a process that has no other garbage collection, which would come at any time, and into its children.
+        """
+        gc.collect()
+        self.after(interval_ns, lambda: self.collect(interval_ns))
+
+    cpdef expect(self):
+        """Something is likely to follow at once.
+
+        Being woken takes tens of microseconds, more than handling a vote; so the loop looks for it for a moment, and
+        lets everybody else have the processor between two looks.
+        """
+        self.expecting = True
+
+    def run(self, deadline, tick):
+        """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after what is ready was read."""
+        cdef int64_t due = deadline(), now = now_ns(), sleep_ns
+        cdef int i, count
+        self.running = True
+        while self.running:
+            sleep_ns = min(due - now, idle_ns)
+            if self.timers:
+                sleep_ns = min(sleep_ns, <int64_t> self.timers[0][0] - now)
+            count = 0
+            if self.expecting:
+                self.expecting = False
+                with nogil:
+                    count = self.look(now)
+            if count == 0:
+                count = self.sleep(sleep_ns)
+            for i in range(count):
+                watcher = self.watchers.get(<int> self.events[i].data.u64)
+                if watcher is not None:  # else: forgotten by a handler of the same round
+                    (<Watcher> watcher).ready(self.events[i].events)
+            now = now_ns()
+            while self.timers and <int64_t> self.timers[0][0] <= now:
+                heappop(self.timers)[2]()
+            due = deadline()
+            if now >= due:
+                tick(now)
+                due = deadline()
+
+    cdef int look(self, int64_t now) noexcept nogil:
+        cdef int64_t until = now + self.look_ns
+        cdef int count
+        while now < until:
+            count = posix.epoll_wait(self.epoll, self.events, EVENTS_MAX, 0)
+            if count:
+                return max(count, 0)
+            posix.sched_yield()
+            now = now_ns()
+        return 0
+
+    cdef int sleep(self, int64_t sleep_ns) except -1:
+        cdef int count, timeout_ms
+        # Rounded up: waking before the deadline would mean going round for nothing.
+        timeout_ms = <int> ((sleep_ns + 999_999) // 1_000_000) if sleep_ns > 0 else 0
+        PyErr_CheckSignals()
+        with nogil:
+            count = posix.epoll_wait(self.epoll, self.events, EVENTS_MAX, timeout_ms)
+        if count < 0:
+            if posix.errno != posix.EINTR:
+                raise_errno(posix.errno, "waiting for events")
+            PyErr_CheckSignals()
+            return 0
+        return count
+
+    def stop(self):
+        """Leave `run` after the present round."""
+        self.running = False
+        os.eventfd_write(self.bell, 1)
+
+    def close(self):
+        """Give up the loop's own descriptors."""
+        self.watchers.clear()
+        self.timers.clear()
+        if self.epoll >= 0:
+            os.close(self.epoll)
+            os.close(self.bell)
+            self.epoll = self.bell = -1

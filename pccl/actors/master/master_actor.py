@@ -1,0 +1,284 @@
+"""The master as a process: a listening port, one control connection per peer, and the machine that decides.
+
+Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
+mean is decided there. What nearly every message goes through is compiled, in `answering`; here is the rest. An operator
+who asks how the run is gets its description and is gone: the machine never hears of it. Runs until `stop`, in whatever
+process called `run`. With a state file, what groups agreed on is on the disk before anybody hears of it; if it cannot
+be written any more the run goes on, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from pccl._core.master.master_state import MasterState
+from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.events import (
+    DEBUG,
+    ERROR,
+    INFO,
+    BeginMoonshot,
+    CancelMoonshot,
+    Dismiss,
+    Log,
+    MoonshotFound,
+    PeerCame,
+    PeerWent,
+    Save,
+    Tick,
+)
+from pccl._core.protocol.messages import AT_MASTER_DOOR, TO_MASTER, AskStatus, Kick, Register
+from pccl._core.protocol.outcomes import INVALID_USAGE
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.listener import Listener
+from pccl.actors.io.loop import Loop
+from pccl.options import nanoseconds
+
+from .master_fastpath import Answering
+from .moonshot import Moonshot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.protocol.messages import Welcome
+    from pccl.actors.io.connection import Connection
+    from pccl.options import Options
+
+    from .state_file import StateFile
+
+RUN_ID_BYTES = 16
+INQUIRY_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
+
+# What is said in the mailbox of a master in a process of its own, beside the reason why it could not start.
+STATE_FILE = b"state file: "  # and its path, if there is one
+READY = b"ready"
+
+
+class MasterActor(Answering):
+    """Owns the listener and the state file it is given. A state file that cannot be used is a ValueError."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: bytes,
+        options: Options,
+        log: Callable[[int, str], None],
+        *,
+        version: str = "unknown",
+        state_file: StateFile | None = None,
+    ) -> None:
+        self._log = log
+        self._file = state_file
+        self._unwritten = False  # the file is older than what was agreed
+        super().__init__(self._begin(options), Loop())
+        self.loop.look_ns = nanoseconds(options.look_time)
+        self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
+        self._numbers = 0
+        self._question: BeginMoonshot | None = None  # what the search in the background is about
+        self._moonshot = Moonshot(self.loop, on_better=self._found, on_ended=self._search_ended)
+        self._listening = Listener(
+            self.loop,
+            listener,
+            token=token,
+            hellos={Register: self._admit, AskStatus: self._answer},
+            limits=AT_MASTER_DOOR,
+            new_number=self._new_number,
+            log=log,
+            timeout_ns=nanoseconds(options.handshake_timeout),
+        )
+        self._door = self._listening.door
+
+    @property
+    def port(self) -> int:
+        """The port that is served."""
+        return self._listening.port
+
+    def run(self) -> None:
+        """Serve until `stop`, then close every connection."""
+        try:
+            self.loop.run(self._deadline, self._tick)
+        finally:
+            self._moonshot.close()
+            self._listening.close()
+            for connection in self._connections.values():
+                connection.close()
+            self.loop.close()
+            if self._file is not None:
+                self._file.close()
+
+    def stop(self) -> None:
+        """End `run`; safe in a signal handler."""
+        self.loop.stop()
+
+    def _begin(self, options: Options) -> MasterState:
+        """A new run, or the one in the file, which must be writable before anybody relies on it."""
+        if self._file is None:
+            return MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        saved = self._file.load()
+        if saved is None:
+            state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        else:
+            state = MasterState.restore(saved, options, monotonic_ns())
+            revisions = {int(number): group["revision"] for number, group in saved["groups"].items()}
+            self._log(INFO, f"goes on with the run in {self._file.path}: agreed revisions by group {revisions}")
+        try:
+            self._file.save(state.snapshot())
+        except OSError as error:
+            self._file.close()
+            reason = f"state file {self._file.path} cannot be written: {error.strerror}. Choose another place for it"
+            raise ValueError(reason) from None
+        return state
+
+    def _save(self) -> None:
+        """Before anybody hears of it. A full disk does not end the run; it only ends what a restart could know."""
+        if self._file is None:
+            return
+        try:
+            self._file.save(self.state.snapshot())
+        except (OSError, ValueError) as error:
+            self._unwritten = True
+            line = (
+                f"state file {self._file.path} cannot be written: {error}. The run goes on, but a master that starts "
+            )
+            self._log(ERROR, line + "again would know only what was agreed before")
+        else:
+            if self._unwritten:
+                self._log(INFO, f"state file {self._file.path} is written again")
+            self._unwritten = False
+
+    def _search(self, question: BeginMoonshot) -> None:
+        """Let a child search on. Without one the run goes on as it is."""
+        self._question = question
+        budget_ns = nanoseconds(self.state.options.moonshot_time)
+        try:
+            self._moonshot.begin(question.ring, question.rates, question.seed, budget_ns)
+        except OSError as error:
+            self._log(INFO, f"no search for a better ring in the background: {error.strerror}")
+
+    def _found(self) -> None:
+        assert self._question is not None
+        ring = self._moonshot.better_than(self._question.ring, self._question.rates)
+        if ring is not None:
+            self._feed(MoonshotFound(self._question.group, tuple(ring)))
+
+    def _search_ended(self, reason: str) -> None:
+        self._log(DEBUG, f"the search for a better ring in the background {reason}")
+
+    def _new_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _tick(self, now_ns: int) -> None:
+        self._listening.tick(now_ns)
+        self._feed(Tick())
+
+    def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
+        connection.become(TO_MASTER, self._heard, self._broke)
+        if hello.host and not _is_numeric(hello.host):
+            # It would stand in logs and in the orders of others, who cannot dial it.
+            connection.send(welcome)
+            connection.send(Kick(INVALID_USAGE, f"{hello.host!r} is not a numeric address that others could dial"))
+            connection.finish()
+            return
+        self._connections[connection.number] = connection
+        connection.send(welcome)
+        self._feed(PeerCame(connection.number, hello, host))
+
+    def _answer(self, connection: Connection, _: AskStatus, host: str, welcome: Welcome) -> None:
+        """Describe the run to an operator, who has nothing more to say to us."""
+        from pccl._core.master.status_report import report  # here, because most masters are never asked
+
+        connection.become({}, lambda *_: None, lambda *_: None)
+        connection.send(welcome)
+        for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
+            connection.send(page)
+        connection.finish(INQUIRY_NS)
+        self._log(DEBUG, f"described the run to an operator at {host}")
+
+    def _broke(self, number: int, kind: str, reason: str) -> None:
+        connection = self._connections.pop(number)
+        if kind in ("closed", "error"):
+            connection.close()
+        else:
+            reason = f"broke the protocol ({kind}): {reason}"
+            connection.send(Kick(INVALID_USAGE, reason))
+            connection.finish()
+        self._feed(PeerWent(number, reason))
+
+    def _perform(self, action: Any) -> None:
+        kind = type(action)
+        if kind is Log:
+            self._log(action.level, action.line)
+        elif kind is Dismiss:
+            connection = self._connections.pop(action.conn, None)
+            if connection is not None:
+                connection.finish()
+        elif kind is Save:
+            self._save()
+        elif kind is BeginMoonshot:
+            self._search(action)
+        elif kind is CancelMoonshot:
+            self._moonshot.cancel()
+        else:
+            super()._perform(action)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def open_state_file(path: str) -> StateFile | None:
+    """The file of that name; none without one, and then nothing of it is imported."""
+    if not path:
+        return None
+    from .state_file import StateFile
+
+    return StateFile(path)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of a master in a process of its own: its listener, the mailbox of whoever started it, and that process."""
+    listener_fd, mailbox_fd, parent, die = (int(argument) for argument in arguments)
+    import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
+    import signal
+
+    from pccl._core.system.futex import die_with_parent, open_pidfd, set_process_name
+    from pccl.actors.io.logs import configure_from_environment
+    from pccl.options import Options
+
+    if die:
+        die_with_parent(signal.SIGKILL)
+    try:
+        parent_fd = open_pidfd(parent)
+    except ProcessLookupError:
+        return 0  # whoever wanted a master is gone
+    if os.getppid() != parent:
+        return 0  # the same, and its number means another process by now
+    set_process_name("pccl-master")
+    configure_from_environment()
+    mailbox = socket.socket(fileno=mailbox_fd)
+    options, version = Options.decode(mailbox.recv(1 << 16).decode()), mailbox.recv(1 << 10).decode()
+    path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
+    listener = socket.socket(fileno=listener_fd)
+    log = logging.getLogger("pccl.master").log
+    try:
+        file = open_state_file(path)
+        actor = MasterActor(listener, options.token.encode(), options, log, version=version, state_file=file)
+    except ValueError as error:
+        mailbox.send(str(error).encode())
+        return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: actor.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    actor.loop.watch(parent_fd, lambda _: actor.stop())
+    actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # its end says that the master is wanted no longer
+    mailbox.send(READY)
+    actor.run()
+    return 0

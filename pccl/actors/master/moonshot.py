@@ -1,0 +1,294 @@
+"""The moonshot: a search for a better ring that goes on in a process of its own, beside the master.
+
+Solving a large ring well takes seconds, and the master may not be deaf for so long. So a child is forked for it, which
+has inherited the question and needs nothing else. It works at the lowest priority, tells every better ring at once in
+one datagram, and ends when it cannot find better, when its time is over, or with the master, whichever comes first.
+Nothing it says is trusted: the master checks that a ring is one and judges it by its own numbers, so a child that goes
+mad costs a better ring and nothing else.
+
+A question is one membership with its rates. An answer is good for exactly those members: whoever changes them cancels,
+and `better_than` refuses an answer to another question. Whether it is adopted, and when, is the owner's decision.
+
+Everything here returns at once. The child is reaped through the loop, by the descriptor of its process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import struct
+
+from pccl._core.records import record
+from pccl._core.solver.solver import MEMBERS_MAX, evaluate, solve
+from pccl._core.system.futex import die_with_parent, monotonic_ns, open_pidfd, set_process_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from pccl.actors.io.loop import Loop
+
+REPORT_BYTES_MAX = 2 * MEMBERS_MAX  # a ring is two bytes for each member, in order
+DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
+PRIORITY = 19  # the lowest: whatever else runs on the master's host goes first
+MEMORY_BYTES_MAX = 256 << 20  # beyond what the master holds; the tables of the largest ring take a fifth of it
+SLICE_NS_MIN = 250_000_000  # of the first search, after which there is something to tell
+SLICE_NS_MAX = 8_000_000_000  # of later ones: long enough to get somewhere, short enough to begin elsewhere too
+SEEDS = 1 << 64  # what the solver's random numbers begin with
+STEPS_MAX = 1 << 62  # time is the bound here; steps are none
+GRACE_NS = 2_000_000_000  # how much longer than its time a child may live before it is ended by force
+
+
+@record
+class Question:
+    """What a child is born with."""
+
+    rates: array[float]  # the solver's table, in the order of the present ring
+    count: int
+    seed: int
+    budget_ns: int
+
+
+class Moonshot:
+    """At most one search at a time, and the best that it has found."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        on_better: Callable[[], None] = lambda: None,
+        on_ended: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._loop = loop
+        self._on_better = on_better
+        self._on_ended = on_ended  # by itself, with the reason; not when it is cancelled
+        self._child: _Child | None = None
+        self._dying: set[_Child] = set()  # killed, not yet reaped
+        self._peers: tuple[int, ...] = ()  # whom the question is about, in the order of their ring
+        self._question: Question | None = None
+        self._order: list[int] | None = None  # the best answer: places in `_peers`
+
+    @property
+    def pid(self) -> int:
+        """Of the child that searches; 0 if there is none."""
+        return 0 if self._child is None else self._child.pid
+
+    def begin(self, ring: Sequence[int], rates: array[float], seed: int, budget_ns: int) -> None:
+        """Search for a better ring of these peers, for so long; `rates` is the solver's table in the order of the ring.
+
+        A search under way is cancelled, because there is a new question. OSError if there can be no more processes.
+        """
+        self.cancel()
+        evaluate(rates, range(len(ring)))  # refuses what the child could only fail at
+        self._peers = tuple(ring)
+        self._question = Question(rates, len(ring), seed, budget_ns)
+        self._child = _Child(self._loop, self, self._question)
+
+    def cancel(self) -> None:
+        """The question is void: end the child and forget its answers."""
+        self._peers, self._question, self._order = (), None, None
+        if self._child is not None:
+            self._dying.add(self._child)
+            self._child.kill()
+            self._child = None
+
+    def better_than(self, ring: Sequence[int], rates: array[float]) -> list[int] | None:
+        """A ring of the same peers, from the same one on, that is better by these rates; None if there is none.
+
+        The rates are in the order of this ring, and may be newer than those of the question.
+        """
+        if self._order is None or sorted(ring) != sorted(self._peers):
+            return None
+        place = {peer: index for index, peer in enumerate(ring)}
+        found = [place[self._peers[index]] for index in self._order]
+        begin = found.index(0)
+        found = found[begin:] + found[:begin]
+        if not is_better(evaluate(rates, found), evaluate(rates, range(len(ring)))):
+            return None
+        return [ring[index] for index in found]
+
+    def close(self) -> None:
+        """End the child and wait until it is gone; what is killed cannot refuse."""
+        self.cancel()
+        for child in tuple(self._dying):
+            child.bury()
+
+    # ------------------------------------------------------------------------------------------ from the child
+
+    def heard(self, child: _Child, report: bytes) -> None:
+        """The child told a ring. If it is none, the child is out of its mind, and is ended."""
+        if child is not self._child or self._question is None:
+            return
+        rates, count = self._question.rates, self._question.count
+        order = list(struct.unpack(f"<{count}H", report)) if len(report) == 2 * count else []
+        if sorted(order) != list(range(count)):
+            child.kill("told something that is no ring")
+            return
+        present = range(count) if self._order is None else self._order
+        if is_better(evaluate(rates, order), evaluate(rates, present)):
+            self._order = order
+            self._on_better()
+
+    def ended(self, child: _Child, reason: str) -> None:
+        """The child is gone; what it told stands."""
+        self._dying.discard(child)
+        if child is self._child:
+            self._child = None
+            self._on_ended(reason)
+
+
+class _Child:
+    """One process, from its fork until it is reaped."""
+
+    def __init__(self, loop: Loop, owner: Moonshot, question: Question) -> None:
+        self._loop = loop
+        self._owner = owner
+        self._reason = ""
+        master = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = 0
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                run(theirs.fileno(), question, master)
+            self._pidfd = open_pidfd(self.pid)
+        except OSError:
+            ours.close()
+            if self.pid:  # there is no descriptor left to watch it with
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._reports: socket.socket | None = ours
+        loop.watch(ours.fileno(), self._ready)
+        loop.watch(self._pidfd, lambda _: self.bury())
+        # It ends by itself when its time is over; this is for one that is stopped, or starved.
+        loop.after(question.budget_ns + GRACE_NS, lambda: self.kill("did not end in its time"))
+
+    def kill(self, reason: str = "was cancelled") -> None:
+        """End it now; it is reaped by the loop. Harmless when it is gone."""
+        self._deafen()
+        if self._pidfd >= 0:
+            self._reason = self._reason or reason
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def bury(self) -> None:
+        """Hear its last words and reap it, which waits only if it was not killed and has not ended."""
+        if self._pidfd < 0:
+            return
+        while self._reports is not None and self._read():
+            pass
+        self._deafen()
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # whoever ignores SIGCHLD has its children reaped by the kernel
+            status = 0
+        self._loop.forget(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._owner.ended(self, self._reason or describe_end(status))
+
+    def _ready(self, _: int) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take one report. False if there is none."""
+        assert self._reports is not None
+        try:
+            report = self._reports.recv(REPORT_BYTES_MAX + 1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            report = b""
+        if not report:
+            self._deafen()
+            return False
+        self._owner.heard(self, report)
+        return True
+
+    def _deafen(self) -> None:
+        if self._reports is not None:
+            self._loop.forget(self._reports.fileno())
+            self._reports.close()
+            self._reports = None
+
+
+def is_better(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Whether the ring that is worth the one is better than the ring that is worth the other (`solver.evaluate`)."""
+    if one is None or other is None:
+        return one is not None
+    return (one[0], -one[1]) > (other[0], -other[1])
+
+
+def describe_end(status: int) -> str:
+    """How a child ended, for a log line."""
+    if status == 0:
+        return "is done"
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+# ---------------------------------------------------------------------------------------------- in the child
+
+
+def run(reports_fd: int, question: Question, master: int) -> NoReturn:
+    """The child's whole life. Leaves by `_exit`, so that nothing of the master's is run twice."""
+    status = 1
+    try:
+        die_with_parent(signal.SIGKILL)
+        # The master may have died between the fork and the line above; then nobody would ever tell us.
+        if os.getppid() == master:
+            settle(reports_fd, question.budget_ns)
+            search(socket.socket(fileno=reports_fd), question)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def settle(reports_fd: int, budget_ns: int) -> None:
+    """Let go of what is the master's, and take no more than our share."""
+    os.closerange(3, reports_fd)
+    os.closerange(reports_fd + 1, DESCRIPTORS_MAX)
+    set_process_name("pccl-moonshot")
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the master, and we end with it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.nice(PRIORITY)
+    with open("/proc/self/statm", "rb") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    limit(resource.RLIMIT_AS, held + MEMORY_BYTES_MAX)
+    limit(resource.RLIMIT_CPU, (budget_ns + GRACE_NS) // 1_000_000_000 + 1)
+    limit(resource.RLIMIT_CORE, 0)
+
+
+def limit(kind: int, amount: int) -> None:
+    """Not more than so much, and not more than was allowed before."""
+    _, most = resource.getrlimit(kind)
+    amount = amount if most == resource.RLIM_INFINITY else min(amount, most)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def search(reports: socket.socket, question: Question) -> None:
+    """Go on from the best ring and from nothing in turn, ever longer, and tell every ring that is better."""
+    rates, count = question.rates, question.count
+    deadline_ns = monotonic_ns() + question.budget_ns
+    best: Sequence[int] = range(count)
+    worth = evaluate(rates, best)
+    slice_ns, turn = SLICE_NS_MIN, 0
+    while (left_ns := deadline_ns - monotonic_ns()) > 0:
+        began_ns, time_ns = monotonic_ns(), min(slice_ns, left_ns)
+        start = best if turn % 2 == 0 else None
+        found = solve(rates, count, start, (question.seed + turn) % SEEDS, STEPS_MAX, time_ns)
+        if found is not None and is_better((found.bottleneck, found.total), worth):
+            best, worth = found.order, (found.bottleneck, found.total)
+            reports.send(struct.pack(f"<{count}H", *best))
+        if monotonic_ns() - began_ns < time_ns:
+            return  # it did not use its time: it is proven that there is no better, or no ring at all
+        turn += 1
+        slice_ns = min(slice_ns * 3 // 2, SLICE_NS_MAX)

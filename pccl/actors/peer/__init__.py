@@ -1,0 +1,1 @@
+"""The peer actor's process: control link, lane pool, state transfers, probes."""

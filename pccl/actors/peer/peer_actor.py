@@ -1,0 +1,462 @@
+"""The peer actor: the process between a training process and the run.
+
+It has a mailbox to the training process, a control connection to the master, one listening port for everything other
+peers want, and the worker processes of its lanes. `PeerState` decides; this file delivers, on top of `feeding`, where
+the short way of reduces is. It lives exactly as long as the training process: it watches a descriptor of that process,
+not only its mailbox, because a forked child of the training process may hold the mailbox open. Interrupts and
+terminations are the training process's business, which may want to save its state first; they are ignored here.
+
+Started by `spawning.start_peer_actor` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+
+from pccl._core.peer.peer_state import PeerState
+from pccl._core.protocol.codec import pack
+from pccl._core.protocol.events import (
+    DEBUG,
+    AbortOperation,
+    AddSources,
+    AnswerLink,
+    AppGone,
+    AttachLink,
+    BeginProbe,
+    Called,
+    Dial,
+    DialMaster,
+    DropLink,
+    DropSource,
+    EndProbe,
+    EndTransfer,
+    FetchState,
+    HangUp,
+    KillLanes,
+    LinkCame,
+    LinkDown,
+    LinkUp,
+    Log,
+    MasterDown,
+    MasterUp,
+    SendSchema,
+    ServeFetched,
+    ServeState,
+    SpawnLanes,
+    Stop,
+    Tell,
+    Tick,
+    WorkerDied,
+)
+from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
+from pccl._core.protocol.messages import (
+    AT_PEER_DOOR,
+    TO_PEER,
+    JoinLane,
+    JoinProbe,
+    JoinState,
+    Notice,
+    Refused,
+    Register,
+)
+from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
+from pccl._core.records import replace
+from pccl._core.system.futex import die_with_parent, monotonic_ns, open_pidfd, set_process_name
+from pccl.actors.io.dialler import Dialler
+from pccl.actors.io.fault_points import planned
+from pccl.actors.io.listener import Listener, bind_peer_port
+from pccl.actors.io.loop import IDLE_NS
+from pccl.memory.completion_slots import SlotTable
+from pccl.options import Options, nanoseconds
+
+from .identity import Identity
+from .lane_pool import LanePool
+from .op_runner import OpRunner
+from .peer_fastpath import Feeding
+from .probes import Probes
+from .transfers import Transfers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.protocol.messages import Welcome
+    from pccl.actors.io.connection import Connection
+
+COLLECT_NS = 10_000_000_000  # rings, links and callbacks that have ended refer to each other: some kilobytes by then
+
+
+class PeerActor(Feeding):
+    """One membership of one communicator."""
+
+    def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
+        super().__init__(mailbox, slots, planned())
+        self._parent = 0
+        self._listening: Listener | None = None
+        self._master_dialler: Dialler | None = None
+        self._join: CallConnect | None = None
+        # The caller watches these beats by its own options; the master's rhythm may be a slower one.
+        self.rhythm_ns = IDLE_NS
+        self._patience_ns = 0  # how long the training process may be stopped
+        self._stopped_ns = 0  # how long it has been, as far as this process was awake to see it
+        self._token = b""
+        self._addresses: list[tuple[str, int]] = []
+        self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
+        self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> not yet in a worker's hands
+        self._lanes = LanePool(
+            self.loop,
+            life_fd,
+            on_link_ended=lambda link, reason: self.feed(LinkDown(link, reason)),
+            on_worker_died=lambda reason: self.feed(WorkerDied(reason)),
+        )
+        self.reducing = OpRunner(self.loop, self._lanes, self.feed)
+        self._transfers = Transfers(
+            self.loop,
+            life_fd,
+            feed=self.feed,
+            tell=self._tell,
+            descriptor=self._lanes.descriptor,
+            identity=self._identity,
+        )
+        self._probes = Probes(self.loop, life_fd, feed=self.feed, tell=self._tell, identity=self._identity)
+        self.windows = self._transfers.windows
+        mailbox.setblocking(False)
+        self.loop.watch(mailbox.fileno(), self)
+
+    def run(self, parent: int, parent_fd: int) -> None:
+        """Serve until the training process leaves or dies."""
+        self._parent = parent
+        self.loop.watch(parent_fd, lambda _: self._app_gone("the training process ended without close()"))
+        self.slots.beat(monotonic_ns())
+        try:
+            self.loop.run(self.deadline, self._tick)
+        finally:
+            self._lanes.kill()
+            self._transfers.kill()
+            self._probes.kill()
+            self._lanes.wait()
+
+    # ------------------------------------------------------------------------------------------ mailbox
+
+    def _mail(self, call: Any, descriptor: int) -> None:
+        """A call from the training process, but for reduces while there is a machine."""
+        if isinstance(call, CallShare):
+            self._lanes.share(call.segment, descriptor, call.nbytes)
+        elif isinstance(call, CallUnshare):
+            self._lanes.unshare(call.segment)
+        else:
+            if self.state is None and isinstance(call, CallConnect):
+                self._begin(call)
+            if self.state is not None:
+                if isinstance(call, CallManifest):
+                    self._transfers.described(call)
+                self.feed(Called(call))
+                if isinstance(call, CallCancel):
+                    self._end_unknown(call)
+
+    def _end_unknown(self, cancel: CallCancel) -> None:
+        """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
+        state = self.state
+        assert state is not None
+        if not state.owes(cancel.slot, cancel.sequence):
+            self.slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
+
+    def _begin(self, call: CallConnect) -> None:
+        """The first call brings everything this actor needs to know."""
+        self._join = call
+        options = Options.decode(call.options.decode())
+        self._lanes.size = max(call.lanes, 1)
+        # Ahead of the stall limit, so that the link itself is blamed, and not whoever noticed first.
+        self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
+        self._lanes.lends = options.host_memory
+        self._patience_ns = nanoseconds(options.heartbeat_timeout)
+        self.loop.look_ns = nanoseconds(options.look_time)
+        self.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
+        self._token = options.token.encode()
+        text = call.addresses.decode()
+        self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
+        try:
+            listener = bind_peer_port(options.port)
+        except OSError as error:
+            which = f"port {options.port}" if options.port else "any port"
+            reason = f"this peer cannot listen on {which}: {error.strerror}"
+            self.slots.complete(call.slot, call.sequence, INVALID_USAGE, reason.encode())
+            return
+        self.state = PeerState(options, monotonic_ns())
+        self._listening = Listener(
+            self.loop,
+            listener,
+            token=self._token,
+            hellos={
+                JoinLane: self._link_came,
+                JoinState: self._transfers.link_came,
+                JoinProbe: self._probes.link_came,
+            },
+            limits=AT_PEER_DOOR,
+            new_number=self.state.new_link,
+            log=self._tell,
+            timeout_ns=nanoseconds(options.handshake_timeout),
+        )
+        self.door = self._listening.door
+
+    def _identity(self) -> Identity:
+        assert self.state is not None
+        options, wiring = self.state.options, self.state.wiring
+        return Identity(
+            wiring.run,
+            wiring.id,
+            lanes=self._lanes.size,
+            token=self._token,
+            stall_ns=nanoseconds(options.stall_timeout),
+            dial_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
+            connect_ns=nanoseconds(options.connect_timeout),
+            new_link=self.state.new_link,
+            check=options.check,
+        )
+
+    def _app_gone(self, reason: str) -> None:
+        if self.state is None:
+            self.loop.stop()
+        else:
+            self.feed(AppGone(reason))
+
+    def _tell(self, level: int, line: str) -> None:
+        """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
+        try:
+            self.mailbox.send(pack(Notice(level, line)))
+        except OSError:
+            pass
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _tick(self, now_ns: int) -> None:
+        # Not longer than the rhythm: while this process was stopped itself, it saw nothing.
+        elapsed_ns = min(now_ns - self.slots.last_beat_ns, self.rhythm_ns)
+        self.slots.beat(now_ns)
+        self._lanes.reap()
+        if self._listening is not None:
+            self._listening.tick(now_ns)
+        if self.state is not None:
+            self.reducing.report()
+            self._watch_parent(elapsed_ns)
+            self.feed(Tick())
+
+    def _watch_parent(self, elapsed_ns: int) -> None:
+        """A training process that is stopped says nothing to anybody: after the usual silence it counts as gone."""
+        self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
+        if self._stopped_ns > self._patience_ns:
+            self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
+
+    # ------------------------------------------------------------------------------------------ the machine
+
+    def _perform(self, action: Any) -> None:
+        _PERFORM[type(action)](self, action)
+
+    def _send_schema(self, action: SendSchema) -> None:
+        for page in self._transfers.schema_pages(action):
+            if self.master is not None:
+                self.master.send(page)
+
+    def _dial_master(self, _: DialMaster) -> None:
+        call, listening = self._join, self._listening
+        assert call is not None
+        assert listening is not None
+        assert self.state is not None
+        port = call.advertise_port or listening.port
+        options = self.state.options
+        self._master_dialler = Dialler(
+            self.loop,
+            self._addresses,
+            token=self._token,
+            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
+            on_up=self._master_up,
+            on_down=lambda reason, final: self.feed(MasterDown(reason, final)),
+            timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
+        )
+
+    def _master_up(self, connection: Connection) -> None:
+        self.master = connection
+        connection.become(TO_PEER, self.hear, self._master_down)
+        self.feed(MasterUp())
+
+    def _master_down(self, _: int, kind: str, reason: str) -> None:
+        if self.master is not None:
+            self.master.close()
+            self.master = None
+        self.feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
+
+    def _hang_up(self, _: HangUp) -> None:
+        if self._master_dialler is not None:
+            self._master_dialler.cancel()
+        if self.master is not None:
+            self.master.finish()
+            self.master = None
+
+    def _spawn_lanes(self, action: SpawnLanes) -> None:
+        try:
+            self._lanes.spawn(action.lanes)
+        except OSError as error:
+            # Out of processes or descriptors. The ring does without this peer until the machine gives up on it.
+            reason = f"cannot start workers: {error.strerror}"
+            self.loop.after(0, lambda: self.feed(WorkerDied(reason)))
+
+    def _kill_lanes(self, _: KillLanes) -> None:
+        self.reducing.lose_crew()
+        self._lanes.kill()
+
+    def _stop(self, _: Stop) -> None:
+        """Last words were queued by HangUp; the kernel sends them though we close, because we read nothing more."""
+        self.loop.stop()
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def _dial(self, action: Dial) -> None:
+        link, hello = action.link, action.hello
+        self._diallers[link] = Dialler(
+            self.loop,
+            [(action.host, action.port)],
+            token=self._token,
+            hello=lambda proof: replace(hello, proof=proof),
+            on_up=lambda connection: self._link_up(link, connection),
+            on_down=lambda reason, _: self._link_down(link, reason),
+            number=link,
+        )
+
+    def _link_up(self, link: int, connection: Connection) -> None:
+        del self._diallers[link]
+        self._hold(link, connection, None)
+        self.feed(LinkUp(link))
+
+    def _link_down(self, link: int, reason: str) -> None:
+        self._diallers.pop(link, None)
+        held = self._links.pop(link, None)
+        if held is not None:
+            held[0].close()
+        self.feed(LinkDown(link, reason))
+
+    def _link_came(self, connection: Connection, hello: JoinLane, _: str, welcome: Welcome) -> None:
+        self._hold(connection.number, connection, welcome)
+        self.feed(LinkCame(connection.number, hello))
+
+    def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
+        """A lane that waits for the machine's decision says nothing; if it does, or ends, it is no lane."""
+        self._links[link] = (connection, welcome)
+        connection.become(
+            {},
+            lambda number, _: self._link_down(number, "spoke out of turn"),
+            lambda number, _, reason: self._link_down(number, reason),
+        )
+
+    def _answer_link(self, action: AnswerLink) -> None:
+        held = self._links.get(action.link)
+        if held is None:
+            return
+        connection, welcome = held
+        if action.reason:
+            del self._links[action.link]
+            connection.send(Refused(RANK_CONNECTION_FAILED, action.reason))
+            connection.finish()
+            self._tell(DEBUG, f"refused a lane: {action.reason}")
+        else:
+            assert welcome is not None
+            connection.send(welcome)
+
+    def _attach_link(self, action: AttachLink) -> None:
+        connection, _ = self._links.pop(action.link)
+        sock = connection.detach()
+        if sock is None or not connection.is_idle():
+            if sock is not None:
+                sock.close()
+            self.loop.after(0, lambda: self.feed(LinkDown(action.link, "half a message was left on the lane")))
+            return
+        self._lanes.attach(action.link, sock, action.sends, action.lane)
+
+    def _drop_link(self, action: DropLink) -> None:
+        link = action.link
+        dialler = self._diallers.pop(link, None)
+        if dialler is not None:
+            dialler.cancel()
+        held = self._links.pop(link, None)
+        if held is not None:
+            held[0].close()
+        self._lanes.drop(link)
+
+
+_PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
+    DialMaster: PeerActor._dial_master,
+    HangUp: PeerActor._hang_up,
+    SpawnLanes: PeerActor._spawn_lanes,
+    KillLanes: PeerActor._kill_lanes,
+    Dial: PeerActor._dial,
+    AnswerLink: PeerActor._answer_link,
+    AttachLink: PeerActor._attach_link,
+    DropLink: PeerActor._drop_link,
+    AbortOperation: lambda actor, action: actor.reducing.abort(action.sequence),
+    ServeState: lambda actor, action: actor._transfers.serve(action),
+    FetchState: lambda actor, action: actor._transfers.fetch(action),
+    AddSources: lambda actor, action: actor._transfers.add_sources(action),
+    ServeFetched: lambda actor, action: actor._transfers.serve_fetched(action),
+    DropSource: lambda actor, action: actor._transfers.drop_source(action),
+    EndTransfer: lambda actor, action: actor._transfers.end(action),
+    SendSchema: PeerActor._send_schema,
+    BeginProbe: lambda actor, action: actor._probes.begin(action),
+    EndProbe: lambda actor, action: actor._probes.end(action),
+    Tell: lambda actor, action: actor._tell(action.level, action.line),
+    Log: lambda actor, action: actor._tell(action.level, action.line),
+    Stop: PeerActor._stop,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the started process: descriptors of mailbox, slots and life, the parent, and whether to die with it."""
+    mailbox_fd, slots_fd, life_fd, parent, die = (int(argument) for argument in arguments)
+    if die:
+        die_with_parent(signal.SIGKILL)
+    try:
+        parent_fd = open_pidfd(parent)
+    except ProcessLookupError:
+        return 0  # the training process died before this one was ready
+    if os.getppid() != parent:
+        return 0  # the same, and its number means another process by now
+    set_process_name("pccl-peer")
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in held:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+    raise_descriptor_limit()
+    actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd), life_fd)
+    # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
+    gc.freeze()
+    gc.disable()
+    actor.loop.collect(COLLECT_NS)
+    actor.run(parent, parent_fd)
+    return 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False  # it is gone, which is noticed elsewhere
+    return state in (b"T", b"t")
+
+
+def raise_descriptor_limit() -> None:
+    """A large pool and many segments need more descriptors than a shell allows; this process uses no select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass  # then the usual limit applies, and spawning says so if it is too small
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+import socket
+from typing import Any
+
+from pccl._core.peer.peer_state import PeerState
+from pccl._core.protocol.handshake import Door
+from pccl.actors.io.connection import Connection
+from pccl.actors.io.fault_points import Fault
+from pccl.actors.io.loop import Loop, Watcher
+from pccl.memory.completion_slots import SlotTable
+from pccl.memory.window import Window
+
+from .op_runner import OpRunner
+
+PERFORMED_HERE: tuple[type[Any], ...]
+
+class Feeding(Watcher):
+    state: PeerState | None
+    master: Connection | None
+    reducing: OpRunner
+    windows: dict[tuple[int, int], Window]
+    door: Door | None
+    rhythm_ns: int
+    def __init__(self, mailbox: socket.socket, slots: SlotTable, fault: Fault | None) -> None: ...
+    @property
+    def loop(self) -> Loop: ...
+    @property
+    def slots(self) -> SlotTable: ...
+    @property
+    def mailbox(self) -> socket.socket: ...
+    def feed(self, event: Any) -> None: ...
+    def hear(self, number: int, message: Any) -> None: ...
+    def deadline(self) -> int: ...

@@ -1,0 +1,249 @@
+"""The actor's side of measurements: the one that this peer makes, and those that others make to it.
+
+As a source it dials all connections of an edge, and forks a worker when the last is up. As a target it welcomes
+connections from whoever proved to be of the run, and forks a worker when all of one measurement are there; it is told
+of it by nobody else, so what it holds has a bound in number and in time. The two never wait for each other's actors: a
+round that the master has given up ends by itself.
+
+Workers are disposable, and found by their mailboxes: a worker that ended has said why, or was killed.
+"""
+
+from __future__ import annotations
+
+from pccl._core.protocol.codec import unpack
+from pccl._core.protocol.events import DEBUG, ProbeDone
+from pccl._core.protocol.mailbox import ProbeEnded
+from pccl._core.protocol.messages import JoinProbe, Refused
+from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
+from pccl.actors.io import fork
+from pccl.actors.io.dialler import Dialler
+from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.workers.probe_worker import Course, be_source, be_target
+from pccl.options import LANES_MAX, PROBES_MAX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.protocol.events import BeginProbe, EndProbe
+    from pccl._core.protocol.messages import Welcome
+    from pccl.actors.io.connection import Connection
+    from pccl.actors.io.loop import Loop
+
+    from .identity import Identity
+
+GRACE_NS = 1_000_000_000  # beyond dialling and counting: a worker that is not done by then was stopped or starved
+DURATION_NS_MAX = 60_000_000_000  # that a target counts for somebody: no master asks for more
+REAP_NS = 1_000_000  # a killed process is gone within this
+
+
+class Probe:
+    """One measurement at one of its ends, from the first connection until its worker is reaped."""
+
+    def __init__(self, number: int, lanes: int) -> None:
+        self.round = number
+        self.lanes = lanes
+        self.diallers: list[Dialler] = []  # of a source
+        self.sockets: dict[int, socket.socket] = {}  # lane -> connection that is up
+        self.pid = 0
+        self.mailbox: socket.socket | None = None
+        self.over = False
+
+
+class Probes:
+    """At most one measurement by this peer, and a bounded number by others."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        life_fd: int,
+        *,
+        feed: Callable[[Any], None],
+        tell: Callable[[int, str], None],
+        identity: Callable[[], Identity],
+    ) -> None:
+        self._loop = loop
+        self._life_fd = life_fd  # every worker holds it, which is all it is for
+        self._feed = feed
+        self._tell = tell
+        self._identity = identity
+        self._own: Probe | None = None
+        self._others: dict[tuple[int, int], Probe] = {}  # (round, source) -> what it sends to us
+        self._killed: set[int] = set()  # workers to be reaped
+        self._forked = 0
+
+    # ------------------------------------------------------------------------------------------ as a source
+
+    def begin(self, action: BeginProbe) -> None:
+        """Dial all connections; `ProbeDone` follows, but never from within this call."""
+        identity = self._identity()
+        probe = self._own = Probe(action.round, action.lanes)
+        course = Course(action.milliseconds * 1_000_000, action.milliseconds * 1_000_000 + GRACE_NS)
+        for lane in range(action.lanes):
+            probe.diallers.append(self._dial(probe, lane, action, course, identity))
+
+    def _dial(self, probe: Probe, lane: int, action: BeginProbe, course: Course, identity: Identity) -> Dialler:
+        def hello(proof: bytes) -> JoinProbe:
+            ends = (identity.peer, action.target)
+            return JoinProbe(proof, identity.run, action.round, *ends, lane, action.lanes, action.milliseconds)
+
+        return Dialler(
+            self._loop,
+            [(action.host, action.port)],
+            token=identity.token,
+            hello=hello,
+            on_up=lambda connection: self._dialled(probe, lane, connection, course),
+            on_down=lambda reason, _: self._own_ended(probe, 0, reason),
+            timeout_ns=identity.connect_ns,
+        )
+
+    def _dialled(self, probe: Probe, lane: int, connection: Connection, course: Course) -> None:
+        sock = connection.detach()
+        if probe.over or sock is None or not connection.is_idle():
+            if sock is not None:
+                sock.close()
+            self._own_ended(probe, 0, "half a message was left on the connection")
+            return
+        probe.sockets[lane] = sock
+        if len(probe.sockets) == probe.lanes:
+            self._fork(probe, "probe", be_source, course, lambda rate, reason: self._own_ended(probe, rate, reason))
+
+    def end(self, action: EndProbe) -> None:
+        """Nobody waits for it any more."""
+        if self._own is not None and self._own.round == action.round:
+            self._drop(self._own)
+            self._own = None
+
+    def _own_ended(self, probe: Probe, rate: int, reason: str) -> None:
+        self._drop(probe)
+        if self._own is probe:
+            self._own = None
+            self._loop.after(0, lambda: self._feed(ProbeDone(probe.round, rate, reason)))
+
+    # ------------------------------------------------------------------------------------------ as a target
+
+    def link_came(self, connection: Connection, hello: JoinProbe, _: str, welcome: Welcome) -> None:
+        """A peer proved itself at our port and wants to send."""
+        reason = self._reason_against(hello)
+        key = hello.round, hello.source
+        probe = self._others.get(key)
+        if not reason and probe is None:
+            probe = self._others[key] = Probe(hello.round, hello.lanes)
+            limit_ns = self._identity().connect_ns + 2 * GRACE_NS + hello.milliseconds * 1_000_000
+            held = probe
+            self._loop.after(limit_ns, lambda: self._other_ended(key, held, 0, "it was not over in time"))
+        if reason or probe is None:
+            connection.send(Refused(RANK_CONNECTION_FAILED, reason))
+            connection.finish()
+            self._tell(DEBUG, f"refused a connection that wants to be measured: {reason}")
+            return
+        connection.send(welcome)
+        sock = connection.detach()
+        if sock is None or not connection.is_idle():
+            if sock is not None:
+                sock.close()
+            self._other_ended(key, probe, 0, "it spoke out of turn")
+            return
+        probe.sockets[hello.lane] = sock
+        if len(probe.sockets) == probe.lanes:
+            duration_ns = hello.milliseconds * 1_000_000
+            ended = self._other_ended
+            course = Course(duration_ns, duration_ns + GRACE_NS)
+            self._fork(probe, "count", be_target, course, lambda rate, why: ended(key, probe, rate, why))
+
+    def _reason_against(self, hello: JoinProbe) -> str:
+        """Why this connection cannot be counted; empty if it can."""
+        identity = self._identity()
+        if not identity.peer or hello.run != identity.run or hello.target != identity.peer:
+            return "this is another peer, or another run"
+        if not 1 <= hello.lanes <= LANES_MAX or hello.lane >= hello.lanes:
+            return f"lane {hello.lane} of {hello.lanes} is none"
+        if not 0 < hello.milliseconds * 1_000_000 <= DURATION_NS_MAX:
+            return f"nobody counts for {hello.milliseconds} ms"
+        probe = self._others.get((hello.round, hello.source))
+        if probe is not None and (probe.pid or hello.lane in probe.sockets or hello.lanes != probe.lanes):
+            return f"lane {hello.lane} of round {hello.round} is taken"
+        if sum(len(other.sockets) for other in self._others.values()) >= PROBES_MAX + LANES_MAX:
+            return "too many measure the way to this peer"
+        return ""
+
+    def _other_ended(self, key: tuple[int, int], probe: Probe, rate: int, reason: str) -> None:
+        if self._others.get(key) is not probe:
+            return
+        del self._others[key]
+        self._drop(probe)
+        result = reason or f"{rate / 1e6:.3g} MB/s"
+        self._tell(DEBUG, f"counted what peer {key[1]} sends in round {key[0]}: {result}")
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    def _fork(
+        self,
+        probe: Probe,
+        kind: str,
+        work: Callable[[socket.socket, list[socket.socket], Course], None],
+        course: Course,
+        ended: Callable[[int, str], None],
+    ) -> None:
+        """A worker for all connections, which are its own from now on."""
+        sockets = [probe.sockets[lane] for lane in range(probe.lanes)]
+        kept = [self._life_fd, *(sock.fileno() for sock in sockets)]
+        name = f"pccl-{kind}-{self._forked}"
+        self._forked += 1
+        try:
+            probe.pid, mailbox = fork.fork(name, kept, lambda mailbox: work(mailbox, sockets, course))
+        except OSError as error:
+            ended(0, f"cannot start a worker: {error.strerror}")
+            return
+        for sock in sockets:
+            sock.close()
+        probe.mailbox = mailbox
+        self._loop.watch(mailbox.fileno(), lambda _: self._heard(mailbox, name, ended))
+        # It ends by itself when its time is over; this is for one that is stopped, or starved.
+        self._loop.after(course.limit_ns + GRACE_NS, lambda: None if probe.over else ended(0, f"{name} does not end"))
+
+    def _heard(self, mailbox: socket.socket, name: str, ended: Callable[[int, str], None]) -> None:
+        try:
+            data = mailbox.recv(MAILBOX_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        message = unpack(data) if data else None
+        if isinstance(message, ProbeEnded):
+            ended(message.bytes_per_second, message.reason)
+        else:
+            ended(0, f"{name} ended unexpectedly")
+
+    def _drop(self, probe: Probe) -> None:
+        """End whatever it consists of by now."""
+        if probe.over:
+            return
+        probe.over = True
+        for dialler in probe.diallers:
+            dialler.cancel()
+        for sock in probe.sockets.values():
+            sock.close()
+        if probe.mailbox is not None:
+            self._loop.forget(probe.mailbox.fileno())
+            probe.mailbox.close()
+        if probe.pid:
+            fork.kill(probe.pid)
+            self._killed.add(probe.pid)
+            self._loop.after(0, self._reap)
+
+    def _reap(self) -> None:
+        fork.reap(self._killed)
+        if self._killed:
+            self._loop.after(REAP_NS, self._reap)
+
+    def kill(self) -> None:
+        """This process ends: so does everything here."""
+        probes = [*self._others.values(), *([] if self._own is None else [self._own])]
+        self._own = None
+        self._others.clear()
+        for probe in probes:
+            self._drop(probe)
+        fork.wait(self._killed)

@@ -1,0 +1,472 @@
+"""The actor's side of shared state: who may fetch from here, what is fetched from whom, and the workers that do it.
+
+A round of the master makes a peer either a source or a sink. As a source it welcomes links of that round and forks a
+worker for each. A link may come a moment before the order to serve: it is held for that long, and then refused. As a
+sink it calls its sources, forks a worker for each link that is up, and lets `Fetching` decide what they ask for.
+
+Workers are disposable and die alone: a link is all that is lost with one. `end` kills those of a round, and when the
+last is reaped nobody has a hand on the tensors any more, which is what `TransferEnded` says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+
+from pccl._core.peer.fetch import AskTable, CallSource, CloseLink, Done, Fetching, Order, Stranded
+from pccl._core.protocol.codec import pack, unpack
+from pccl._core.protocol.events import DEBUG, INFO, StateFetched, StateUnfetched, TransferEnded
+from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
+from pccl._core.protocol.messages import JoinState, Refused, Schema
+from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
+from pccl._core.protocol.state_manifest import StateManifest
+from pccl._core.protocol.state_schema import split_schema
+from pccl._core.protocol.state_stream import pack_orders
+from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.mapping import Mapping
+from pccl.actors.io import fork
+from pccl.actors.io.dialler import Dialler
+from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.workers.state_memory import StateMemory
+from pccl.actors.workers.state_worker import FetchWorker, ServeWorker
+from pccl.memory.segments import Segment
+from pccl.memory.window import Window
+from pccl.options import STATE_LINKS_MAX
+
+from .transfer import Transfer, Worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pccl._core.protocol.events import (
+        AddSources,
+        DropSource,
+        EndTransfer,
+        FetchState,
+        SendSchema,
+        ServeFetched,
+        ServeState,
+    )
+    from pccl._core.protocol.mailbox import CallManifest
+    from pccl._core.protocol.messages import Welcome
+    from pccl.actors.io.connection import Connection
+    from pccl.actors.io.loop import Loop
+
+    from .identity import Identity
+
+HOLD_NS = 2_000_000_000  # how long a link may be ahead of the order that explains it
+REDIAL_NS = 50_000_000  # before a source is called again, longer with every failure
+REDIALS_MAX = 3  # calls to a source in a row that may fail before it is given up, beside the first ones
+REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
+
+
+class Transfers:
+    """All rounds that this peer takes part in: one, and those that are not all buried yet."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        life_fd: int,
+        *,
+        feed: Callable[[Any], None],
+        tell: Callable[[int, str], None],
+        descriptor: Callable[[int], tuple[int, int] | None],
+        identity: Callable[[], Identity],
+    ) -> None:
+        self._loop = loop
+        self._life_fd = life_fd  # every worker holds it, which is all it is for
+        self._feed = feed
+        self._tell = tell
+        self._descriptor = descriptor  # of shared memory, by its number
+        self._identity = identity
+        self._rounds: dict[int, Transfer] = {}
+        self.windows: dict[tuple[int, int], Window] = {}  # by the slot of the call that is rung there
+        self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served (yet)
+
+    # ------------------------------------------------------------------------------------------ orders of the machine
+
+    def serve(self, action: ServeState) -> None:
+        """Let other peers fetch. Links that came early are let in."""
+        try:
+            self._rounds[action.round] = self._prepare(action)
+        except (OSError, ValueError) as error:
+            # Those who want to fetch are refused, and go elsewhere.
+            self._tell(INFO, f"cannot serve the shared state: {error}")
+            return
+        self._admit_held(action.round)
+
+    def fetch(self, action: FetchState) -> None:
+        """Fetch what differs; the answer comes later."""
+        identity = self._identity()
+        try:
+            transfer = self._rounds[action.round] = self._prepare(action)
+        except (OSError, ValueError) as error:
+            self._later(StateUnfetched(action.round, f"this peer cannot take the shared state: {error}"))
+            return
+        transfer.sources = {source.peer: source for source in action.sources}
+        transfer.fetching = Fetching(
+            transfer.own,
+            action.content,
+            list(transfer.sources),
+            whole=action.whole,
+            links=max(1, identity.lanes // max(len(transfer.sources), 1)),
+            attempts=REDIALS_MAX,
+            new_link=identity.new_link,
+        )
+        self._perform(transfer, transfer.fetching.begin())
+
+    def add_sources(self, action: AddSources) -> None:
+        """There are others who have the state by now; the answer comes later."""
+        transfer = self._rounds.get(action.round)
+        if transfer is None or transfer.fetching is None:
+            self._later(StateUnfetched(action.round, "this peer cannot take the shared state"))
+            return
+        transfer.sources |= {source.peer: source for source in action.sources}
+        came = [source.peer for source in action.sources]
+        self._perform(transfer, transfer.fetching.sources_came(came, monotonic_ns()))
+
+    def serve_fetched(self, action: ServeFetched) -> None:
+        """Let other peers fetch what has been fetched. Links that came early are let in."""
+        transfer = self._rounds[action.round]
+        transfer.become_source()
+        for link in [*transfer.diallers, *transfer.workers]:
+            self._close(transfer, link, "everything was fetched")
+        self._admit_held(action.round)
+
+    def drop_source(self, action: DropSource) -> None:
+        """A source is gone."""
+        transfer = self._rounds.get(action.round)
+        if transfer is not None and transfer.fetching is not None:
+            self._perform(transfer, transfer.fetching.source_gone(action.peer, monotonic_ns()))
+
+    def end(self, action: EndTransfer) -> None:
+        """Serve no more, fetch no more; `TransferEnded` follows, but never from within this call."""
+        transfer = self._rounds.get(action.round)
+        if transfer is None:  # it could not even begin
+            self._later(TransferEnded(action.round, 0, 0))
+            return
+        self._stop(transfer)
+        if not transfer.zombies:
+            self._loop.after(0, lambda: self._reap(transfer))
+
+    def kill(self) -> None:
+        """This process ends: so does everything here."""
+        for transfer in self._rounds.values():
+            self._stop(transfer)
+            fork.wait(set(transfer.zombies))
+        for connection, _, _ in self._held.values():
+            connection.close()
+        self._held.clear()
+
+    # ------------------------------------------------------------------------------------------ training process
+
+    def described(self, call: CallManifest) -> None:
+        """The training process begins to wait at its window for orders, and for the end of its call."""
+        window = self._descriptor(call.window)
+        if window is not None:
+            self.windows[call.slot, call.sequence] = Window(Mapping(*window))
+
+    def schema_pages(self, action: SendSchema) -> list[Schema]:
+        """What our state consists of, as the master is told it."""
+        try:
+            pages = split_schema(self.read_manifest(action.description, action.nbytes).layout())
+        except (OSError, ValueError) as error:
+            self._tell(INFO, f"cannot read the description of the shared state: {error}")
+            pages = [b""]  # which is no layout either, so the master has the last word
+        return [Schema(action.call, index, len(pages), page) for index, page in enumerate(pages)]
+
+    def read_manifest(self, segment: int, nbytes: int) -> StateManifest:
+        """What the training process wrote. ValueError or OSError if it is none."""
+        fd, size = self._shared(segment)
+        if nbytes > size:
+            raise ValueError(f"a description of {nbytes} bytes in a segment of {size}")
+        return StateManifest(Mapping(fd, nbytes))
+
+    # ------------------------------------------------------------------------------------------ links that come
+
+    def link_came(self, connection: Connection, hello: JoinState, _: str, welcome: Welcome) -> None:
+        """A peer proved itself at our port and wants to fetch."""
+        identity = self._identity()
+        link = connection.number
+        self._held[link] = connection, hello, welcome
+        connection.become(
+            {}, lambda number, _: self._refuse(number, "spoke out of turn"), lambda number, *_: self._forget(number)
+        )
+        if hello.run != identity.run or hello.source != identity.peer:
+            self._refuse(link, "this is another peer, or another run")
+        elif len(self._held) + sum(len(transfer.workers) for transfer in self._rounds.values()) > STATE_LINKS_MAX:
+            self._refuse(link, f"more than {STATE_LINKS_MAX} links fetch from this peer")
+        elif hello.round in self._rounds and self._rounds[hello.round].fetching is None:
+            self._admit(link)
+        else:
+            self._loop.after(HOLD_NS, lambda: self._refuse(link, f"round {hello.round} is not served here"))
+
+    def _admit_held(self, number: int) -> None:
+        for link in [link for link, (_, hello, _) in self._held.items() if hello.round == number]:
+            self._admit(link)
+
+    def _admit(self, link: int) -> None:
+        connection, hello, welcome = self._held[link]
+        transfer = self._rounds[hello.round]
+        if transfer.over:
+            self._refuse(link, f"round {hello.round} is not served here any more")
+            return
+        del self._held[link]
+        connection.send(welcome)
+        sock = _take_socket(connection)
+        if sock is not None:
+            # If the fork fails, the connection closes, and whoever came tries elsewhere.
+            self._fork(transfer, link, sock)
+
+    def _refuse(self, link: int, reason: str) -> None:
+        held = self._held.pop(link, None)
+        if held is not None:
+            connection = held[0]
+            connection.send(Refused(RANK_CONNECTION_FAILED, reason))
+            connection.finish()
+            self._tell(DEBUG, f"refused a link that wants to fetch state: {reason}")
+
+    def _forget(self, link: int) -> None:
+        held = self._held.pop(link, None)
+        if held is not None:
+            held[0].close()
+
+    # ------------------------------------------------------------------------------------------ links to sources
+
+    def _perform(self, transfer: Transfer, actions: list[Any]) -> None:
+        assert transfer.fetching is not None
+        if self._identity().check:
+            transfer.fetching.check()
+        for action in actions:
+            kind = type(action)
+            if kind is CallSource:
+                self._loop.after(REDIAL_NS * action.attempt, partial(self._dial, transfer.round, action))
+            elif kind is AskTable:
+                self._order(transfer, action.link, FetchTable())
+            elif kind is Order:
+                assert transfer.fetching.table is not None
+                for blob in pack_orders(action.units, transfer.fetching.table):
+                    self._order(transfer, action.link, FetchUnits(blob))
+            elif kind is CloseLink:
+                self._close(transfer, action.link, "it was of no use any more")
+            elif kind is Done:
+                self._later(StateFetched(transfer.round))
+            elif kind is Stranded:
+                self._later(StateUnfetched(transfer.round, action.reason))
+
+    def _dial(self, number: int, action: CallSource) -> None:
+        transfer = self._rounds.get(number)
+        if transfer is None or not transfer.expects(action.link):
+            return
+        identity = self._identity()
+        source = transfer.sources[action.source]
+        # A dialler outlives its use by the time that it was given: it must not keep the memory of a round.
+        transfer.diallers[action.link] = Dialler(
+            self._loop,
+            [(source.host, source.port)],
+            token=identity.token,
+            hello=lambda proof: JoinState(proof, identity.run, number, source.peer, identity.peer),
+            on_up=lambda connection: self._link_up(self._rounds[number], action.link, connection),
+            on_down=lambda reason, _: self._close(self._rounds[number], action.link, reason),
+            timeout_ns=identity.dial_ns,
+            number=action.link,
+        )
+
+    def _link_up(self, transfer: Transfer, link: int, connection: Connection) -> None:
+        assert transfer.fetching is not None
+        del transfer.diallers[link]
+        sock = _take_socket(connection)
+        if sock is None:
+            self._close(transfer, link, "half a message was left on the link")
+        elif self._fork(transfer, link, sock):
+            self._perform(transfer, transfer.fetching.link_up(link, monotonic_ns()))
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    def _fork(self, transfer: Transfer, link: int, sock: socket.socket) -> bool:
+        """A worker for this connection; our own copy is closed whatever happens."""
+        identity = self._identity()
+        kind = "serve" if transfer.fetching is None else "fetch"
+        name = f"pccl-{kind}-{transfer.forked}"
+        transfer.forked += 1
+        owner = transfer.forked
+
+        def serve(mailbox: socket.socket) -> None:
+            transfer.memory.owner = owner
+            common = (mailbox, sock, transfer.own, transfer.memory, identity.stall_ns)
+            if kind == "serve":
+                ServeWorker(*common, table=transfer.table, lanes=identity.lanes).serve()
+            else:
+                FetchWorker(*common, table_bytes=len(transfer.table)).serve()
+
+        try:
+            # A link that swallows everything is given up by the kernel, ahead of our own bound.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, identity.stall_ns * 4 // 5 // 1_000_000)
+            pid, mailbox = fork.fork(name, [self._life_fd, sock.fileno(), *transfer.memory.descriptors], serve)
+        except OSError as error:
+            reason = f"cannot start a worker: {error.strerror}"
+            self._close(transfer, link, reason)
+            return False
+        finally:
+            sock.close()
+        worker = transfer.workers[link] = Worker(pid, mailbox, link, name, owner)
+        self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
+        if transfer.fetching is not None:
+            # By its number, because a timer that held the round would hold its memory long after it has ended.
+            self._loop.after(identity.stall_ns, partial(self._look_after, transfer.round, worker))
+        return True
+
+    def _look_after(self, number: int, worker: Worker) -> None:
+        """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
+        transfer = self._rounds.get(number)
+        if transfer is None or transfer.fetching is None or transfer.workers.get(worker.link) is not worker:
+            return
+        stall_ns = self._identity().stall_ns
+        if transfer.fetching.awaits(worker.link) and monotonic_ns() - worker.heard_ns > stall_ns * 3 // 2:
+            self._close(transfer, worker.link, f"{worker.name} does not answer")
+        else:
+            self._loop.after(stall_ns, partial(self._look_after, number, worker))
+
+    def _order(self, transfer: Transfer, link: int, message: object) -> None:
+        worker = transfer.workers.get(link)
+        if worker is not None:
+            worker.heard_ns = monotonic_ns()
+            try:
+                worker.mailbox.send(pack(message))
+            except OSError:
+                # Its mailbox is full or broken: it is stopped or dead, and would never do what it is told.
+                self._close(transfer, link, f"{worker.name} takes no mail")
+
+    def _heard(self, transfer: Transfer, worker: Worker) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(worker.mailbox, MAILBOX_BYTES_MAX, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._close(transfer, worker.link, f"{worker.name} ended unexpectedly")
+        else:
+            worker.heard_ns = monotonic_ns()
+            self._hear(transfer, worker, unpack(data), fds)
+
+    def _hear(self, transfer: Transfer, worker: Worker, message: Any, fds: list[int]) -> None:
+        if isinstance(message, StateLinkEnded):
+            self._close(transfer, worker.link, message.reason, lied=message.lied)
+        elif isinstance(message, TableFetched):
+            self._take_table(transfer, worker.link, fds[0], message.nbytes)
+        elif isinstance(message, UnitsMoved) and transfer.fetching is None:
+            transfer.tx_bytes += message.nbytes
+        elif isinstance(message, UnitsMoved):
+            assert transfer.fetching is not None
+            transfer.rx_bytes += message.nbytes
+            now_ns = monotonic_ns()
+            self._perform(transfer, transfer.fetching.units_fetched(worker.link, message.units, now_ns))
+
+    def _take_table(self, transfer: Transfer, link: int, fd: int, nbytes: int) -> None:
+        assert transfer.fetching is not None
+        with Segment.attach(fd, nbytes) as segment:
+            try:
+                table = StateManifest(segment.view)
+            except ValueError as error:
+                self._close(transfer, link, f"its table cannot be read: {error}", lied=True)
+                return
+        self._perform(transfer, transfer.fetching.table_came(link, table, monotonic_ns()))
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    def _close(self, transfer: Transfer, link: int, reason: str, *, lied: bool = False) -> None:
+        """End whatever the link consists of by now. The machine hears of it when nobody is left of it."""
+        if any(zombie.link == link for zombie, _, _ in transfer.zombies.values()):
+            return  # it is being ended
+        dialler = transfer.diallers.pop(link, None)
+        if dialler is not None:
+            dialler.cancel()
+        worker = transfer.workers.pop(link, None)
+        if worker is None:
+            self._loop.after(0, lambda: self._link_down(transfer, link, reason, lied))
+            return
+        self._loop.forget(worker.mailbox.fileno())
+        fork.kill(worker.pid)
+        if not transfer.zombies:
+            self._loop.after(0, lambda: self._reap(transfer))
+        transfer.zombies[worker.pid] = worker, reason, lied
+
+    def _reap(self, transfer: Transfer) -> None:
+        """Collect workers that have ended, and what they still had to say."""
+        left = set(transfer.zombies)
+        fork.reap(left)
+        for pid in [pid for pid in transfer.zombies if pid not in left]:
+            worker, reason, lied = transfer.zombies.pop(pid)
+            if transfer.memory.window is not None:
+                transfer.memory.window.reclaim(worker.number)
+            last_word = self._drain(transfer, worker)
+            if last_word is not None and not lied:  # what we caught it at ourselves weighs more
+                reason, lied = last_word.reason, last_word.lied
+            self._link_down(transfer, worker.link, reason, lied)
+        if transfer.zombies:
+            self._loop.after(REAP_INTERVAL_NS, lambda: self._reap(transfer))
+        elif transfer.over and self._rounds.get(transfer.round) is transfer:
+            del self._rounds[transfer.round]
+            self._feed(TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
+
+    def _drain(self, transfer: Transfer, worker: Worker) -> StateLinkEnded | None:
+        """Hear what a dead worker has reported: what it verified is not fetched again."""
+        last_word = None
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(worker.mailbox, MAILBOX_BYTES_MAX, 1)
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                break
+            message: Any = unpack(data)
+            if isinstance(message, UnitsMoved):
+                self._hear(transfer, worker, message, fds)
+            elif isinstance(message, StateLinkEnded):
+                last_word = message
+            for fd in fds:
+                os.close(fd)
+        worker.mailbox.close()
+        return last_word
+
+    def _link_down(self, transfer: Transfer, link: int, reason: str, lied: bool) -> None:
+        """A link is over; who fetches goes on without it."""
+        if transfer.fetching is not None and not transfer.over:
+            self._tell(DEBUG, f"lost a link to a source of the shared state: {reason}")
+            self._perform(transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))
+
+    def _stop(self, transfer: Transfer) -> None:
+        """Begin nothing more, and end what is there."""
+        transfer.over = True
+        for link in [*transfer.diallers, *transfer.workers]:
+            self._close(transfer, link, "the transfer is over")
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def _prepare(self, action: ServeState | FetchState) -> Transfer:
+        own = self.read_manifest(action.description, action.nbytes)
+        segments = {row.segment: self._shared(row.segment) for row in own.rows if row.segment}
+        window = self._descriptor(action.window)
+        return Transfer(action.round, own, StateMemory(own, segments, window, self._identity().stall_ns))
+
+    def _shared(self, segment: int) -> tuple[int, int]:
+        shared = self._descriptor(segment)
+        if shared is None:
+            raise ValueError(f"segment {segment} was not shared")
+        return shared
+
+    def _later(self, event: Any) -> None:
+        self._loop.after(0, lambda: self._feed(event))
+
+
+def _take_socket(connection: Connection) -> socket.socket | None:
+    """The socket of a connection that is between two messages; None, and all is closed, if it is not."""
+    sock = connection.detach()
+    if sock is not None and not connection.is_idle():
+        sock.close()
+        return None
+    return sock

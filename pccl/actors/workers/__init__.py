@@ -1,0 +1,1 @@
+"""The processes that a peer actor forks: they move blocks of tensors, states and probes."""

@@ -1,0 +1,352 @@
+"""The workers of a transfer: one process for one connection, which reads or writes the tensors of a state.
+
+A *serving* worker (`pccl-serve-3`) answers what the other side asks for, until it is killed or the connection ends. A
+*fetching* worker (`pccl-fetch-3`) asks for what its actor orders, reads it straight into the tensor, compares each
+block with its digest while it is still in the cache, and reports. Neither knows of any other connection, and both are
+given everything they need by the fork. Nothing that the other side says is believed: requests are checked against the
+description, answers against what was asked. The first thing that does not match ends the connection, with the reason.
+
+The payload is megabytes a call, so Python is no burden here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import deque
+
+from pccl._core.kernels.digest import STATE_BLOCK_BYTES, block_digests
+from pccl._core.protocol.codec import pack, unpack
+from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
+from pccl._core.protocol.state_manifest import DIGEST_BYTES, run_bytes
+from pccl._core.protocol.state_stream import (
+    ANSWER,
+    ASK_TABLE,
+    REQUEST,
+    StateLinkError,
+    Wanted,
+    check_answer,
+    pack_answer,
+    pack_request,
+    unpack_orders,
+    unpack_request,
+)
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.fault_points import planned
+from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.memory.segments import Segment
+from pccl.memory.window import WindowError
+
+from .lane_worker import suit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from pccl._core.protocol.state_manifest import StateManifest
+    from pccl._core.protocol.state_stream import Request
+
+    from .state_memory import StateMemory
+
+LOOK_MS = 500  # between two looks at the clock while a connection is silent
+REPORT_BYTES = 1 << 20  # moved and not yet reported while there is more to do; small units are reported together
+REQUEST_BYTES_MAX = 1 << 14  # read at once: more requests than a peer of ours has under way
+LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
+
+
+class StateWorker:
+    """What both kinds have: a mailbox, a connection, the tensors, and a report to make."""
+
+    name = ""
+
+    def __init__(
+        self, mailbox: socket.socket, connection: socket.socket, own: StateManifest, memory: StateMemory, stall_ns: int
+    ) -> None:
+        self._mailbox = mailbox
+        self._connection = connection
+        self._own = own
+        self._memory = memory
+        self._stall_ns = stall_ns
+        self._moved_ns = monotonic_ns()  # when the last byte moved
+        self._units = self._nbytes = 0  # moved, not yet reported
+        self._fault = planned()
+        mailbox.setblocking(False)
+        connection.setblocking(False)
+
+    def serve(self) -> None:
+        """Until the connection or the actor ends."""
+        try:
+            self._work()
+            return
+        except StateLinkError as error:
+            last_word = StateLinkEnded(True, str(error))
+        except (WindowError, EOFError) as error:
+            last_word = StateLinkEnded(False, str(error))
+        except OSError as error:
+            last_word = StateLinkEnded(False, os.strerror(error.errno or 0))
+        self._report()
+        _wait_for(self._mailbox, select.POLLOUT, LAST_WORDS_MS)
+        self._mail(last_word)
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _visit(self, what: str) -> None:
+        if self._fault is not None:
+            self._fault.visit(f"state.{self.name}.{what}")
+
+    def _has_moved(self) -> None:
+        self._moved_ns = monotonic_ns()
+
+    def _check_stall(self) -> None:
+        if monotonic_ns() - self._moved_ns > self._stall_ns:
+            raise EOFError(f"no byte moved for {self._stall_ns / 1e9:g} s (stall_timeout)")
+
+    def _report(self) -> None:
+        """Say what has moved; if the mailbox is full, later."""
+        if self._units and self._mail(UnitsMoved(self._units, self._nbytes)):
+            self._units = self._nbytes = 0
+
+    def _mail(self, message: object, fds: tuple[int, ...] = ()) -> bool:
+        try:
+            socket.send_fds(self._mailbox, [pack(message)], list(fds))
+        except OSError:
+            return False  # full, or the actor is gone, which ends this process anyway
+        return True
+
+
+class ServeWorker(StateWorker):
+    """Answers requests from one peer, in order."""
+
+    name = "serve"
+
+    def __init__(
+        self,
+        mailbox: socket.socket,
+        connection: socket.socket,
+        own: StateManifest,
+        memory: StateMemory,
+        stall_ns: int,
+        *,
+        table: bytes,
+        lanes: int,
+    ) -> None:
+        super().__init__(mailbox, connection, own, memory, stall_ns)
+        self._table = table
+        suit(connection, lanes)
+
+    def _work(self) -> None:
+        unread = b""
+        while True:
+            whole = len(unread) - len(unread) % REQUEST.size
+            for begin in range(0, whole, REQUEST.size):
+                self._answer(unpack_request(unread[begin : begin + REQUEST.size], self._own))
+            self._report()
+            if not self._await_request():
+                return
+            unread = unread[whole:] + self._read()
+
+    def _await_request(self) -> bool:
+        """Sleep until there is one. The other side may take its time: the round has a bound of its own."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.register(self._mailbox, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll()]
+        # The actor has nothing to say to a serving worker: what is readable there is its end.
+        return self._mailbox.fileno() not in ready
+
+    def _read(self) -> bytes:
+        try:
+            data = self._connection.recv(REQUEST_BYTES_MAX)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise EOFError("closed by the other side")
+        return data
+
+    def _answer(self, request: Request) -> None:
+        self._has_moved()
+        self._visit("answer")
+        if request == ASK_TABLE:
+            self._send(pack_answer(request, len(self._table)), socket.MSG_MORE)
+            self._send(self._table)
+            return
+        nbytes = run_bytes(self._own.rows[request.key].nbytes, request.first, request.count)
+        self._send(pack_answer(request, nbytes), socket.MSG_MORE)
+        for piece in self._memory.read(request.key, request.first * STATE_BLOCK_BYTES, nbytes):
+            self._send(piece)
+        self._units += 1
+        self._nbytes += nbytes
+        if self._nbytes >= REPORT_BYTES:
+            self._report()
+
+    def _send(self, data: bytes | memoryview, flags: int = 0) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self._connection.send(view, flags)
+            except BlockingIOError:
+                self._check_stall()
+                _wait_for(self._connection, select.POLLOUT, LOOK_MS)
+            else:
+                view = view[sent:]
+                self._has_moved()
+
+
+class FetchWorker(StateWorker):
+    """Asks one source for what the actor orders."""
+
+    name = "fetch"
+
+    def __init__(
+        self,
+        mailbox: socket.socket,
+        connection: socket.socket,
+        own: StateManifest,
+        memory: StateMemory,
+        stall_ns: int,
+        *,
+        table_bytes: int,
+    ) -> None:
+        super().__init__(mailbox, connection, own, memory, stall_ns)
+        self._table_bytes = table_bytes  # of a table with our layout: the source's has as many, or it is wrong
+        self._wanted: deque[Wanted] = deque()  # asked for, in the order in which the answers come
+        self._unsent = b""  # requests
+        self._header = bytearray(ANSWER.size)
+        self._table: Segment | None = None  # that is being read
+        # What is being read: memory and its address, how much of it is filled, and how much of that was compared.
+        self._spaces: Iterator[tuple[memoryview, int]] | None = None  # None: a header
+        self._space = memoryview(self._header)
+        self._address = self._filled = self._compared = 0
+        self._digests = b""  # of the blocks that are still to come
+
+    def _work(self) -> None:
+        poll = select.poll()
+        poll.register(self._mailbox, select.POLLIN)
+        poll.register(self._connection, select.POLLIN)
+        while True:
+            self._report()
+            poll.modify(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            ready = dict(poll.poll(LOOK_MS))
+            if self._mailbox.fileno() in ready and not self._read_mailbox():
+                return
+            if self._unsent:
+                self._ask()
+            if ready.get(self._connection.fileno(), 0) & ~select.POLLOUT:
+                self._receive()
+            if self._wanted:
+                self._check_stall()
+            else:
+                self._has_moved()  # nothing is owed to us
+
+    # ------------------------------------------------------------------------------------------ orders
+
+    def _read_mailbox(self) -> bool:
+        """Take all orders that are there. False if there will never be one again."""
+        while True:
+            try:
+                data = self._mailbox.recv(MAILBOX_BYTES_MAX)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            message: Any = unpack(data)
+            self._visit(type(message).__name__)
+            if isinstance(message, FetchTable):
+                self._want(Wanted(ASK_TABLE, self._table_bytes, b""))
+            elif isinstance(message, FetchUnits):
+                for wanted in unpack_orders(message.units, self._own):
+                    self._want(wanted)
+
+    def _want(self, wanted: Wanted) -> None:
+        if not self._wanted:
+            self._has_moved()  # from here on something is owed
+        self._wanted.append(wanted)
+        self._unsent += pack_request(wanted.request)
+
+    def _ask(self) -> None:
+        try:
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def _receive(self) -> None:
+        """Read what is there, but not much more than is worth a report, so that the mailbox has its turn."""
+        while True:
+            try:
+                count = self._connection.recv_into(self._space[self._filled :])
+            except BlockingIOError:
+                return
+            if not count:
+                raise EOFError("closed by the other side")
+            self._has_moved()
+            self._filled += count
+            self._compare()
+            if self._filled == len(self._space):
+                self._turn_page()
+                if self._nbytes >= REPORT_BYTES:
+                    return
+
+    def _turn_page(self) -> None:
+        """The memory is full: on to the next piece of the answer, or to the next answer."""
+        if self._spaces is None:
+            self._spaces = self._open_answer()
+        space = next(self._spaces, None)
+        if space is not None:
+            self._space, self._address = space
+        else:
+            self._close_answer()
+            self._space, self._spaces = memoryview(self._header), None
+        self._filled = self._compared = 0
+        self._has_moved()  # the window may have taken its time, which is not the source's fault
+
+    def _open_answer(self) -> Iterator[tuple[memoryview, int]]:
+        if not self._wanted:
+            raise StateLinkError("it sent what nobody asked for")
+        wanted = self._wanted[0]
+        check_answer(bytes(self._header), wanted.request, wanted.nbytes)
+        self._digests = wanted.digests
+        if wanted.request == ASK_TABLE:
+            self._table = Segment.create("pccl-table", wanted.nbytes)
+            return iter([(self._table.view, 0)])
+        return self._memory.write(wanted.request.key, wanted.request.first * STATE_BLOCK_BYTES, wanted.nbytes)
+
+    def _close_answer(self) -> None:
+        wanted = self._wanted.popleft()
+        if self._table is not None:
+            self._visit("table")
+            if not self._mail(TableFetched(wanted.nbytes), (self._table.fd,)):
+                raise EOFError("the peer actor takes no mail")
+            self._table.close()
+            self._table = None
+            return
+        self._visit("unit")
+        self._units += 1
+        self._nbytes += wanted.nbytes
+
+    def _compare(self) -> None:
+        """See whether the blocks that are complete are what they should be."""
+        if not self._digests:
+            return
+        whole = self._filled
+        if whole < len(self._space):
+            whole -= whole % STATE_BLOCK_BYTES
+        if whole > self._compared:
+            found = block_digests(self._address + self._compared, whole - self._compared, 1)
+            if found != self._digests[: len(found)]:
+                request = self._wanted[0].request
+                where = f"block {request.first + request.count - len(self._digests) // DIGEST_BYTES} or one behind it"
+                raise StateLinkError(f"{self._own.rows[request.key].name!r}: {where} is not what its table says")
+            self._digests = self._digests[len(found) :]
+            self._compared = whole
+
+
+def _wait_for(sock: socket.socket, event: int, timeout_ms: int) -> None:
+    """Wait for one socket; unlike `select`, of any number."""
+    poll = select.poll()
+    poll.register(sock, event)
+    poll.poll(timeout_ms)

@@ -1,0 +1,244 @@
+"""The training process's end of its peer actor: the process, the mailbox, the completion slots.
+
+A call goes down the mailbox; its end is a slot in shared memory that the caller sleeps on, without the GIL, in short
+stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
+noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means. What every call
+needs, when nothing is out of the ordinary, is in `line`.
+
+A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
+nobody else. Memory that they could still write to is not touched before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.protocol.codec import pack, unpack
+from pccl._core.protocol.mailbox import CallCancel, CallLeave, CallShare, CallUnshare
+from pccl._core.protocol.messages import Notice
+from pccl._core.protocol.outcomes import split
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.fault_points import planned
+from pccl.actors.io.spawn import ActorProcess
+from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
+from pccl.memory.completion_slots import SlotTable
+from pccl.options import Options, nanoseconds
+from pccl.values import Result
+
+from .call_slots import WAIT_SLICE_NS, Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pccl.memory.completion_slots import Slot
+
+NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
+NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
+BURIAL_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
+
+_log = logging.getLogger("pccl.peer")
+
+
+class ActorClient(Line):
+    """The peer actor's process, its mailbox and its slots, as the training process holds them."""
+
+    def __init__(self, options: Options) -> None:
+        look_ns = nanoseconds(options.look_time)
+        super().__init__(SlotTable.create(options.slots), planned(), look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
+        self._silence_ns = nanoseconds(options.heartbeat_timeout)
+        self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
+        self._awake_ns = self.noticed_ns
+        self._left = False  # close() was called, maybe by another thread than the one that waits
+        self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.mailbox.setblocking(False)
+        self.fd = self.mailbox.fileno()
+        self._life, held = os.pipe2(os.O_CLOEXEC)
+        try:
+            fds = (theirs.fileno(), self.slots.segment.fd, held)
+            self.process = ActorProcess("pccl.actors.peer.peer_actor", fds, fds)
+        except BaseException:
+            self._hang_up()
+            self.slots.close()
+            os.close(self._life)
+            raise
+        finally:
+            theirs.close()
+            os.close(held)
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    def call(self, name: str, build: Callable[[Slot], Any], *, deadline_ns: int | None = None) -> bytes:
+        """Post a call and wait for its end: its payload, or the exception it ended with."""
+        slot = self.acquire(name)
+        try:
+            self.post(name, build(slot))
+            while not self.wait(name, slot, self.slice(deadline_ns)):
+                if deadline_ns is not None and monotonic_ns() >= deadline_ns and not slot.done:
+                    raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "the time to wait for more peers is over")
+        except BaseException:
+            self.give_up(slot)
+            raise
+        outcome, payload = self.take(slot)
+        if outcome == 0:
+            return payload
+        raise error_from_outcome(*split(outcome), name, payload.decode("utf-8", "replace"))
+
+    def put_back(self, slot: Slot) -> None:
+        """Return a slot that the actor never heard of."""
+        self.slots.complete(slot.index, slot.sequence, 0)
+        slot.release()
+
+    def _send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
+        """Put a message into the mailbox that descriptors go with."""
+        self.looked_ns = monotonic_ns()
+        while True:
+            try:
+                socket.send_fds(self.mailbox, [data], list(fds))
+            except BlockingIOError:
+                self._wait_for_room(name)
+            except OSError:
+                raise self._dead(name) from None
+            else:
+                return
+
+    def _wait_for_room(self, name: str) -> None:
+        """The mailbox is full."""
+        _poll(self.mailbox.fileno(), select.POLLOUT, WAIT_SLICE_NS / 1e9)
+        self._look_around(name, None)
+
+    def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
+        """Make segments known to the actor that are not; 0 is none."""
+        for segment in segments:
+            if segment and segment not in self.shared:
+                fd, nbytes = descriptor(segment)
+                self.post(name, CallShare(segment, nbytes), (fd,))
+                self.shared.add(segment)
+
+    def unshare(self, segment: int) -> None:
+        """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
+        if segment in self.shared:
+            self.shared.discard(segment)
+            try:
+                self.mailbox.send(pack(CallUnshare(segment)))
+            except OSError:
+                pass
+
+    def give_up(self, slot: Slot) -> None:
+        """The caller was interrupted: withdraw what it asked for. The slot comes back once the actor let go of it."""
+        self.cancel(slot)
+        slot.abandon()
+
+    def cancel(self, slot: Slot) -> None:
+        """Ask the actor to end a call early; it says how it ended in the slot."""
+        try:
+            self.post("cancel", CallCancel(slot.index, slot.sequence))
+        except PCCLError:
+            pass
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def leave(self, timeout: float) -> None:
+        """Say goodbye and give the actor a moment to pass it on."""
+        self._left = True
+        if self.fault is not None:
+            self.fault.visit("training.CallLeave")
+        try:
+            slot = self.slots.acquire()
+            self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))
+        except (PCCLError, OSError, RuntimeError):
+            return  # the actor is gone, or everything is in use: closing the mailbox says the same
+        self.process.wait(timeout)
+
+    def close(self) -> None:
+        """End the process, if it has not ended by itself, and give everything back."""
+        self._hang_up()
+        self.process.kill()
+        self.slots.close()
+        if self._life >= 0:
+            self.bury()
+            os.close(self._life)
+            self._life = -1
+
+    def disown(self) -> None:
+        """Let go of copies that a fork made, without a word to anybody."""
+        self.process.disown()
+        self._hang_up()
+        self.slots.close()
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    def _hang_up(self) -> None:
+        self.fd = -1
+        self.mailbox.close()
+
+    def bury(self) -> None:
+        """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
+        life = self._life  # another thread may be closing: then it has waited
+        if life >= 0:
+            _poll(life, select.POLLIN, BURIAL_WAIT)
+
+    # ------------------------------------------------------------------------------------------ between two sleeps
+
+    @staticmethod
+    def slice(deadline_ns: int | None) -> int:
+        """How long to sleep before the next look around."""
+        return WAIT_SLICE_NS if deadline_ns is None else max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
+
+    def _look_around(self, name: str, slot: Slot | None) -> None:
+        """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""
+        # The actor's last deed may have been to complete this call; so its end is looked at first, the slot after.
+        if not self._read_notices():
+            if slot is not None and slot.done:
+                return
+            raise self._dead(name)
+        now_ns = monotonic_ns()
+        # If this process was itself stopped, the actor may have been too; it gets its time from now on.
+        if now_ns - self.looked_ns > self._silence_ns // 2:
+            self._awake_ns = now_ns
+        self.looked_ns = now_ns
+        beat_ns = self.slots.last_beat_ns
+        silent_ns = now_ns - max(beat_ns, self._awake_ns)
+        if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
+            self.over = True
+            self.process.kill()  # or it might go on one day, as a member that nobody speaks for
+            message = (
+                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
+                "starved, and is ended. connect() starts a new one"
+            )
+            raise MasterLostError(Result.INTERNAL_ERROR, name, message)
+
+    def _read_notices(self) -> bool:
+        """Pass the actor's log lines to the user's log. False if the mailbox is closed."""
+        self.noticed_ns = monotonic_ns()
+        while True:
+            try:
+                data = self.mailbox.recv(NOTICE_BYTES_MAX)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            message = unpack(data)
+            if isinstance(message, Notice):
+                _log.log(message.level, "%s", message.line)
+
+    def _dead(self, name: str) -> PCCLError:
+        self.over = True
+        if self._left:
+            return UsageError(Result.INVALID_USAGE, name, "this communicator was closed by another thread")
+        self.process.wait(0.1)
+        message = f"the peer actor (pid {self.process.pid}) {self.process.describe_end()}; connect() starts a new one"
+        return MasterLostError(Result.INTERNAL_ERROR, name, message)
+
+
+def _poll(fd: int, event: int, timeout: float) -> None:
+    """Wait for one descriptor; unlike `select`, of any number."""
+    poll = select.poll()
+    poll.register(fd, event)
+    poll.poll(timeout * 1000)

@@ -1,0 +1,130 @@
+# cython: language_level=3, auto_pickle=False
+"""The short ways of a call: a slot, a message into the mailbox, a wait, an outcome. Every launch passes here.
+
+What is out of the ordinary is not done here but by `link`, which derives from this: a mailbox that is full or closed,
+descriptors that come along, log lines to be passed on, an actor that does not answer. Nothing here knows what a call
+means.
+
+The GIL is held while a message is sent: that takes microseconds and never waits, and no other thread can close the
+mailbox meanwhile, whose number might then be somebody else's file.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from pccl._core.system cimport posix
+from pccl._core.system.futex cimport now_ns
+from pccl.memory.arena cimport Arena
+from pccl.memory.completion_slots cimport Slot, SlotTable
+from pccl._core.protocol.codec import pack
+from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST, join
+from pccl.errors import UsageError
+from pccl.memory.completion_slots import SlotsExhaustedError
+from pccl.values import Result
+
+WAIT_SLICE_NS = <int> SLICE_NS
+
+# What `outcomes` says, for C.
+cdef int32_t KICKED = KIND_KICKED
+cdef int32_t MASTER_LOST = KIND_MASTER_LOST
+cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
+
+
+cdef class Line:
+    """The slots and the mailbox of a peer actor, as the training process holds them."""
+
+    def __init__(self, SlotTable slots not None, fault, *, int64_t look_ns, int64_t notice_ns):
+        self.slots = slots
+        self.fd = -1
+        self.shared = set()
+        self.fault = fault
+        self.look_ns = look_ns
+        self.notice_ns = notice_ns
+        self.looked_ns = self.noticed_ns = now_ns()
+
+    # ------------------------------------------------------------------------------------------ the way there
+
+    def acquire(self, str name) -> Slot:
+        """A slot for one call."""
+        return self.slot_for(name)
+
+    cdef Slot slot_for(self, str name):
+        try:
+            return self.slots.acquire()
+        except SlotsExhaustedError as error:
+            raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
+        except ValueError:
+            raise self._dead(name) from None
+
+    def post(self, str name, message, tuple fds=()) -> None:
+        """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
+        if self.fault is not None:
+            self.visit(f"training.{type(message).__name__}")
+        cdef bytes data = pack(message)
+        if fds:
+            self._send_descriptors(name, data, fds)
+        else:
+            self.send(name, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef int visit(self, str point) except -1:
+        """A point at which a test may have planned a mishap."""
+        if self.fault is not None:
+            self.fault.visit(point)
+        return 0
+
+    cdef int send(self, str name, const char *data, size_t length) except -1:
+        cdef int code
+        self.looked_ns = now_ns()
+        while posix.send(self.fd, data, length, posix.MSG_DONTWAIT | posix.MSG_NOSIGNAL) < 0:
+            code = posix.errno
+            if code == posix.EINTR:
+                PyErr_CheckSignals()
+            elif code == posix.EAGAIN:
+                self._wait_for_room(name)
+            else:
+                raise self._dead(name)
+        return 0
+
+    cdef int make_known(self, str name, uint32_t segment, Arena arena) except -1:
+        """Make a segment known to the actor that is not; 0 is none."""
+        if segment and segment not in self.shared:
+            self.share(name, (segment,), arena.descriptor)
+        return 0
+
+    # ------------------------------------------------------------------------------------------ and back
+
+    def wait(self, str name, Slot slot not None, int64_t slice_ns=SLICE_NS) -> bool:
+        """Sleep a while; whether the call has ended. Raises if the actor can end it no more."""
+        return self.sleep(name, slot, slice_ns)
+
+    cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1:
+        if slot.sleep(slice_ns, self.look_ns):
+            return True
+        # Callers loop, and Ctrl-C must end them.
+        PyErr_CheckSignals()
+        self._look_around(name, slot)
+        return slot.is_done()
+
+    def take(self, Slot slot not None) -> tuple:
+        """How a call ended: its outcome and payload. The slot is free then."""
+        cdef int32_t result
+        self.collect_notices()
+        cdef bytes payload = self.outcome(slot, &result)
+        return result, payload
+
+    cdef int collect_notices(self) except -1:
+        """Pass on log lines of the actor, now and then. Runs Python, so this comes before anything is taken."""
+        if now_ns() - self.noticed_ns > self.notice_ns:
+            self._read_notices()
+        return 0
+
+    cdef bytes outcome(self, Slot slot, int32_t *result):
+        # No Python runs here: Ctrl-C finds the slot held, or the caller with its outcome.
+        slot.require_done()
+        cdef bytes payload = PyBytes_FromStringAndSize(slot.entry.payload, slot.entry.length)
+        result[0] = slot.entry.result
+        slot.release()
+        if result[0] >> KIND_SHIFT in (KICKED, MASTER_LOST):
+            self.over = True
+        return payload

@@ -1,0 +1,63 @@
+"""What an asynchronous call returns: wait for it, or look whether it is done.
+
+A handle finishes its call through the membership that launched it, and keeps the outcome. It never raises for a call
+that failed, because a training loop decides by the outcome what to retry.
+"""
+
+from __future__ import annotations
+
+from _thread import RLock
+from typing import TYPE_CHECKING
+
+from pccl._core.system.futex import monotonic_ns
+from pccl.options import nanoseconds
+from pccl.values import ReduceInfo, Result
+
+if TYPE_CHECKING:
+    from .pending_reduces import Reduces
+    from .reduce_request import Launched
+
+WAIT_SECONDS_MAX = 1_000_000.0  # eleven days; more than that is no bound, and more than a lock can count
+_PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
+
+
+class AsyncReduceHandle:
+    """A reduce under way. `wait` never raises; it says whether it succeeded, the Result as a number, and what moved."""
+
+    def __init__(self, reduces: Reduces, launched: Launched) -> None:
+        self._reduces = reduces
+        self._launched = launched
+        self._outcome: tuple[bool, int, ReduceInfo] | None = None
+        self._turn = RLock()  # one thread waits for the reduce, the others for that thread
+
+    def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
+        """Block until the reduce ended; cached. After `timeout` seconds: not ok, and not done. From any thread."""
+        if self._outcome is not None:
+            return self._outcome
+        if timeout is None:
+            with self._turn:
+                return self._take(None)
+        deadline_ns = monotonic_ns() + nanoseconds(min(max(timeout, 0.0), WAIT_SECONDS_MAX))
+        if not self._turn.acquire(timeout=_seconds_until(deadline_ns)):
+            return _PENDING
+        try:
+            return self._take(deadline_ns)
+        finally:
+            self._turn.release()
+
+    def _take(self, deadline_ns: int | None) -> tuple[bool, int, ReduceInfo]:
+        """The outcome, from whichever thread was the first to get it."""
+        if self._outcome is None:
+            outcome = self._reduces.finish("wait", self._launched, deadline_ns)
+            if outcome is None:
+                return _PENDING
+            self._outcome = (outcome.result == 0, outcome.result, outcome.info)
+        return self._outcome
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._outcome is not None or self._launched.slot.done
+
+
+def _seconds_until(deadline_ns: int) -> float:
+    return max(deadline_ns - monotonic_ns(), 0) / 1e9

@@ -1,0 +1,302 @@
+# cython: language_level=3, auto_pickle=False
+"""All reduces of one membership that are under way: launching, waiting, retrying, and who still has to wait for what.
+
+A reduce is *un-awaited* from its launch until its outcome was handed out. One whose caller was interrupted is
+*abandoned*: nobody will ask for it, but its memory is held until no worker can touch it. Nothing here raises for a
+reduce that failed at a peer; that is an outcome.
+"""
+
+cimport cython
+from _thread import RLock
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from pccl._core.system.futex cimport now_ns
+from pccl.memory.completion_slots cimport Slot
+from pccl._core.protocol.mailbox import CallAwait, CallReduce
+from pccl._core.protocol.operations import OPERATIONS_MAX
+from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN
+from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
+from pccl.memory.arena import default
+from pccl.values import ReduceInfo, Result
+
+from .call_slots cimport SLICE_NS, Line
+from .reduce_request cimport Launched, Request
+from .reduce_request import NOTHING, read_failure
+
+cdef int64_t AWAIT_NS = 500_000_000  # who has waited this long says so: only then can the master explain calls that never meet
+
+
+@cython.final
+@cython.freelist(4)
+cdef class Outcome:
+    """How a reduce ended."""
+
+    def error(self, name):
+        """The exception that says so."""
+        return error_from_outcome(self.result, self.kind, name, self.reason)
+
+
+cdef Outcome outcome_of(int32_t result, int32_t kind, info, str reason):
+    cdef Outcome outcome = Outcome.__new__(Outcome)
+    outcome.result = result
+    outcome.kind = kind
+    outcome.info = info
+    outcome.reason = reason
+    return outcome
+
+
+@cython.final
+cdef class Reduces:
+    """The reduces of one membership.
+
+    `on_numbers` is told when a failure brings news of the world. `world` is how many members the group has, as far as
+    this peer knows; while it is 0, `ask_world` says so, or raises.
+    """
+
+    def __init__(self, Line link not None, on_numbers, ask_world):
+        self.link = link
+        self.on_numbers = on_numbers
+        self.ask_world = ask_world
+        self.pending = {}
+        self.abandoned = []
+        self.lock = RLock()
+        default().watch(link.unshare)
+
+    # ------------------------------------------------------------------------------------------ one by one
+
+    cpdef Launched launch(self, str name, Request request):
+        """Post a reduce."""
+        cdef uint32_t world = self.require_ready(name)
+        self.require_unused(name, request)
+        cdef Launched one = self.prepare(name, request, world)
+        self.pending[one.tag] = one
+        try:
+            one.post(self.link, name)
+        except BaseException:
+            self.abandon(one)
+            raise
+        return one
+
+    def launch_all(self, str name, requests) -> list:
+        """Post these reduces, in one message."""
+        cdef uint32_t world = self.require_ready(name)
+        cdef Request request
+        cdef Launched one
+        cdef list launched = []
+        for request in requests:
+            self.require_unused(name, request)
+        try:
+            for request in requests:
+                launched.append(self.prepare(name, request, world))
+        except BaseException:
+            for one in launched:
+                one.release()
+                self.link.put_back(one.slot)
+            raise
+        for one in launched:
+            self.pending[one.tag] = one
+        try:
+            self.link.post(name, CallReduce(b"".join([one.operation() for one in launched])))
+        except BaseException:
+            for one in launched:
+                self.abandon(one)
+            raise
+        return launched
+
+    cdef uint32_t require_ready(self, str name) except 0:
+        """The members of the group, if anything can be launched at all."""
+        if self.ended is not None:
+            # Whoever retries what failed must not do so for ever.
+            raise self.ended.error(name)
+        cdef uint32_t world = self.world or self.ask_world()
+        if world < 2:
+            message = "this peer is alone in its group: call wait_for_world_size(2) first, which waits for others"
+            raise TooFewPeersError(Result.TOO_FEW_PEERS, name, message)
+        if self.abandoned:
+            self.sort_abandoned()
+        return world
+
+    cdef int require_unused(self, str name, Request request) except -1:
+        if request.tag in self.pending:
+            message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"
+            raise UsageError(Result.INVALID_ARGUMENT, name, message)
+        return 0
+
+    cdef Launched prepare(self, str name, Request request, uint32_t world):
+        """Everything but the message: a slot, and memory that the actor knows."""
+        cdef Slot slot = self.link.slot_for(name)
+        cdef Launched one
+        try:
+            one = Launched.__new__(Launched)
+            one.prepare(slot, request, world)
+            one.share(self.link, name)
+        except BaseException:
+            self.link.put_back(slot)
+            raise
+        return one
+
+    cpdef Outcome finish(self, str name, Launched one, deadline_ns=None):
+        """Wait for a reduce: its outcome, or None if the deadline came first."""
+        cdef bint bounded = deadline_ns is not None, told = False
+        cdef int64_t began_ns = now_ns(), present_ns = began_ns, slice_ns = SLICE_NS
+        cdef int64_t until_ns = deadline_ns if bounded else 0
+        try:
+            while True:
+                if bounded:
+                    slice_ns = max(min(<int64_t> SLICE_NS, until_ns - present_ns), <int64_t> 0)
+                if self.link.sleep(name, one.slot, slice_ns):
+                    break
+                present_ns = now_ns()
+                if bounded and present_ns >= until_ns and not one.slot.is_done():
+                    return None
+                if not bounded and not told and present_ns - began_ns > AWAIT_NS:
+                    told = True
+                    self.link.post(name, CallAwait(one.slot.index, one.slot.sequence))
+        except PCCLError as error:
+            # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
+            self.link.bury()
+            self.forget(one)
+            self.fail(one)
+            kind = KIND_MASTER_LOST if isinstance(error, MasterLostError) else KIND_PLAIN
+            return outcome_of(error.result.value, kind, NOTHING, error.message)
+        self.forget(one)
+        return self.settle(one)
+
+    cdef Outcome settle(self, Launched one):
+        cdef int32_t number = 0
+        cdef bytes payload
+        self.link.collect_notices()
+        # Success where the tensor lies is one stretch of C; nobody can come between, with or without the lock.
+        if not one.over and one._staging is None and one.slot.is_done() and one.slot.entry.result == 0:
+            return outcome_of(0, 0, one.succeed(self.link.outcome(one.slot, &number)), "")
+        with self.lock:
+            payload = self.link.outcome(one.slot, &number)
+            if one.over:
+                return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
+            if number == 0:
+                return outcome_of(0, 0, one.succeed(payload), "")
+            one.fail()
+        result, kind, numbers, reason = read_failure(number, payload)
+        if numbers:
+            self.on_numbers(numbers)
+        ended = outcome_of(result, kind, NOTHING, reason)
+        if self.ended is None and kind in (KIND_KICKED, KIND_MASTER_LOST):
+            self.ended = ended
+        return ended
+
+    cdef fail(self, Launched one):
+        with self.lock:
+            one.fail()
+
+    cdef int forget(self, Launched one) except -1:
+        if self.pending.get(one.tag) is one:
+            del self.pending[one.tag]
+        return 0
+
+    cdef abandon(self, Launched one):
+        """The caller was interrupted."""
+        self.forget(one)
+        if one.over:
+            return  # by the time it was: the slot is given back, and nobody touches the memory
+        self.abandoned.append(one)
+        self.link.cancel(one.slot)
+
+    cdef sort_abandoned(self):
+        cdef Launched one
+        with self.lock:
+            for one in list(self.abandoned):
+                if one.slot.is_done():
+                    self.abandoned.remove(one)
+                    self.settle(one)
+
+    def require_none(self, str name) -> None:
+        """Before a call that excludes reduces: none is un-awaited, and what was abandoned is over."""
+        if self.pending:
+            tags = ", ".join(str(tag) for tag in sorted(self.pending)[:8])
+            message = f"reduces were launched and not awaited (tags {tags}); wait() for them first"
+            raise UsageError(Result.PENDING_ASYNC_OPS, name, message)
+        while self.abandoned:
+            self.link.wait(name, self.abandoned[-1].slot)
+            self.sort_abandoned()
+
+    def close(self) -> None:
+        """The membership is over and no worker is left: what was under way has failed."""
+        default().unwatch(self.link.unshare)
+        self.world = 0
+        for one in [*self.pending.values(), *self.abandoned]:
+            self.fail(one)
+        self.pending.clear()
+        self.abandoned.clear()
+
+    # ------------------------------------------------------------------------------------------ all of them
+
+    cpdef Outcome run(self, str name, Request request):
+        """Launch one and wait for it."""
+        return self.complete(name, self.launch(name, request))
+
+    cdef Outcome complete(self, str name, Launched one):
+        """Wait for one that nobody else can wait for."""
+        try:
+            return self.finish(name, one)
+        except BaseException:
+            self.abandon(one)
+            raise
+
+    def run_all(self, str name, requests, in_flight) -> ReduceInfo:
+        """Run all of them, so many at a time, and again with the survivors what failed because a peer was lost."""
+        if in_flight > 1:
+            _require_distinct_tags(name, requests)
+        waiting = list(enumerate(requests))
+        flying = []
+        infos = []
+        cdef Outcome failure = None, outcome
+        try:
+            while waiting or flying:
+                if failure is None and waiting and len(flying) < in_flight:
+                    flying += self._launch_next(name, waiting, min(in_flight - len(flying), OPERATIONS_MAX))
+                    continue
+                if not flying:
+                    break
+                index, one = flying.pop(0)
+                outcome = self.complete(name, one)
+                if outcome.result == 0:
+                    infos.append(outcome.info)
+                elif outcome.result == Result.RANK_CONNECTION_LOST.value:
+                    waiting.append((index, requests[index]))
+                    waiting.sort(key=lambda item: item[0])
+                else:
+                    failure = failure or outcome
+        except BaseException:
+            for _, one in flying:
+                self.abandon(one)
+            raise
+        if failure is not None:
+            raise failure.error(name)
+        return _summed(infos)
+
+    def _launch_next(self, str name, list waiting, count) -> list:
+        batch = waiting[:count]
+        launched = self.launch_all(name, [request for _, request in batch])
+        del waiting[:count]
+        return [(index, one) for (index, _), one in zip(batch, launched, strict=True)]
+
+
+def _require_distinct_tags(str name, requests) -> None:
+    """Of a list, because any two of it may be in flight together once some had to be repeated."""
+    seen = set()
+    for request in requests:
+        if request.tag in seen:
+            message = f"tag {request.tag} is used twice in one list; use one tag for each, or max_in_flight=1"
+            raise UsageError(Result.INVALID_ARGUMENT, name, message)
+        seen.add(request.tag)
+
+
+def _summed(list infos) -> ReduceInfo:
+    return ReduceInfo(
+        infos[-1].local_world_size if infos else 0,
+        sum(info.tx_bytes for info in infos),
+        sum(info.rx_bytes for info in infos),
+        sum(info.network_seconds for info in infos),
+        sum(info.neighbour_seconds for info in infos),
+        sum(info.reduce_seconds for info in infos),
+    )

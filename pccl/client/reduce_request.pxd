@@ -1,0 +1,56 @@
+# Contents of `launching`: a reduce as it was asked for, and one between its launch and its outcome.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+
+from pccl._core.protocol.operations cimport PackedOperation
+from pccl.memory.arena cimport Arena, Piece
+from pccl.memory.completion_slots cimport Slot
+
+from .call_slots cimport Line
+
+
+# A reduce that was asked for, its arguments checked. It holds both tensors.
+cdef class Request:
+    cdef readonly object tag
+    cdef readonly uint64_t elements
+    cdef object sent                # the tensor that is sent; its memory lives as long as it does
+    cdef object received            # the tensor that the result goes to, maybe the same
+    cdef uintptr_t source           # where the first begins
+    cdef uintptr_t target           # and the second
+    cdef uint32_t itemsize          # bytes of an element
+    cdef bint on_device             # in the memory of a graphics card
+    cdef uint8_t datatype
+    cdef uint8_t op
+    cdef uint8_t algorithm          # of quantization; 0: none
+    cdef uint8_t quantized          # datatype on the wire; 0 without quantization
+
+
+# A reduce between its launch and its outcome.
+cdef class Launched:
+    cdef readonly Slot slot
+    cdef readonly object tag
+    cdef readonly bint over         # it succeeded or failed
+    cdef Request request
+    cdef uint64_t nbytes
+    cdef readonly Piece _staging    # where the tensor was copied to, if it does not lie in shared memory
+    cdef Piece backup               # of a tensor that is reduced in place
+    cdef Piece area                 # of a quantized reduce
+    cdef uint32_t send_segment
+    cdef uint64_t send_offset
+    cdef uint32_t recv_segment
+    cdef uint64_t recv_offset
+
+    # Before the launch
+    cdef int prepare(self, Slot slot, Request request, uint32_t world) except -1
+    cdef int find_places(self, uint32_t world) except -1
+    cdef int copy_in(self) except -1
+    cdef int share(self, Line line, str name) except -1
+    cdef int fill(self, PackedOperation *packed) except -1
+    cdef Py_ssize_t write(self, char *room) except -1
+    cdef int post(self, Line line, str name) except -1
+
+    # After it
+    cpdef succeed(self, bytes payload)
+    cpdef fail(self)
+    cpdef release(self)
+    cdef int copy_out(self) except -1

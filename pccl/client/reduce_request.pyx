@@ -1,0 +1,399 @@
+# cython: language_level=3, auto_pickle=False
+"""One reduce as the training process holds it: what was asked for and where its memory lies, from launch to outcome.
+
+Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill
+it as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece
+of the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and
+pieces, is held until no worker can touch it any more. A quantized reduce has an *area* besides, for coded blocks.
+
+A launch keeps the training process waiting, and it runs in caches that training has emptied: what counts is how much
+code and how many objects it touches. Hence two ways to judge tensors. Plain ones of a kind that was seen before are
+looked at in C, which says yes or nothing. All others, and all errors, are the business of `tensors`.
+"""
+
+import sys
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+from operator import index
+
+from pccl._core.dataplane.backup cimport backup_bytes, clear
+from pccl._core.dataplane.board cimport BACKED_UP
+from pccl._core.protocol.operations cimport PackedOperation, Reduced
+from pccl._core.records cimport blank, offset_of, put
+from pccl.memory.arena cimport Arena, Piece, default
+from pccl.memory.completion_slots cimport Slot
+from pccl._core.dataplane.backup import restore
+from pccl._core.dataplane.quantization import area_bytes
+from pccl._core.kernels.tensor_copy import copy
+from pccl._core.protocol.codec import pack
+from pccl._core.protocol.events import NUMBERS, REDUCED
+from pccl._core.protocol.mailbox import CallReduce
+from pccl._core.protocol.outcomes import KIND_REDUCE, split
+from pccl.values import DeviceType, QuantizationAlgorithm, ReduceInfo, ReduceOp
+
+from .call_slots cimport Line
+from .tensors import TensorMemory, check_operands, check_quantization
+
+NOTHING = ReduceInfo(0, 0, 0)
+
+# A message with one operation, all zero. Its first bytes are what the mailbox puts ahead of any operation.
+cdef bytes EMPTY_MESSAGE = pack(CallReduce(bytes(sizeof(PackedOperation))))
+
+cdef enum:
+    MESSAGE_BYTES_MAX = 128         # an operation, and what is ahead of it
+
+assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
+assert sizeof(Reduced) == REDUCED.size
+
+
+# --- What was asked for ------------------------------------------------------------------------------------------
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Request:
+    """A reduce that was asked for, its arguments checked: `elements` of two memories, which are held."""
+
+    def __init__(self, send, recv, uint64_t elements, op, tag, quantization):
+        self.tag = tag
+        self.elements = elements
+        self.sent = send.owner
+        self.received = recv.owner
+        self.source = send.data_ptr
+        self.target = recv.data_ptr
+        self.itemsize = send.datatype.itemsize
+        self.on_device = send.device_type is DeviceType.CUDA
+        self.datatype = send.datatype.value
+        self.op = op.value
+        # No algorithm has no quantized datatype either.
+        if quantization is not None and quantization.algorithm is not QuantizationAlgorithm.NONE:
+            self.algorithm = quantization.algorithm.value
+            self.quantized = quantization.quantized_datatype.value
+
+
+def request(send, recv, op, tag, operand, quantization) -> Request:
+    """The arguments of a call, checked."""
+    cdef Request asked
+    if quantization is None and type(tag) is int and type(op) is ReduceOp:
+        asked = glance(send, recv, op, tag, operand)
+        if asked is not None:
+            return asked
+    return judge(send, recv, op, tag, operand, quantization)
+
+
+def request_of(descriptor) -> Request:
+    """What a descriptor asks for; it was checked when it was made."""
+    reduce = descriptor.reduce_descriptor
+    return Request(descriptor.send, descriptor.recv, reduce.count, reduce.op, reduce.tag, reduce.quantization_options)
+
+
+cdef Request judge(send, recv, op, tag, operand, quantization):
+    if not 0 <= tag < 1 << 64:
+        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}")
+    sent = received = TensorMemory.of(send)
+    if recv is not send:
+        received = TensorMemory.of(recv)
+        if kind_of(send) != kind_of(recv):
+            raise ValueError(f"send is a {kind_of(send)} tensor but recv is a {kind_of(recv)} one; pass two of a kind")
+    check_operands(sent, received, sent.datatype if operand is None else operand.datatype, sent.numel)
+    check_quantization(sent.datatype, quantization)
+    remember(send, sent.datatype)
+    return Request(sent, received, sent.numel, op, index(tag), quantization)
+
+
+cdef str kind_of(tensor):
+    return type(tensor).__module__.partition(".")[0]
+
+
+# --- The short way for plain tensors -----------------------------------------------------------------------------
+
+# What a dtype that was judged before stands for.
+@cython.final
+cdef class Kind:
+    cdef object datatype            # the member of DataType
+    cdef uint8_t number
+    cdef uint32_t itemsize
+
+
+# One plain tensor in the memory of the host, as it was seen.
+cdef struct Sight:
+    uintptr_t address
+    uint64_t elements
+    bint writable
+
+
+cdef dict kinds = {}                # dtype, of numpy or torch, to Kind
+# The classes of plain tensors; those of a library that nobody has used yet are None.
+cdef object array_class = None
+cdef object tensor_class = None
+cdef object parameter_class = None
+cdef object strided = None          # the layout of dense tensors, as torch calls it
+
+
+cdef int remember(tensor, datatype) except -1:
+    """This one was in order; the next one of its kind can be looked at in C."""
+    global array_class, tensor_class, parameter_class, strided
+    cdef Kind kind = Kind()
+    cdef object numpy = sys.modules.get("numpy"), torch = sys.modules.get("torch")
+    if numpy is not None and type(tensor) is numpy.ndarray:
+        array_class = numpy.ndarray
+    elif torch is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        tensor_class, parameter_class, strided = torch.Tensor, torch.nn.Parameter, torch.strided
+    else:
+        return 0
+    kind.datatype = datatype
+    kind.number = datatype.value
+    kind.itemsize = datatype.itemsize
+    kinds[tensor.dtype] = kind
+    return 0
+
+
+cdef Kind see(tensor, Sight *sight):
+    """What a tensor is made of, or None if it is not as plain as that."""
+    cdef Py_buffer buffer
+    cdef Kind kind
+    cdef object cls = type(tensor)
+    if cls is array_class:
+        kind = <Kind> kinds.get(tensor.dtype)
+        if kind is not None:
+            try:
+                PyObject_GetBuffer(tensor, &buffer, PyBUF_SIMPLE)
+            except (ValueError, BufferError):
+                return None  # it is not contiguous
+            sight.address = <uintptr_t> buffer.buf
+            sight.elements = buffer.len // kind.itemsize
+            sight.writable = not buffer.readonly
+            PyBuffer_Release(&buffer)
+        return kind
+    if cls is tensor_class or cls is parameter_class:
+        kind = <Kind> kinds.get(tensor.dtype)
+        if kind is None or tensor.layout is not strided or not tensor.is_cpu or not tensor.is_contiguous():
+            return None
+        sight.address = tensor.data_ptr()
+        sight.elements = tensor.numel()
+        sight.writable = True
+        return kind
+    return None
+
+
+cdef Request glance(send, recv, op, tag, operand):
+    """The request, or None if it is worth a closer look: not as usual, or wrong."""
+    cdef Sight sent, received
+    cdef Kind kind
+    cdef Request asked
+    try:
+        <uint64_t> tag
+    except OverflowError:
+        return None
+    kind = see(send, &sent)
+    if kind is None or operand is not None and operand.datatype is not kind.datatype:
+        return None
+    received = sent
+    if recv is not send:
+        # Two classes may still be of one library, but whoever mixes them can wait.
+        if type(recv) is not type(send) or see(recv, &received) is not kind or received.elements != sent.elements:
+            return None
+    if not received.writable:
+        return None
+    asked = Request.__new__(Request)
+    asked.tag = tag
+    asked.elements = sent.elements
+    asked.sent = send
+    asked.received = recv
+    asked.source = sent.address
+    asked.target = received.address
+    asked.itemsize = kind.itemsize
+    asked.datatype = kind.number
+    asked.op = op._value_  # `value` is a property, and a slow one
+    return asked
+
+
+# --- From launch to outcome --------------------------------------------------------------------------------------
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Launched:
+    """A reduce between its launch and its outcome."""
+
+    def __init__(self, Slot slot not None, Request request not None, uint32_t world):
+        self.prepare(slot, request, world)
+
+    cdef int prepare(self, Slot slot, Request request, uint32_t world) except -1:
+        self.slot = slot
+        self.tag = request.tag
+        self.request = request
+        self.nbytes = request.elements * request.itemsize
+        try:
+            self.find_places(world)
+            if request.algorithm:
+                how = request.datatype, request.algorithm, request.quantized
+                self.area = default().take(area_bytes(request.elements, *how, world))
+        except BaseException:
+            self.release()
+            raise
+        return 0
+
+    cdef int find_places(self, uint32_t world) except -1:
+        """Segment and offset of what is sent, of where the result goes, and of the backup."""
+        cdef Request asked = self.request
+        cdef Arena arena = default()
+        cdef uint64_t distance = max(asked.source, asked.target) - min(asked.source, asked.target)
+        if self.nbytes and not asked.on_device and (distance == 0 or distance >= self.nbytes):
+            self.send_segment = arena.locate(asked.source, self.nbytes, &self.send_offset)
+            self.recv_segment = arena.locate(asked.target, self.nbytes, &self.recv_offset)
+        if self.send_segment == 0 or self.recv_segment == 0:
+            self._staging = arena.take(self.nbytes)
+            self.send_segment = self.recv_segment = self._staging.region.number
+            self.send_offset = self.recv_offset = self._staging.offset
+            self.copy_in()
+        elif distance == 0:
+            self.backup = arena.take(backup_bytes(asked.elements, asked.itemsize, world))
+            clear(<uintptr_t> self.backup.place, asked.elements, asked.itemsize, world)
+        return 0
+
+    @property
+    def segments(self) -> tuple:
+        """The segments that the workers must know; 0 is none."""
+        return self.send_segment, self.recv_segment, number_of(self.backup), number_of(self.area)
+
+    cdef int share(self, Line line, str name) except -1:
+        """Make them known to the actor."""
+        cdef Arena arena = default()
+        line.make_known(name, self.send_segment, arena)
+        if self.recv_segment != self.send_segment:
+            line.make_known(name, self.recv_segment, arena)
+        line.make_known(name, number_of(self.backup), arena)
+        line.make_known(name, number_of(self.area), arena)
+        return 0
+
+    def operation(self) -> bytes:
+        """What the actor is told: an `Operation`."""
+        cdef PackedOperation packed
+        self.fill(&packed)
+        return (<char *> &packed)[:sizeof(PackedOperation)]
+
+    def message(self) -> bytes:
+        """The same as a message of its own, which is what `post` sends."""
+        cdef char room[MESSAGE_BYTES_MAX]
+        return room[:self.write(room)]
+
+    cdef int fill(self, PackedOperation *packed) except -1:
+        cdef Request asked = self.request
+        packed.slot = self.slot.index
+        packed.sequence = self.slot.sequence
+        packed.tag = asked.tag
+        packed.count = asked.elements
+        packed.datatype = asked.datatype
+        packed.op = asked.op
+        packed.algorithm = asked.algorithm
+        packed.quantized = asked.quantized
+        packed.flags = 0 if self.backup is None else BACKED_UP
+        packed.send_segment = self.send_segment
+        packed.send_offset = self.send_offset
+        packed.recv_segment = self.recv_segment
+        packed.recv_offset = self.recv_offset
+        packed.backup_segment = number_of(self.backup)
+        packed.backup_offset = 0 if self.backup is None else self.backup.offset
+        packed.area_segment = number_of(self.area)
+        packed.area_offset = 0 if self.area is None else self.area.offset
+        return 0
+
+    cdef Py_ssize_t write(self, char *room) except -1:
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(EMPTY_MESSAGE)
+        cdef Py_ssize_t ahead = length - <Py_ssize_t> sizeof(PackedOperation)
+        memcpy(room, PyBytes_AS_STRING(EMPTY_MESSAGE), ahead)
+        self.fill(<PackedOperation *> (room + ahead))
+        return length
+
+    cdef int post(self, Line line, str name) except -1:
+        """Tell the actor. What it was asked for is under way then."""
+        cdef char room[MESSAGE_BYTES_MAX]
+        cdef Py_ssize_t length = self.write(room)
+        line.visit("training.CallReduce")
+        return line.send(name, room, length)
+
+    cpdef succeed(self, bytes payload):
+        """The verdict is success: hand the result over."""
+        self.over = True
+        if self._staging is not None:
+            self.copy_out()
+        self.release()
+        return info_of(payload)
+
+    cpdef fail(self):
+        """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
+        self.over = True
+        if self.backup is not None:
+            place = <uintptr_t> self.backup.place
+            restore(self.request.target, place, self.request.elements, self.request.itemsize)
+        self.release()
+
+    cpdef release(self):
+        """Give the pieces back."""
+        if self._staging is not None:
+            self._staging.release()
+        if self.backup is not None:
+            self.backup.release()
+        if self.area is not None:
+            self.area.release()
+        self._staging = self.backup = self.area = None
+
+    cdef int copy_in(self) except -1:
+        if self.request.on_device:
+            from pccl.torch.cuda_staging import copy_to_host
+
+            copy_to_host(self._staging, self.request.sent, self.nbytes)
+        else:
+            copy(<uintptr_t> self._staging.place, self.request.source, self.nbytes)
+        return 0
+
+    cdef int copy_out(self) except -1:
+        if self.request.on_device:
+            from pccl.torch.cuda_staging import copy_to_device
+
+            copy_to_device(self.request.received, self._staging, self.nbytes)
+        else:
+            copy(self.request.target, <uintptr_t> self._staging.place, self.nbytes)
+        return 0
+
+
+cdef inline uint32_t number_of(Piece piece) noexcept:
+    return 0 if piece is None else piece.region.number
+
+
+# --- What is said of it --------------------------------------------------------------------------------------------
+
+
+# Where a ReduceInfo keeps its fields. It is frozen, so whoever makes one fills its slots, as `object.__setattr__` does;
+# to look that up six times takes longer than all the rest of an outcome.
+cdef Py_ssize_t[6] places
+for _position, _name in enumerate(ReduceInfo.__match_args__):
+    places[_position] = offset_of(ReduceInfo, _name)
+
+
+cdef info_of(bytes payload):
+    cdef Reduced said
+    if PyBytes_GET_SIZE(payload) != sizeof(Reduced):
+        raise ValueError(f"{PyBytes_GET_SIZE(payload)} bytes do not say how a reduce succeeded")
+    memcpy(&said, PyBytes_AS_STRING(payload), sizeof(Reduced))
+    info = blank(ReduceInfo)
+    put(info, places[0], said.world)
+    put(info, places[1], said.sent)
+    put(info, places[2], said.received)
+    put(info, places[3], said.network_ns / 1e9)
+    put(info, places[4], said.neighbour_ns / 1e9)
+    put(info, places[5], said.reduce_ns / 1e9)
+    return info
+
+
+def read_failure(int outcome, bytes payload not None) -> tuple:
+    """Result, kind, the world's numbers if the master sent them along, and the reason."""
+    result, kind = split(outcome)
+    numbers = b""
+    if kind == KIND_REDUCE:
+        numbers, payload = payload[: NUMBERS.size], payload[NUMBERS.size :]
+    return result, kind, numbers, payload.decode("utf-8", "replace")

@@ -1,0 +1,206 @@
+"""One `sync_shared_state` as the training process makes it: hash, vote, and if anything differs, lend a hand.
+
+In a healthy run all peers hold the same bits. Then a sync is this: digests of all tensors, computed where they lie;
+one message to the actor; one answer. Only when peers differ does the actor ask for a *description*, which says where
+each tensor is and what its blocks hold, so that its workers can serve them or overwrite them. Tensors that the workers
+cannot reach, in ordinary memory or on a GPU, are copied by this process, piece by piece through the *window*, while it
+waits in the call anyway.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.kernels.digest import block_digests, digest_many, digest_of_blocks
+from pccl._core.kernels.tensor_copy import copy_from, copy_into
+from pccl._core.protocol.events import SYNCED
+from pccl._core.protocol.mailbox import CallManifest, CallSync
+from pccl._core.protocol.outcomes import KIND_DESCRIBE, KIND_PLAIN, split
+from pccl._core.protocol.state_manifest import Row, pack_manifest
+from pccl._core.protocol.state_schema import DIGEST_BYTES
+from pccl._core.system.futex import monotonic_ns
+from pccl.errors import PCCLError, error_from_outcome
+from pccl.memory.arena import LARGE_BYTES, default
+from pccl.memory.window import PLACE_BYTES, PLACES, WINDOW_BYTES, Window
+from pccl.values import DeviceType, SharedStateSyncInfo, SharedStateSyncStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pccl.memory.arena import Piece
+    from pccl.memory.completion_slots import Slot
+    from pccl.shared_state import SharedState, TensorInfo
+
+    from .actor_client import ActorClient
+
+NAME = "sync_shared_state"
+GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one that takes this long is stopped itself
+
+
+class Syncs:
+    """The syncs of one membership, one after the other."""
+
+    def __init__(self, link: ActorClient, threads: int) -> None:
+        self._link = link
+        self._threads = threads
+        self._held: list[object] = []  # memory that a worker might still touch, after a call that nobody could end
+
+    def run(self, state: SharedState, strategy: SharedStateSyncStrategy) -> SharedStateSyncInfo:
+        """Make this peer's state the one that its group agrees on, and take over the agreed revision."""
+        infos = state.ordered
+        if strategy is not SharedStateSyncStrategy.SEND_ONLY:
+            for info in infos:
+                assert info.memory.writable, f"{info.name!r} is read-only; a peer that only sends uses SEND_ONLY"
+        digests = hash_tensors(infos, self._threads)
+        content = digest_content(digests, state.compared)
+        slot, kind, payload = self._ask(
+            lambda slot: CallSync(
+                *(slot.index, slot.sequence, state.revision, strategy.value, len(infos)),
+                *(state.schema_digest, content, content == state.torn),
+            ),
+            self._link.wait,
+            (),
+        )
+        if kind == KIND_DESCRIBE:
+            try:
+                payload = self._describe(infos)
+            except BaseException:
+                self._link.cancel(slot)  # the actor may still wait for the description
+                self._look_for_tears(state, content)
+                raise
+        state.torn = None
+        state.revision, sent, received = SYNCED.unpack(payload)
+        return SharedStateSyncInfo(sent, received)
+
+    def _look_for_tears(self, state: SharedState, before: bytes) -> None:
+        """A transfer that ended in the middle leaves what nobody ever agreed on: such a state must not be elected."""
+        after = digest_content(hash_tensors(state.ordered, self._threads), state.compared)
+        if after != before:
+            state.torn = after
+
+    def _describe(self, infos: tuple[TensorInfo, ...]) -> bytes:
+        """The long way: say where everything is, and copy what the workers cannot reach until the call has ended."""
+        rows = [_row(*pair) for pair in zip(infos, hash_blocks(infos, self._threads), strict=True)]
+        packed = pack_manifest(rows)
+        arena = default()
+        # Of a size that has a segment of its own: the actor is told a segment, and not where in it.
+        description = arena.allocate(max(len(packed), LARGE_BYTES))
+        room = arena.allocate(max(WINDOW_BYTES, LARGE_BYTES))
+        description.view[: len(packed)] = packed
+        header = WINDOW_BYTES - PLACES * PLACE_BYTES
+        room.view[:header] = bytes(header)
+        pump = Pump(infos, room)
+        segments = {row.segment for row in rows} | {description.segment, room.segment}
+        self._link.share(NAME, sorted(segments), arena.descriptor)
+        _, _, payload = self._ask(
+            lambda slot: CallManifest(slot.index, slot.sequence, description.segment, len(packed), room.segment),
+            lambda name, slot, slice_ns: pump.wait(self._link, name, slot, slice_ns),
+            (infos, description, room),
+        )
+        return payload
+
+    def _ask(
+        self, build: Callable[[Slot], object], wait: Callable[[str, Slot, int], bool], memory: tuple[object, ...]
+    ) -> tuple[Slot, int, bytes]:
+        """Post a call and wait for its end: its slot, kind and payload, or the exception it ended with."""
+        link = self._link
+        slot = link.acquire(NAME)
+        try:
+            link.post(NAME, build(slot))
+            while not wait(NAME, slot, link.slice(None)):
+                pass
+        except PCCLError:
+            link.give_up(slot)
+            link.bury()  # the actor is dead, and its workers are about to be
+            raise
+        except BaseException:
+            if not self._give_up(slot):
+                self._held.append(memory)
+            raise
+        outcome, payload = link.take(slot)
+        result, kind = split(outcome)
+        if result == 0 and kind in (KIND_PLAIN, KIND_DESCRIBE):
+            return slot, kind, payload
+        raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
+
+    def _give_up(self, slot: Slot) -> bool:
+        """The caller was interrupted: have the call ended; whether it has, so that nobody touches its memory."""
+        self._link.cancel(slot)
+        deadline_ns = monotonic_ns() + GIVE_UP_NS
+        while not slot.wait(self._link.slice(deadline_ns)) and monotonic_ns() < deadline_ns:
+            pass
+        ended = slot.done
+        slot.abandon()
+        return ended
+
+
+def digest_content(digests: bytes, compared: tuple[bool, ...]) -> bytes:
+    """What stands in a vote for the content of all tensors that peers compare."""
+    if not all(compared):
+        digests = b"".join(digests[8 * i : 8 * i + 8] for i, is_compared in enumerate(compared) if is_compared)
+    return blake2b(digests, digest_size=DIGEST_BYTES).digest()
+
+
+def hash_tensors(infos: tuple[TensorInfo, ...], threads: int) -> bytes:
+    """The digests of these tensors, 8 bytes each."""
+    if all(info.device_type is DeviceType.CPU for info in infos):
+        return digest_many([info.address for info in infos], [info.nbytes for info in infos], threads)
+    hashed = zip(infos, hash_blocks(infos, threads), strict=True)
+    return b"".join(digest_of_blocks(blocks, info.nbytes).to_bytes(8, "little") for info, blocks in hashed)
+
+
+def hash_blocks(infos: tuple[TensorInfo, ...], threads: int) -> list[bytes]:
+    """The digests of all blocks of each tensor, computed where it lies."""
+    found: dict[str, bytes] = {}
+    on_device: dict[str, Any] = {info.name: info.memory.owner for info in infos if info.device_type is DeviceType.CUDA}
+    if on_device:
+        from pccl.torch.device_digest import block_digests_many
+
+        found = dict(zip(on_device, block_digests_many(list(on_device.values())), strict=True))
+    for info in infos:
+        if info.name not in found:
+            found[info.name] = block_digests(info.address, info.nbytes, threads)
+    return [found[info.name] for info in infos]
+
+
+def _row(info: TensorInfo, blocks: bytes) -> Row:
+    place = default().find(info.address, info.nbytes) if info.nbytes and info.device_type is DeviceType.CPU else None
+    segment, offset = place or (0, 0)
+    digest = digest_of_blocks(blocks, info.nbytes)
+    return Row(info.name, info.dtype.value, info.allow_content_inequality, info.nbytes, digest, segment, offset, blocks)
+
+
+class Pump:
+    """Copies between tensors and the window, for workers that cannot reach the tensors."""
+
+    def __init__(self, infos: tuple[TensorInfo, ...], room: Piece) -> None:
+        self._infos = infos
+        self._room = room  # held: the window only looks at it
+        self._window = Window(room.view)
+
+    def wait(self, link: ActorClient, name: str, slot: Slot, slice_ns: int) -> bool:
+        """Copy what is asked for, for a while; whether the call has ended."""
+        while not slot.done and self._window.serve(self._copy_in, self._copy_out, slice_ns):
+            pass
+        return link.wait(name, slot, 0)
+
+    def _copy_in(self, key: int, begin: int, piece: memoryview) -> None:
+        """Bytes of the window become bytes of the tensor."""
+        info = self._infos[key]
+        if info.device_type is DeviceType.CUDA:
+            from pccl.torch.cuda_staging import write_bytes
+
+            write_bytes(info.memory.owner, begin, piece)
+        else:
+            copy_from(info.address + begin, piece)
+
+    def _copy_out(self, key: int, begin: int, piece: memoryview) -> None:
+        """The other way round."""
+        info = self._infos[key]
+        if info.device_type is DeviceType.CUDA:
+            from pccl.torch.cuda_staging import read_bytes
+
+            read_bytes(piece, info.memory.owner, begin)
+        else:
+            copy_into(piece, info.address + begin)

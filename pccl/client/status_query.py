@@ -1,0 +1,99 @@
+"""Asking a master how its run is, without being a part of it: one connection, one question, one answer.
+
+What the answer holds is written in `_core.describing`. The asker proves that it holds the run's token like everybody
+else, and checks that the master does too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.protocol.messages import REPORT_PAGES_MAX, TO_OPERATOR, AskStatus, Report
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.addresses import format_address, resolve
+from pccl.actors.io.dialler import Dialler
+from pccl.actors.io.loop import Loop
+from pccl.errors import MasterConnectionError
+from pccl.options import nanoseconds
+from pccl.values import Result
+
+if TYPE_CHECKING:
+    from pccl.actors.io.connection import Connection
+    from pccl.options import Options
+
+ANSWER_NS = 10_000_000_000  # from the welcome to the last page: hundreds of kilobytes over a slow line
+
+
+def inquire(host: str, port: int, options: Options) -> dict[str, Any]:
+    """The master's description of its run. MasterConnectionError if there is none to be had, and why."""
+    where = format_address(host, port)
+    try:
+        addresses = resolve(host, port)
+    except OSError as error:
+        message = f"cannot resolve the master's name {host!r}: {error.strerror or error}"
+        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "inquire", message) from None
+    question = _Question(addresses, options)
+    try:
+        text = question.ask()
+        answer: dict[str, Any] = json.loads(text)
+    except (ConnectionError, ValueError) as error:
+        message = f"no answer from the master at {where}: {error}"
+        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "inquire", message) from None
+    finally:
+        question.close()
+    return answer
+
+
+class _Question:
+    """One inquiry, from the dial to the last page."""
+
+    def __init__(self, addresses: list[tuple[str, int]], options: Options) -> None:
+        self._loop = Loop()
+        self._connection: Connection | None = None
+        self._pages: list[bytes] = []
+        self._failure = ""
+        # The master takes its time at the door at most; then the answer has a bound of its own.
+        dial_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)
+        self._deadline_ns = monotonic_ns() + dial_ns + ANSWER_NS
+        self._dialler = Dialler(
+            self._loop,
+            addresses,
+            token=options.token.encode(),
+            hello=AskStatus,
+            on_up=self._up,
+            on_down=lambda reason, _: self._end(reason),
+            timeout_ns=dial_ns,
+        )
+
+    def ask(self) -> bytes:
+        """The whole answer, or a ConnectionError."""
+        self._loop.run(lambda: self._deadline_ns, lambda _: self._end("it let us in, but its report did not come"))
+        if self._failure:
+            raise ConnectionError(self._failure)
+        return b"".join(self._pages)
+
+    def close(self) -> None:
+        """Hang up, whatever became of it."""
+        self._dialler.cancel()
+        if self._connection is not None:
+            self._connection.close()
+        self._loop.close()
+
+    def _up(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.become(
+            TO_OPERATOR, self._heard, lambda _, __, reason: self._end(f"its report was cut off: {reason}")
+        )
+
+    def _heard(self, _: int, page: Report) -> None:
+        if page.page != len(self._pages) or not page.page < page.pages <= REPORT_PAGES_MAX:
+            self._end(f"page {page.page} of {page.pages} of its report came out of turn")
+            return
+        self._pages.append(page.text)
+        if page.page + 1 == page.pages:
+            self._end("")
+
+    def _end(self, failure: str) -> None:
+        self._failure = failure
+        self._loop.stop()

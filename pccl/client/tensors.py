@@ -1,0 +1,192 @@
+"""The tensors that callers hand in: what they are made of, judged in one place.
+
+Nothing here communicates, allocates or copies, and nothing here imports numpy
+or torch: both are optional, and whoever has a tensor of theirs has imported it.
+Every launch passes through here, so this is also about microseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.kernels.tensor_copy import address_of
+from pccl._core.records import record
+from pccl.values import DataType, DeviceType, QuantizationAlgorithm, QuantizationOptions, ReduceDescriptor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+@record
+class TensorMemory:
+    """The memory of one tensor, and a reference that keeps it alive.
+
+    Whatever a caller hands in passes through here once, so that views, odd
+    alignments and foreign types are judged in one place. Two are equal if
+    they are the same memory.
+    """
+
+    data_ptr: int
+    numel: int
+    datatype: DataType
+    device_type: DeviceType
+    #: Which of several devices of that type; 0 on the CPU.
+    device_index: int
+    #: False for read-only arrays: they may be sent but never written.
+    writable: bool
+    #: Never read, only held: the memory lives as long as this does.
+    owner: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorMemory) and self._place() == other._place()
+
+    def __hash__(self) -> int:
+        return hash(self._place())
+
+    def __repr__(self) -> str:
+        return f"<TensorMemory {self.numel} x {self.datatype.name} at {self.data_ptr:#x}, {self.device_type.name}>"
+
+    def _place(self) -> tuple[object, ...]:
+        return self.data_ptr, self.numel, self.datatype, self.device_type, self.device_index, self.writable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.numel * self.datatype.itemsize
+
+    @classmethod
+    def of(cls, tensor: object) -> TensorMemory:
+        """The memory of a torch tensor or a numpy array, whichever it is."""
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(tensor, numpy.ndarray):
+            return cls._of_array(tensor)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(tensor, torch.Tensor):
+            return cls.from_torch(tensor)
+        raise ValueError(f"expected a torch tensor or a numpy array, got {_kind(tensor)}")
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor) -> TensorMemory:
+        """The memory of a torch tensor; any dense, contiguous view will do."""
+        # Whoever has a tensor has imported torch; so we need not.
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"expected a torch tensor, got {_kind(tensor)}")
+        distributed = sys.modules.get("torch.distributed.tensor")
+        if distributed is not None and isinstance(tensor, distributed.DTensor):
+            raise ValueError("a DTensor has no single memory; pass its local tensor (to_local())")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"tensor layout {tensor.layout} is not supported; make it dense first")
+        assert tensor.is_contiguous(), "the tensor must be contiguous; call .contiguous() first"
+        return cls(
+            data_ptr=tensor.data_ptr(),
+            numel=tensor.numel(),
+            datatype=_KNOWN.get(tensor.dtype) or _remember(tensor.dtype, DataType.from_torch_dtype(tensor.dtype)),
+            device_type=DeviceType.from_torch_device_type(tensor.device.type),
+            device_index=tensor.device.index or 0,
+            writable=True,
+            owner=tensor,
+        )
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray[Any, Any]) -> TensorMemory:
+        """The memory of a numpy array; any C-contiguous view will do."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None or not isinstance(array, numpy.ndarray):
+            raise ValueError(f"expected a numpy array, got {_kind(array)}")
+        return cls._of_array(array)
+
+    @classmethod
+    def _of_array(cls, array: np.ndarray[Any, Any]) -> TensorMemory:
+        flags = array.flags
+        assert flags.c_contiguous, "the array must be contiguous; call numpy.ascontiguousarray first"
+        datatype = _KNOWN.get(array.dtype) or _remember(array.dtype, DataType.from_numpy_dtype(array.dtype))
+        return cls(
+            data_ptr=address_of(array),  # `array.ctypes` takes longer than all the rest of this
+            numel=array.size,
+            datatype=datatype,
+            device_type=DeviceType.CPU,
+            device_index=0,
+            writable=flags.writeable,
+            owner=array,
+        )
+
+
+# dtypes that were judged before: asking numpy for a name takes longer than all the rest of a launch's checks.
+_KNOWN: dict[Any, DataType] = {}
+
+
+def _remember(dtype: Any, datatype: DataType) -> DataType:
+    _KNOWN[dtype] = datatype
+    return datatype
+
+
+def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int) -> None:
+    """AssertionError if these cannot be reduced as so many elements of that type."""
+    if recv is not send:
+        assert send.datatype is recv.datatype, f"send is {send.datatype.name} but recv is {recv.datatype.name}"
+        assert send.numel == recv.numel, f"send has {send.numel} elements but recv has {recv.numel}"
+        assert send.device_type is recv.device_type, "send and recv are on different devices"
+        assert send.device_index == recv.device_index, "send and recv are on different devices"
+    assert recv.writable, "recv is read-only"
+    assert datatype is send.datatype, f"the descriptor says {datatype.name} but the tensors are {send.datatype.name}"
+    assert count <= send.numel, f"the descriptor counts {count} elements but the tensors have {send.numel}"
+
+
+_FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
+_CODES = (DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16)
+_PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_SCALE_4BIT)
+
+
+def check_quantization(datatype: DataType, options: QuantizationOptions | None) -> None:
+    """ValueError if elements of that type cannot travel like this."""
+    if options is None or options.algorithm is QuantizationAlgorithm.NONE:
+        return
+    quantized = options.quantized_datatype
+    if datatype not in _FLOATS:
+        raise ValueError(f"only floats can be quantized, not {datatype.name}; pass quantization_options=None")
+    if quantized not in _CODES:
+        raise ValueError(f"{quantized.name} cannot hold codes; choose UINT8, INT8, UINT16 or INT16")
+    if quantized.itemsize >= datatype.itemsize:
+        raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be any smaller; choose UINT8")
+    if options.algorithm in _PACKED and quantized is not DataType.UINT8:
+        raise ValueError(f"{options.algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOpDescriptor:
+    """One reduce with its memory; holds both tensors until it is dropped."""
+
+    send: TensorMemory
+    recv: TensorMemory
+    reduce_descriptor: ReduceDescriptor
+
+    def __post_init__(self) -> None:
+        reduce = self.reduce_descriptor
+        check_operands(self.send, self.recv, reduce.operand_descriptor.datatype, reduce.count)
+        check_quantization(self.send.datatype, reduce.quantization_options)
+
+    @classmethod
+    def from_torch(
+        cls, send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor
+    ) -> ReduceOpDescriptor:
+        """A reduce of torch tensors; the same tensor twice reduces in place."""
+        return cls(TensorMemory.from_torch(send), TensorMemory.from_torch(recv), reduce_descriptor)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        send: np.ndarray[Any, Any],
+        recv: np.ndarray[Any, Any],
+        reduce_descriptor: ReduceDescriptor,
+    ) -> ReduceOpDescriptor:
+        """A reduce of numpy arrays; the same array twice reduces in place."""
+        return cls(TensorMemory.from_numpy(send), TensorMemory.from_numpy(recv), reduce_descriptor)
+
+
+def _kind(thing: object) -> str:
+    """How an error names something that should not have been passed."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"

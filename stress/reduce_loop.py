@@ -1,0 +1,226 @@
+"""The reduces of one round, as an asynchronous training loop makes them: several under way, retried by the survivors.
+
+All members of a group make the same operations in the same order and are told the same verdicts, so they retry the same
+ones and stay in step. A tensor whose reduce failed is not used again for a while: the supervisor is told where it
+lies and looks at it from outside, to see with its own eyes that it is as before, and that nobody writes to it any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import pccl
+from pccl import (
+    Communicator,
+    DataType,
+    MasterLostError,
+    PCCLError,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    Result,
+    TooFewPeersError,
+)
+
+from .arithmetic import Array, Operation, checksum, contribution, draw_operations, how_far, who_took_part
+from .records import REDUCE, Reduced, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pccl import AsyncReduceHandle
+
+    from .step_log import Teller
+
+IN_FLIGHT = 3  # of one round
+EXHIBIT_SECONDS = 1.5  # how long a tensor is left alone after its reduce failed; the supervisor looks before that
+EXHIBITS_MAX = 8  # at one time
+LOST = Result.RANK_CONNECTION_LOST.value
+ALONE = Result.TOO_FEW_PEERS.value
+
+
+@dataclass(slots=True)
+class Flight:
+    """An attempt at an operation."""
+
+    operation: Operation
+    attempt: int
+    source: Array
+    target: Array  # the same if the operation is in place
+    before: int
+    start_ns: int
+    handle: AsyncReduceHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out of an operation."""
+
+    operation: Operation
+    tensor: Array
+    checksum: int
+
+
+class RoundOfReduces:
+    """All reduces between two topology rounds. `run` returns what came out of those that came to an end."""
+
+    def __init__(self, task: Task, teller: Teller, exhibits: deque[tuple[float, Array]]) -> None:
+        self._task = task
+        self._teller = teller
+        self._exhibits = exhibits
+        self._results: list[Outcome] = []
+        self._number = 0
+
+    def run(self, membership: Communicator, number: int) -> list[Outcome]:
+        """The operations of this round. A peer that is left alone does without the rest of them."""
+        task = self._task
+        self._number = number
+        operations = draw_operations(task.run_seed, task.group, number, task.places)
+        listed = [operation for operation in operations if operation.in_list]
+        try:
+            if listed:
+                self._run_list(membership, listed)
+            self._run_async(membership, [operation for operation in operations if not operation.in_list])
+        except TooFewPeersError:
+            pass  # the others are gone, and with them whoever could hold something else to be the result
+        return sorted(self._results, key=lambda result: result.operation.index)
+
+    # ------------------------------------------------------------------------------------------ one by one
+
+    def _run_async(self, membership: Communicator, operations: list[Operation]) -> None:
+        waiting = deque((operation, 1) for operation in operations)
+        flying: deque[Flight] = deque()
+        alone = False
+        while waiting or flying:
+            if waiting and len(flying) < IN_FLIGHT and not alone:
+                operation, attempt = waiting.popleft()
+                try:
+                    flying.append(self._launch(membership, operation, attempt))
+                except TooFewPeersError:
+                    alone = True
+                continue
+            if not flying:
+                break
+            flight = flying.popleft()
+            status = self._land(flight, flying)
+            if status == LOST:
+                waiting.appendleft((flight.operation, flight.attempt + 1))
+            alone = alone or status == ALONE
+        if alone:
+            raise TooFewPeersError(Result.TOO_FEW_PEERS, REDUCE, "this peer is alone")
+
+    def _prepare(self, operation: Operation, attempt: int) -> Flight:
+        task = self._task
+        values = contribution(operation, self._number, task.place, task.places, task.life)
+        source = _tensor(operation)
+        np.copyto(source, values)
+        target = source if operation.in_place else _tensor(operation)
+        if operation.shows_progress:
+            target.fill(0)
+        return Flight(operation, attempt, source, target, checksum(source), time.monotonic_ns())
+
+    def _launch(self, membership: Communicator, operation: Operation, attempt: int) -> Flight:
+        flight = self._prepare(operation, attempt)
+        try:
+            flight.handle = membership.all_reduce_async(
+                flight.source,
+                flight.target,
+                op=ReduceOp.SUM,
+                tag=operation.tag,
+                quantization_options=QuantizationOptions() if operation.quantized else None,
+            )
+        except TooFewPeersError:
+            raise
+        except PCCLError as error:
+            self._teller.tell(REDUCE, flight.start_ns, None, error)
+            raise
+        return flight
+
+    def _land(self, flight: Flight, others: Iterable[Flight]) -> int:
+        """Wait for an attempt and tell how it ended; its status. Raises if the membership has ended."""
+        assert flight.handle is not None
+        ok, status, info = flight.handle.wait()
+        if ok:
+            self._take(flight, info.local_world_size)
+        elif status == LOST:
+            self._tell(flight, self._failed(flight))
+        elif status != ALONE:
+            for other in others:
+                assert other.handle is not None
+                other.handle.wait()
+            error = MasterLostError(Result(status), REDUCE, "its membership has ended")
+            self._teller.tell(REDUCE, flight.start_ns, None, error, self._failed(flight))
+            raise error
+        return int(status)
+
+    # ------------------------------------------------------------------------------------------ as a list
+
+    def _run_list(self, membership: Communicator, operations: list[Operation]) -> None:
+        flights = [self._prepare(operation, 0) for operation in operations]
+        descriptors = [
+            ReduceOpDescriptor.from_numpy(
+                flight.source,
+                flight.target,
+                ReduceDescriptor(
+                    flight.operation.count,
+                    ReduceOp.SUM,
+                    flight.operation.tag,
+                    ReduceOperandDescriptor(DataType.from_numpy_dtype(flight.source.dtype)),
+                    QuantizationOptions() if flight.operation.quantized else None,
+                ),
+            )
+            for flight in flights
+        ]
+        try:
+            membership.all_reduce_multiple_with_retry(descriptors, max_in_flight=IN_FLIGHT)
+        except TooFewPeersError:
+            raise
+        except PCCLError as error:
+            self._teller.tell(REDUCE, flights[0].start_ns, None, error)
+            raise
+        for flight in flights:
+            self._take(flight, 0)
+
+    # ------------------------------------------------------------------------------------------ what is told
+
+    def _take(self, flight: Flight, world: int) -> None:
+        """An operation succeeded."""
+        after = checksum(flight.target)
+        self._results.append(Outcome(flight.operation, flight.target, after))
+        who = () if flight.operation.quantized else who_took_part(flight.target, self._task.places)
+        span = (float(flight.target.min()), float(flight.target.max())) if flight.operation.quantized else (0.0, 0.0)
+        # What is not reduced in place is never written to: looked at now, told as what it was.
+        before = flight.before if flight.operation.in_place else checksum(flight.source)
+        fact = Reduced(self._number, flight.operation.index, flight.attempt, True, world, before, after, who, span)
+        self._tell(flight, fact)
+
+    def _failed(self, flight: Flight) -> Reduced:
+        """An operation failed: its tensor becomes an exhibit."""
+        after = checksum(flight.source)
+        exhibit = None
+        now = time.monotonic()
+        while self._exhibits and self._exhibits[0][0] < now:
+            self._exhibits.popleft()
+        if flight.source.nbytes and len(self._exhibits) < EXHIBITS_MAX:
+            self._exhibits.append((now + EXHIBIT_SECONDS, flight.source))
+            exhibit = (flight.source.ctypes.data, flight.source.nbytes)
+        operation, attempt = flight.operation, flight.attempt
+        far = how_far(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
+        fact = Reduced(self._number, operation.index, attempt, False, 0, flight.before, after)
+        return replace(fact, exhibit=exhibit, progress=far)
+
+    def _tell(self, flight: Flight, fact: Reduced) -> None:
+        self._teller.tell(REDUCE, flight.start_ns, None, None, fact)
+
+
+def _tensor(operation: Operation) -> Array:
+    if operation.shared:
+        return pccl.empty(operation.count, operation.dtype)
+    return np.empty(operation.count, operation.dtype)

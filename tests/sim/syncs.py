@@ -1,0 +1,180 @@
+"""The synchronisations of a simulated training process: in step or not, given up, described, failed and tried again.
+
+Whoever succeeds holds what its group agreed on, at the agreed revision; that is checked here, where the memory is. What
+failed is tried again with the same state, or after a checkpoint was loaded. Now and then a program forgets to count,
+counts too far, computes something else than the others, or asks for another strategy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pccl._core.master.election import NEVER
+from pccl._core.protocol.events import SYNCED, Complete
+from pccl._core.protocol.mailbox import CallCancel, CallManifest, CallSync
+from pccl._core.protocol.outcomes import (
+    INVALID_USAGE,
+    KIND_CANCELLED,
+    KIND_DESCRIBE,
+    KIND_KICKED,
+    KIND_MASTER_LOST,
+    KIND_PLAIN,
+    NO_SHARED_STATE_AVAILABLE,
+    PENDING_ASYNC_OPS,
+    RANK_CONNECTION_LOST,
+    SUCCESS,
+)
+from pccl._core.protocol.state_schema import digest_schema
+
+from .clock import MILLISECOND, SECOND
+from .states import ODD, RIGHT, State
+
+if TYPE_CHECKING:
+    from .programs import Program
+
+# How a synchronisation may end, beside the end of the membership.
+ENDINGS = {
+    (SUCCESS, KIND_PLAIN),
+    (INVALID_USAGE, KIND_PLAIN),  # no member, calls that never meet, or nobody would give its state
+    (INVALID_USAGE, KIND_CANCELLED),
+    (PENDING_ASYNC_OPS, KIND_PLAIN),
+    (NO_SHARED_STATE_AVAILABLE, KIND_PLAIN),
+    (RANK_CONNECTION_LOST, KIND_PLAIN),
+}
+POPULAR, RECEIVE, SEND = 0, 1, 2
+
+
+class SyncMachine:
+    """The shared state of one program, and the call that keeps it in step."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._world = program.world
+        random, plan = self._world.random, self._world.plan
+        self.state = State(random.randrange(3) if self._world.chance(plan.dirty) else 0)
+        self.layout = ODD if self._world.chance(plan.odd) else RIGHT
+        self.described = 0  # the segment of the latest description
+        self.jumped = False  # it counted too far, so it may be kicked for that
+        self.strategy = POPULAR
+        self.resting: int | None = None  # how the synchronisation of a world at rest ended
+        self._key: tuple[int, int] | None = None  # slot and sequence of the call under way, or of its description
+        self._attempt = 0  # counts the calls
+        self._voted = b""  # the digest of its content
+        self._in_step = False  # the state is what was agreed, and may move on
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a call is."""
+        return self._key is not None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes more than a comparison."""
+        return self._key is not None and (self._key[0] == 2 or self._key not in self._program.under_way)
+
+    def launch(self) -> None:
+        """sync_shared_state, after a step of training unless the last call failed."""
+        world, plan, state = self._world, self._world.plan, self.state
+        if self._in_step and not world.chance(plan.repeat):
+            state.train()
+        if not world.settled:
+            if world.chance(plan.dirty):
+                state.values[world.random.randrange(4)] += 1
+            if world.chance(plan.jump):
+                state.revision += 2
+                self.jumped = True
+        self._in_step = False
+        self._attempt += 1
+        self.strategy = POPULAR if world.settled else world.random.choice(plan.strategies)
+        self._voted = state.digest()
+        key = self._key = 0, self._program.new_sequence(0, "sync_shared_state")
+        torn = state.torn == self._voted
+        if not torn:
+            world.contents[self._voted] = tuple(state.values)
+        call = CallSync(*key, state.revision, self.strategy, 5, digest_schema(self.layout), self._voted, torn)
+        self._program.mail(call)
+        if not world.calm and world.chance(plan.patience):
+            world.clock.after(world.random.randint(0, 3 * SECOND), self._give_up, self._attempt)
+
+    def _give_up(self, attempt: int) -> None:
+        if attempt == self._attempt:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody wants it any more. A caller that describes its state just stops."""
+        if self._key is None or not self._program.shell.alive:
+            return
+        self._program.mail(CallCancel(*self._key))
+        if self._key not in self._program.under_way:  # its slot is completed, and there will be no other
+            self._key = None
+            self._program.go_on()
+
+    def completed(self, action: Complete) -> None:
+        """The call, or its first part, ended."""
+        if action.kind == KIND_DESCRIBE:
+            assert self._key is not None
+            self._world.clock.after(self._world.random.randint(0, 300) * MILLISECOND, self._describe, self._key)
+            return
+        self._key = None
+        assert self._program.shell.states.transfer is None, "a slot completes while workers are in its memory"
+        if action.kind in (KIND_KICKED, KIND_MASTER_LOST):
+            self._program.finish()
+            return
+        assert (action.result, action.kind) in ENDINGS, f"a synchronisation ended with {action!r}"
+        if action.result == SUCCESS:
+            self._succeeded(SYNCED.unpack(action.payload))
+        else:
+            self._failed(action.result)
+        if self._world.settled:
+            self.resting = action.result
+        elif action.result == PENDING_ASYNC_OPS and self._program.reducing.in_flight:
+            self._program.reducing.block()
+        else:
+            self._program.go_on()
+
+    def _describe(self, asked: tuple[int, int]) -> None:
+        if self._key != asked or not self._program.shell.alive:
+            return  # given up meanwhile
+        self.described += 1
+        self._key = 2, self._program.new_sequence(2, "sync_shared_state")
+        self._program.mail(CallManifest(*self._key, self.described, 100, 1))
+
+    def _succeeded(self, numbers: tuple[int, int, int]) -> None:
+        """What was promised: the agreed content at the agreed revision, in this very memory."""
+        revision, tx_bytes, rx_bytes = numbers
+        agreed = self._world.agreements[self._program.shell.group]
+        assert agreed.get(revision) == self.state.digest(), f"revision {revision} succeeded with something else"
+        assert not (tx_bytes and rx_bytes) or self._program.shell.states.heir, "sent and received in one round"
+        assert rx_bytes == 0 or self.strategy != SEND, "SEND_ONLY was overwritten"
+        self.state.revision = revision
+        self.state.torn = b""
+        self._in_step = True
+
+    def _failed(self, result: int) -> None:
+        """If the memory is not what was voted with, a transfer has torn it. A checkpoint mends everything."""
+        if self.state.digest() != self._voted:
+            self.state.torn = self.state.digest()
+        if result == NO_SHARED_STATE_AVAILABLE or self._world.chance(self._world.plan.dirty):
+            self.load_checkpoint()
+
+    def load_checkpoint(self) -> None:
+        """The state of the last agreement, whatever the counter of the file says; or one of the very beginning."""
+        agreed = self._world.checkpoints.get(self._program.shell.group)
+        self.state.torn = b""
+        if agreed is not None:
+            self.state.values = list(agreed)
+            self.state.revision = self._world.random.choice((0, self.state.revision))
+
+    def is_odd(self, reason: str) -> bool:
+        """Whether this program may be kicked for that reason."""
+        plan = self._world.plan
+        if reason.startswith("called sync_shared_state with"):
+            return plan.strategies != (POPULAR,)
+        if reason.startswith("its shared state is laid out differently"):
+            return plan.odd > 0  # or the others are the odd ones
+        return reason.startswith("its shared state is at revision") and self.jumped
+
+    def expected(self) -> int:
+        """One more than what its group agreed on."""
+        agreed = self._world.agreements.get(self._program.shell.group)
+        return (max(agreed) if agreed else NEVER) + 1

@@ -1,0 +1,150 @@
+"""A scene for the master's machine: peers that do what they are told, time that passes in sweeps. No test in here.
+
+Connections have the numbers of their peers, so that a scenario can be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl._core.master.master_state import MasterState
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.protocol.operations import ReduceSignature, pack_signatures, unpack_pairs
+from pccl._core.protocol.state_schema import SchemaRow, digest_schema, pack_schema
+from pccl.options import Options
+
+SECOND = 1_000_000_000
+RUN = bytes(range(16))
+INVALID_ARGUMENT, INVALID_USAGE, TOO_FEW, UNREACHABLE, LOST, NO_STATE = 3, 4, 5, 7, 8, 9
+POPULAR, RECEIVE, SEND = 0, 1, 2
+
+LAYOUT = pack_schema(
+    [SchemaRow("bias", 10, False, 16), SchemaRow("seed", 7, True, 8), SchemaRow("weight", 10, False, 64)]
+)
+
+
+class Scene:
+    """A master, and peers that do what they are told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.state = MasterState(RUN, Options(**{"check": True, **options}))
+        self.now_ns = 0
+        self.calls = 100  # of sync_shared_state, counted over all peers
+
+    def feed(self, event: Any) -> list[Any]:
+        return self.state.handle(event, self.now_ns)
+
+    def come(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
+        return self.feed(PeerCame(peer, m.Register(bytes(32), group, lanes, "", 1000 + peer), f"host{peer}"))
+
+    def say(self, peer: int, message: Any) -> list[Any]:
+        return self.feed(PeerSaid(peer, message))
+
+    def reduce(self, peer: int, *tags: int, count: int = 1024) -> list[Any]:
+        """A peer initiates sums of so many floats."""
+        return self.say(peer, m.Initiate(pack_signatures([ReduceSignature(tag, count, 10, 0, 0, 0) for tag in tags])))
+
+    def sync(self, peer: int, revision: int, content: str, strategy: int = POPULAR, **more: Any) -> list[Any]:
+        """A peer synchronises a state; contents that differ have different letters."""
+        self.calls += 1
+        fields = {"torn": False, "keys": 3, "layout": digest_schema(more.pop("packed", LAYOUT)), **more}
+        return self.say(
+            peer, m.VoteSync(call=self.calls, revision=revision, strategy=strategy, content=digest(content), **fields)
+        )
+
+    def wire(self, actions: list[Any]) -> list[Any]:
+        """Everybody who was given an order reports it; returns what follows from the last report."""
+        orders = [(action.conn, action.message) for action in actions if is_sent(action, m.RingOrder)]
+        return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
+
+    def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
+        """Let peers in: everybody who is already in votes for it."""
+        actions = [action for peer in peers for action in self.come(peer, group, lanes)]
+        for voter in sorted(self.state.accepted):
+            actions += self.say(voter, m.VoteTopology(99, 0))
+        while actions := self.wire(actions):
+            if any(is_sent(action, m.Accepted) for action in actions) and self.state.registered:
+                actions += [a for voter in sorted(self.state.accepted) for a in self.say(voter, m.VoteTopology(99, 0))]
+        assert set(peers) <= self.state.accepted
+
+    def pass_time(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Any]:
+        """Time passes in sweeps; who is not silent beats. Returns all actions but heartbeats."""
+        actions = []
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns = min(self.state.next_deadline_ns, end_ns)
+            for peer in list(self.state.peers):
+                if peer not in silent:
+                    self.say(peer, m.Beat(self.now_ns))
+            actions += self.feed(Tick())
+        return [action for action in actions if not is_sent(action, m.Beat)]
+
+
+def digest(content: str) -> bytes:
+    return content.encode().ljust(16, b".")
+
+
+def is_sent(action: Any, kind: type[Any]) -> bool:
+    return isinstance(action, SendTo) and isinstance(action.message, kind)
+
+
+def sent(actions: list[Any], kind: type[Any]) -> dict[int, Any]:
+    """Who was sent a message of that kind."""
+    return {action.conn: action.message for action in actions if is_sent(action, kind)}
+
+
+def done(actions: list[Any]) -> dict[int, int]:
+    """Whose synchronisation succeeded, and the revision it was told."""
+    return {peer: message.revision for peer, message in sent(actions, m.SyncDone).items()}
+
+
+def failed(actions: list[Any]) -> dict[int, m.CallFailed]:
+    """Whose call failed."""
+    return sent(actions, m.CallFailed)
+
+
+def of(*peers: int, **options: Any) -> Scene:
+    scene = Scene(**options)
+    scene.admit(*peers)
+    return scene
+
+
+def agree(scene: Scene, revision: int, content: str) -> Scene:
+    """All members of group 0 agree on this."""
+    members = list(scene.state.groups[0].ring)
+    actions = [action for peer in members for action in scene.sync(peer, revision, content)]
+    assert done(actions) == dict.fromkeys(members, revision)
+    return scene
+
+
+def agreed(scene: Scene, group: int = 0) -> tuple[int, str] | None:
+    """What a group agreed on last."""
+    agreement = scene.state.groups[group].agreement
+    return (agreement.revision, agreement.content.decode().strip(".")) if agreement.content else None
+
+
+def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:
+    """These peers are members, and these tags have commenced as collectives 1, 2, ..."""
+    scene = of(*peers, **options)
+    for peer in peers:
+        scene.reduce(peer, *tags)
+    assert list(scene.state.groups[0].collectives.running) == list(range(1, len(tags) + 1))
+    return scene
+
+
+def pairs(actions: list[Any]) -> list[list[tuple[int, int]]]:
+    """What commenced, message by message, as the first member hears it."""
+    orders = [(action.conn, action.message) for action in actions if is_sent(action, m.Commence)]
+    return [unpack_pairs(order.pairs) for conn, order in orders if conn == orders[0][0]]
+
+
+def failures(actions: list[Any]) -> list[tuple[int, int, int, int]]:
+    """(peer, tag, sequence, result) of every failure verdict."""
+    found = [(action.conn, action.message) for action in actions if is_sent(action, m.ReduceFailed)]
+    return [(conn, verdict.tag, verdict.sequence, verdict.result) for conn, verdict in found]
+
+
+def lose(scene: Scene, peer: int) -> list[Any]:
+    """The connection closes and the survivors are wired; what follows from the last report."""
+    return scene.wire(scene.feed(PeerWent(peer, "connection reset")))

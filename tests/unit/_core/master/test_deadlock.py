@@ -1,0 +1,71 @@
+"""Calls that can never meet: found without false alarm, explained so that the program can be fixed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl._core.master.deadlock import Waiting, describe_missing, explain_stuck, find_stuck, name_peers
+
+
+def waiting(name: str, electorate: str, present: str) -> Waiting:
+    return Waiting(name, frozenset(map(int, electorate)), frozenset(map(int, present)))
+
+
+@pytest.mark.parametrize(
+    ("calls", "stuck"),
+    [
+        ([], ""),
+        # Somebody is in no call and may still make the one that is waited for.
+        ([waiting("a", "123", "12")], ""),
+        # Somebody is in no call, but whichever it makes, these two wait for each other.
+        ([waiting("a", "123", "1"), waiting("b", "123", "2")], "12"),
+        # Everybody waits, nobody in the same call.
+        ([waiting("a", "12", "1"), waiting("b", "12", "2")], "12"),
+        ([waiting("a", "123", "12"), waiting("b", "123", "3")], "123"),
+        # A call that is complete sets its callers free.
+        ([waiting("a", "12", "12"), waiting("b", "12", "2")], ""),
+        # Two threads of peer 2: one of its calls completes once peer 1 is free, so nobody is stuck.
+        ([waiting("a", "12", "12"), waiting("b", "12", "1")], ""),
+        # Groups: what happens in one does not concern the other.
+        ([waiting("a", "12", "1"), waiting("b", "12", "2"), waiting("c", "34", "3")], "12"),
+        # A chain: peer 3 is free, so c can complete, then b, then a.
+        ([waiting("a", "12", "1"), waiting("b", "23", "2")], ""),
+        # A circle of three.
+        ([waiting("a", "12", "1"), waiting("b", "23", "2"), waiting("c", "31", "3")], "123"),
+    ],
+)
+def test_who_waits_for_ever(calls: list[Waiting], stuck: str) -> None:
+    """Goal: exactly those who can never go on, whoever may still arrive."""
+    assert find_stuck(calls) == set(map(int, stuck))
+
+
+def test_the_explanation_names_calls_peers_and_the_remedy() -> None:
+    """Goal: the sentence that every stuck caller gets is enough to mend the program."""
+    calls = [waiting("update_topology", "123", "12"), waiting("are_peers_pending", "123", "3")]
+
+    text = explain_stuck(calls, find_stuck(calls))
+
+    assert text.startswith("these calls can never meet: peer 3 in are_peers_pending; peers 1, 2 in update_topology.")
+    assert "same blocking calls in the same order" in text
+
+
+def test_a_call_without_stuck_peers_is_not_named() -> None:
+    """Goal: the explanation only concerns those who get it."""
+    calls = [waiting("a", "12", "1"), waiting("b", "12", "2"), waiting("c", "34", "3")]
+
+    assert "in c" not in explain_stuck(calls, {1, 2})
+
+
+def test_missing_peers_are_described_by_what_they_do() -> None:
+    """Goal: a warning says not only who is missing, but where they are instead."""
+    votes = {"update_topology": {1: None}, "are_peers_pending": {2: None}}
+
+    assert describe_missing(votes, [2, 3]) == "peer 2 (in are_peers_pending), peer 3 (in no call)"
+    assert describe_missing(votes, []) == "nobody"
+
+
+def test_names_stay_readable_in_a_large_run() -> None:
+    """Goal: a message about a hundred peers still fits a line."""
+    assert name_peers([4]) == "peer 4"
+    assert name_peers([1, 2]) == "peers 1, 2"
+    assert name_peers(list(range(1, 101))) == "peers 1, 2, 3, 4, 5, 6, 7, 8 and 92 more"

@@ -1,0 +1,211 @@
+"""How a peer's reduces end without a verdict of the others: by a stall, or with the membership."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import (
+    AbortOperation,
+    AppGone,
+    Complete,
+    EndOperation,
+    HangUp,
+    KillLanes,
+    LinkDown,
+    MasterDown,
+    MasterSaid,
+    ReduceEnded,
+    ReduceProgress,
+    ReduceQuiet,
+    SendMaster,
+    Stop,
+    Tick,
+)
+
+from .peer_harness import (
+    CANCELLED,
+    FAILED,
+    INVALID_USAGE,
+    KICKED,
+    LOST,
+    MASTER_FAILED,
+    MASTER_LOST,
+    NEXT_ORDER,
+    PLAIN,
+    REDUCE,
+    SECOND,
+    SUCCESS,
+    Companion,
+    ends,
+    member,
+    operation,
+    reduce,
+    reducing,
+    running,
+    told,
+    verdict,
+)
+
+# --- Stalls -----------------------------------------------------------------
+
+
+def pass_time(peer: Companion, seconds: float, moved: list[int] | None = None) -> list[Any]:
+    """Time passes in ticks of at most a second, with the progress of collective 1 ahead of each."""
+    actions = []
+    end_ns = peer.now_ns + int(seconds * SECOND)
+    while peer.now_ns < end_ns and peer.state.wiring.is_whole():
+        peer.now_ns = min(peer.state.next_deadline_ns, end_ns)
+        peer.hear(m.Beat(1))
+        peer.feed(ReduceProgress(1, moved.pop(0) if moved else -1))
+        actions += peer.feed(Tick())
+    return [action for action in actions if not told([action], m.Beat)]
+
+
+def test_a_stall_lets_go_of_everything() -> None:
+    """Goal: after the limit the operation is aborted, then both edges and all workers go."""
+    peer = running(5)
+    peer.feed(ReduceProgress(1, -1))
+
+    assert pass_time(peer, 9.9) == []
+    actions = pass_time(peer, 2)
+
+    assert actions[0] == AbortOperation(1)
+    assert [lost.reason for lost in told(actions, m.EdgeLost)] == 2 * [
+        "no byte of tag 5 moved for 10.0 s (stall_timeout)"
+    ]
+    assert KillLanes() in actions
+    assert told(peer.feed(ReduceQuiet(1)), m.Finished) == [
+        m.Finished(1, False, "no byte of tag 5 moved for 10.0 s (stall_timeout)")
+    ]
+
+
+def test_who_moves_now_and_then_is_not_stalled() -> None:
+    """Goal: eight of its own longest pauses, where that is longer than the limit."""
+    peer = running(5, stall_timeout=2.0)
+
+    assert pass_time(peer, 1.0, [1]) == []
+    assert pass_time(peer, 1.9, [2]) == []
+    assert pass_time(peer, 7.9) == []
+    assert pass_time(peer, 2.0)[0] == AbortOperation(1)
+
+
+def test_a_reduce_that_is_voted_cannot_stall() -> None:
+    """Goal: this peer has nothing more to move; whoever has will notice."""
+    peer = running(5)
+    peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
+
+    assert pass_time(peer, 60) == []
+
+
+def test_its_own_stop_is_no_stall() -> None:
+    """Goal: a process that was stopped for a minute saw nothing move, which says nothing about the lanes."""
+    peer = running(5)
+    peer.feed(ReduceProgress(1, -1))
+    peer.now_ns += 60 * SECOND
+    peer.feed(ReduceProgress(1, -1))
+
+    assert not [action for action in peer.feed(Tick()) if isinstance(action, AbortOperation)]
+    assert pass_time(peer, 8.9) == []
+    assert pass_time(peer, 2)[0] == AbortOperation(1)
+
+
+def test_its_own_stop_is_no_pause_either() -> None:
+    """Goal: the bytes that moved meanwhile do not make the limit eight minutes."""
+    peer = running(5)
+    peer.feed(ReduceProgress(1, -1))
+    peer.now_ns += 60 * SECOND
+    peer.feed(ReduceProgress(1, 7))
+    peer.feed(Tick())
+
+    assert AbortOperation(1) in pass_time(peer, 12, 12 * [7])
+
+
+def test_a_broken_ring_cannot_stall() -> None:
+    """Goal: the order is on its way; a second report of the same edges would be about the past."""
+    peer = running(5)
+    peer.feed(LinkDown(1, "reset"))
+
+    assert peer.pass_time(60) == []
+
+
+# --- The end ----------------------------------------------------------------
+
+ENDS = [
+    (MasterSaid(m.Kick(8, "straggler")), 8, KICKED),
+    (MasterDown("reset"), MASTER_FAILED, MASTER_LOST),
+]
+
+
+@pytest.mark.parametrize(("event", "result", "kind"), ENDS, ids=["kicked", "master lost"])
+def test_the_end_aborts_what_runs_and_its_slots_wait_for_quiet(event: Any, result: int, kind: int) -> None:
+    """Goal: what was not begun ends at once; the rest when nobody touches its memory any more."""
+    peer = reducing()
+
+    actions = peer.feed(event)
+
+    assert actions[:2] == [AbortOperation(1), AbortOperation(2)]
+    assert ends(actions) == [(7, result, kind)]
+    assert HangUp() in actions
+    assert peer.feed(ReduceQuiet(2))[0] == EndOperation(2)
+    assert ends(peer.feed(ReduceQuiet(1))) == [(3, result, kind)]
+    assert ends(peer.call(reduce(operation(9, 9)))) == [(9, result, kind)]
+
+
+def test_a_verdict_that_was_there_first_is_the_one() -> None:
+    """Goal: it failed and was not yet quiet; what ended the membership after that is another story."""
+    peer = running(5)
+    peer.hear(NEXT_ORDER)
+    peer.hear(verdict(5, 1))
+    assert ends(peer.feed(MasterDown("reset"))) == []
+
+    assert peer.feed(ReduceQuiet(1)) == [EndOperation(1), Complete(5, 50, LOST, REDUCE, FAILED)]
+
+
+def test_what_is_quiet_already_ends_with_the_membership() -> None:
+    """Goal: only its verdict was missing, and now there is one."""
+    peer = running(5)
+    peer.hear(NEXT_ORDER)
+    peer.feed(ReduceQuiet(1))
+
+    assert ends(peer.feed(MasterDown("reset"))) == [(5, MASTER_FAILED, MASTER_LOST)]
+
+
+def test_close_is_answered_after_every_reduce() -> None:
+    """Goal: a thread that waits for a reduce gets its completion, and only then does the actor end."""
+    peer = reducing()
+
+    actions = peer.call(mailbox.CallLeave(8, 80))
+
+    assert actions[0] == SendMaster(m.Leave("close"))
+    assert ends(actions) == [(7, INVALID_USAGE, CANCELLED)]
+    assert Stop() not in actions
+    assert ends(peer.feed(ReduceQuiet(1))) == [(3, INVALID_USAGE, CANCELLED)]
+    assert peer.feed(ReduceQuiet(2))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]
+
+
+def test_close_after_the_end_waits_for_quiet_too() -> None:
+    """Goal: kicked, not quiet yet, and the program closes."""
+    peer = running(5)
+    peer.hear(m.Kick(8, "straggler"))
+
+    assert peer.call(mailbox.CallLeave(8, 80)) == []
+    assert ends(peer.feed(ReduceQuiet(1))) == [(5, 8, KICKED), (8, SUCCESS, PLAIN)]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_without_a_training_process_nobody_waits(closing: bool) -> None:
+    """Goal: its memory went with it; the actor ends at once, also in the middle of a close()."""
+    peer = running(5)
+    if closing:
+        peer.call(mailbox.CallLeave(8, 80))
+
+    assert peer.feed(AppGone("killed"))[-1] == Stop()
+
+
+def test_a_membership_that_ends_with_nothing_under_way_ends_as_before() -> None:
+    """Goal: no reduce, no wait."""
+    assert member().call(mailbox.CallLeave(8, 80))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]

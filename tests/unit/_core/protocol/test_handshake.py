@@ -1,0 +1,255 @@
+"""The door: who holds the token comes in, who does not learns why and costs nothing, and both sides prove it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from pccl._core.protocol.handshake import Admit, Caller, Door, Say, TurnAway
+from pccl._core.protocol.messages import (
+    AskStatus,
+    Beat,
+    Challenge,
+    ClientHello,
+    JoinLane,
+    JoinState,
+    Refused,
+    Register,
+    Welcome,
+)
+from pccl._core.records import replace
+
+TOKEN = b"the secret"
+SECOND = 1_000_000_000
+HELLO = Register(bytes(32), 3, 2, "host", 48149)
+
+
+def make_door(most: int = 8, token: bytes = TOKEN) -> Door:
+    random = Random(1)
+    return Door(token, Register, lambda: random.randbytes(32), 5 * SECOND, most)
+
+
+def make_caller(token: bytes = TOKEN, nonce: bytes = bytes(32)) -> Caller:
+    return Caller(token, nonce, lambda proof: replace(HELLO, proof=proof))
+
+
+def hello_of(door: Door, caller: Caller, conn: int = 1) -> Register:
+    """Go as far as the caller's hello."""
+    door.arrived(conn, "somewhere", 0)
+    (say,) = door.received(conn, caller.opening())
+    hello: Register = caller.received(say.message)
+    return hello
+
+
+@pytest.mark.parametrize("token", [TOKEN, b""], ids=["with a token", "without one"])
+def test_who_holds_the_token_comes_in(token: bytes) -> None:
+    """Goal: two round trips, and both sides have proven that they hold the same secret; no token is one too."""
+    door, caller = make_door(token=token), make_caller(token)
+
+    hello = hello_of(door, caller)
+    (admit,) = door.received(1, hello)
+
+    assert isinstance(admit, Admit)
+    assert replace(admit.hello, proof=bytes(32)) == HELLO
+    assert caller.received(admit.welcome) is None
+    assert caller.done
+    assert len(door) == 0
+    assert door.counts == {}
+
+
+def test_the_token_never_travels() -> None:
+    """Goal: whoever listens learns nothing to try again with."""
+    door, caller = make_door(), make_caller()
+    hello = hello_of(door, caller)
+    (admit,) = door.received(1, hello)
+
+    for message in (caller.opening(), hello, admit.welcome):
+        assert TOKEN not in b"".join(value for value in vars_of(message) if isinstance(value, bytes))
+
+
+def vars_of(message: Any) -> list[Any]:
+    return [getattr(message, name) for name in message.__match_args__]
+
+
+def test_a_wrong_token_is_refused_with_the_remedy() -> None:
+    """Goal: a peer that was started with another secret is told so, first; then the connection ends and is counted."""
+    door, caller = make_door(), make_caller(b"another")
+
+    refused, turned = door.received(1, hello_of(door, caller))
+
+    assert isinstance(refused, Say)
+    assert isinstance(refused.message, Refused)
+    assert turned == TurnAway(1, "token", "somewhere: wrong token", True, 1)
+    with pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        caller.received(refused.message)
+    assert door.counts == {"token": 1}
+    assert 1 not in door
+
+
+def test_a_replayed_hello_is_refused() -> None:
+    """Goal: a recorded hello is worth nothing, because the challenge is new each time."""
+    door = make_door()
+    recorded = hello_of(door, make_caller())
+    door.received(1, recorded)
+
+    door.arrived(2, "elsewhere", 0)
+    door.received(2, ClientHello(bytes(32)))
+    actions = door.received(2, recorded)
+
+    assert [type(action) for action in actions] == [Say, TurnAway]
+
+
+@pytest.mark.parametrize("change", [{"group": 4}, {"lanes": 9}, {"host": "evil"}, {"port": 1}])
+def test_an_altered_hello_is_refused(change: dict[str, Any]) -> None:
+    """Goal: nobody in between can change what a caller asks for; the proof covers every field."""
+    door = make_door()
+
+    actions = door.received(1, replace(hello_of(door, make_caller()), **change))
+
+    assert [type(action) for action in actions] == [Say, TurnAway]
+
+
+def test_a_proof_for_one_kind_of_hello_is_none_for_another() -> None:
+    """Goal: a lane's proof cannot be turned into a registration's."""
+    door = make_door()
+    hello = hello_of(door, make_caller())
+
+    (turned,) = door.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
+
+    assert turned.kind == "order"
+
+
+def test_a_port_may_answer_several_kinds_of_hello() -> None:
+    """Goal: one port serves lanes and states alike, and still nothing that it was not told of."""
+    random = Random(1)
+    kinds = {JoinLane(bytes(32), bytes(16), 1, 1, 2, 0): Admit, JoinState(bytes(32), bytes(16), 1, 1, 2): Admit}
+    for wanted, outcome in {**kinds, HELLO: TurnAway}.items():
+        door = Door(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
+        caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))  # type: ignore[misc]
+
+        (action,) = door.received(1, hello_of(door, caller))
+
+        assert type(action) is outcome
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [HELLO],
+        [ClientHello(bytes(32)), ClientHello(bytes(32))],
+        [Beat(1)],
+        [ClientHello(bytes(32)), Challenge(bytes(32))],
+    ],
+    ids=["hello first", "two knocks", "a member's word", "an answerer's word"],
+)
+def test_out_of_turn_is_turned_away(words: list[Any]) -> None:
+    """Goal: there is one order of things at the door, and no guessing about any other."""
+    door = make_door()
+    door.arrived(1, "somewhere", 0)
+
+    actions = [action for word in words for action in door.received(1, word)]
+
+    assert isinstance(actions[-1], TurnAway)
+    assert actions[-1].kind == "order"
+    assert 1 not in door
+
+
+def test_a_crowd_evicts_the_oldest() -> None:
+    """Goal: connections that say nothing cannot lock the others out."""
+    door = make_door(most=2)
+    assert door.arrived(1, "a", 0) == []
+    assert door.arrived(2, "b", 1) == []
+
+    (turned,) = door.arrived(3, "c", 2)
+
+    assert (turned.conn, turned.kind) == (1, "crowd")
+    assert [conn in door for conn in (1, 2, 3)] == [False, True, True]
+    door.check()
+
+
+def test_silence_has_a_deadline() -> None:
+    """Goal: a stranger has five seconds, whether it never knocked or stopped half way."""
+    door = make_door()
+    door.arrived(1, "a", 0)
+    door.arrived(2, "b", SECOND)
+    door.received(2, ClientHello(bytes(32)))
+    assert door.next_deadline_ns == 5 * SECOND
+
+    assert door.tick(5 * SECOND - 1) == []
+    assert door.tick(5 * SECOND) == [TurnAway(1, "silence", "a: silent for 5 s", True, 1)]
+    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its knock for 5 s", True, 2)]
+    assert door.next_deadline_ns is None
+    assert door.counts == {"silence": 2}
+
+
+def test_only_the_first_of_a_kind_is_worth_a_line() -> None:
+    """Goal: a scanner fills counters, not logs; another host or another offence is news again."""
+    door = make_door()
+    firsts = []
+    for conn, (host, kind) in enumerate([("a", "frame"), ("a", "frame"), ("b", "frame"), ("a", "closed")]):
+        door.arrived(conn, host, 0)
+        firsts += [action.first for action in door.turn_away(conn, kind, "why")]
+
+    assert firsts == [True, False, True, True]
+    assert door.counts == {"frame": 3, "closed": 1}
+
+
+def test_the_memory_of_what_was_logged_is_bounded() -> None:
+    """Goal: a scan from everywhere may log a line twice, not fill the heap."""
+    door = make_door(most=1)
+    for conn in range(1000):
+        door.arrived(conn, f"host{conn}", 0)
+
+    assert len(door._logged) <= 64
+
+
+def test_a_stranger_that_is_gone_is_turned_away_once() -> None:
+    """Goal: a late report about somebody who was already counted is no second offence."""
+    door = make_door()
+    door.arrived(1, "a", 0)
+    door.turn_away(1, "closed", "gone")
+
+    assert door.turn_away(1, "closed", "gone") == []
+    assert door.counts == {"closed": 1}
+
+
+def test_the_answerer_proves_itself_too() -> None:
+    """Goal: a peer does not join the run of an impostor that only pretends to accept its proof."""
+    caller = make_caller()
+    hello_of(make_door(), caller)
+
+    with pytest.raises(PermissionError, match="does not hold this run's token"):
+        caller.received(Welcome(bytes(32)))
+    assert not caller.done
+
+
+@pytest.mark.parametrize("word", [Welcome(bytes(32)), Beat(1)])
+def test_a_caller_expects_its_turn(word: Any) -> None:
+    """Goal: a welcome without a challenge, or anything else, is no handshake."""
+    with pytest.raises(PermissionError, match="out of turn"):
+        make_caller().received(word)
+
+
+def test_a_caller_answers_one_challenge() -> None:
+    """Goal: an answerer cannot collect proofs."""
+    door, caller = make_door(), make_caller()
+    hello_of(door, caller)
+
+    with pytest.raises(PermissionError, match="out of turn"):
+        caller.received(Challenge(bytes(32)))
+
+
+def test_a_proof_is_good_for_one_kind_of_hello() -> None:
+    """Goal: the proof of an inquiry does not register a peer."""
+    random = Random(1)
+    door = Door(TOKEN, (Register, AskStatus), lambda: random.randbytes(32), 5 * SECOND, 8)
+    caller = Caller(TOKEN, bytes(32), AskStatus)
+    door.arrived(1, "somewhere", 0)
+    (say,) = door.received(1, caller.opening())
+    inquiry = caller.received(say.message)
+
+    refused, turned = door.received(1, replace(HELLO, proof=inquiry.proof))
+    assert isinstance(refused.message, Refused)
+    assert turned.kind == "token"

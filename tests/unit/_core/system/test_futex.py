@@ -1,0 +1,314 @@
+"""Words between processes: no wake-up is lost, no wait outlives its bound, signals end a sleep."""
+
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pccl._core.system.futex import (
+    Stamp,
+    Word,
+    create_memfd,
+    die_with_parent,
+    monotonic_ns,
+    open_pidfd,
+    set_process_name,
+)
+
+SECOND_NS = 1_000_000_000
+
+
+def in_child(body):
+    """Runs `body` in a forked child, which ends with 0 if and only if it returned; gives its process id."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def exit_code(pid, timeout_ns=20 * SECOND_NS):
+    """How the child ended; one that hangs is killed at the bound, and reads as minus SIGKILL."""
+    fd = open_pidfd(pid)
+    try:
+        if not select.select([fd], [], [], timeout_ns / SECOND_NS)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(fd)
+
+
+def wait_until(word, value, bound_ns=10 * SECOND_NS):
+    """Sleeps until the word holds `value`."""
+    deadline_ns = monotonic_ns() + bound_ns
+    while (seen := word.load()) != value:
+        assert monotonic_ns() < deadline_ns, f"{seen} instead of {value}"
+        word.wait(seen, deadline_ns - monotonic_ns())
+
+
+@pytest.fixture
+def shared():
+    with mmap.mmap(-1, 4096) as memory:
+        yield memory
+
+
+def test_word_operations():
+    memory = bytearray(8)
+    word = Word(memory, 4)
+    word.store(0xFFFFFFFF)
+
+    assert memory == b"\0\0\0\0\xff\xff\xff\xff"
+    assert word.load() == 0xFFFFFFFF
+    assert word.exchange(7) == 0xFFFFFFFF
+    assert not word.compare_exchange(8, 9)
+    assert word.load() == 7
+    assert word.compare_exchange(7, 9)
+    assert word.load() == 9
+    assert word.wake() == 0
+
+
+def test_stamp_holds_64_bits():
+    memory = bytearray(16)
+    Stamp(memory, 8).store(2**64 - 1)
+
+    assert Stamp(memory, 8).load() == 2**64 - 1
+    assert Stamp(memory).load() == 0
+
+
+@pytest.mark.parametrize("value", [-1, 2**32])
+def test_values_that_do_not_fit_are_refused(value):
+    with pytest.raises(OverflowError):
+        Word(bytearray(4)).store(value)
+
+
+@pytest.mark.parametrize("offset", [-4, 5, 6, 8, 2**40])
+def test_places_outside_or_astray_are_refused(offset):
+    memory = bytearray(8)
+    with pytest.raises(ValueError, match=str(offset)):
+        Word(memory, offset)
+    # A refused word holds no claim.
+    memory.append(0)
+
+
+def test_read_only_memory_is_refused():
+    with pytest.raises(BufferError):
+        Word(bytes(4))
+
+
+def test_word_keeps_its_buffer_exported():
+    memory = bytearray(4)
+    word = Word(memory)
+    with pytest.raises(BufferError):
+        memory.append(0)
+    del word
+    memory.append(0)
+
+
+def test_wait_answers_at_once_when_the_value_differs():
+    assert Word(bytearray(4)).wait(1, 60 * SECOND_NS)
+
+
+@pytest.mark.parametrize("timeout_ns", [-1, 0, 1, 20_000_000])
+def test_wait_ends_by_its_bound(timeout_ns):
+    begin_ns = monotonic_ns()
+
+    assert not Word(bytearray(4)).wait(0, timeout_ns)
+    assert monotonic_ns() - begin_ns >= timeout_ns
+
+
+def test_wait_releases_the_gil():
+    """A thread that sleeps lets the others run, and one of them wakes it."""
+    word = Word(bytearray(4))
+    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(1), word.wake()))
+    thread.start()
+    wait_until(word, 1)
+    thread.join()
+
+
+def test_wake_reaches_another_process(shared):
+    """The child says that it is about to sleep; the parent wakes it well before the bound of its sleep."""
+    ready, go = Word(shared, 0), Word(shared, 64)
+
+    def sleeper():
+        ready.store(1)
+        ready.wake()
+        wait_until(go, 1)
+
+    pid = in_child(sleeper)
+    wait_until(ready, 1)
+    go.store(1)
+    go.wake()
+
+    assert exit_code(pid) == 0
+
+
+def test_no_wake_up_is_lost_in_ping_pong(shared):
+    """Two processes take turns; one lost wake-up would cost a sleep of its whole bound and fail both."""
+    rounds = 5000
+    word = Word(shared)
+
+    def play(mine):
+        for turn in range(mine, 2 * rounds, 2):
+            wait_until(word, turn)
+            word.store(turn + 1)
+            word.wake()
+
+    pid = in_child(lambda: play(1))
+    play(0)
+    wait_until(word, 2 * rounds)
+
+    assert exit_code(pid) == 0
+
+
+def test_signal_ends_a_wait_early():
+    """The handler runs when the wait is over, and the answer is the honest one: nothing has changed."""
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        begin_ns = monotonic_ns()
+
+        assert not Word(bytearray(4)).wait(0, 60 * SECOND_NS)
+        assert monotonic_ns() - begin_ns < 30 * SECOND_NS
+        assert seen == [signal.SIGALRM]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_memory_file_is_sealed():
+    fd = create_memfd("pccl-test", 4096)
+    try:
+        for size in (0, 8192):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        # Nobody can add a seal against writing either.
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+        assert os.fstat(fd).st_size == 4096
+        assert not os.get_inheritable(fd)
+        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:pccl-test")
+    finally:
+        os.close(fd)
+
+
+def test_memory_file_without_seals_may_be_resized():
+    fd = create_memfd("pccl-test", 4096, seal=False)
+    try:
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_memory_file_of_no_size_is_refused(size):
+    with pytest.raises(ValueError, match=str(size)):
+        create_memfd("pccl-test", size)
+
+
+def test_failed_creation_leaks_no_descriptor():
+    """A limit on the size of files makes the second step of the creation fail."""
+    before = os.listdir("/proc/self/fd")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="giving the memory file 'pccl-test' its 4097 bytes"):
+            create_memfd("pccl-test", 4097)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_name_that_is_too_long_for_the_kernel_is_an_error():
+    with pytest.raises(OSError, match="creating the memory file"):
+        create_memfd("x" * 250, 4096)
+
+
+def test_process_name():
+    def rename():
+        set_process_name("pccl-recv-3-and-much-more")
+        with open("/proc/self/comm") as comm:
+            assert comm.read() == "pccl-recv-3-and\n"
+
+    assert exit_code(in_child(rename)) == 0
+
+
+def test_die_with_parent():
+    """A grandchild that would sleep for a minute ends with its parent; its end of the pipe tells."""
+    program = (
+        "import os, signal, time\n"
+        "from pccl._core.system.futex import die_with_parent\n"
+        "parent = os.getpid()\n"
+        "ready, announce = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    die_with_parent(signal.SIGKILL)\n"
+        "    assert os.getppid() == parent\n"
+        "    os.write(announce, b'!')\n"
+        "    time.sleep(60)\n"
+        "os.read(ready, 1)\n"
+    )
+    begin_ns = monotonic_ns()
+    # The pipe to us ends only when both processes are gone.
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, timeout=30)
+
+    assert monotonic_ns() - begin_ns < 30 * SECOND_NS
+
+
+def test_impossible_signal_is_refused():
+    with pytest.raises(OSError, match="signal 1000") as caught:
+        die_with_parent(1000)
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_pidfd_tells_the_end_of_a_process(shared):
+    go = Word(shared)
+    pid = in_child(lambda: wait_until(go, 1))
+    fd = open_pidfd(pid)
+    try:
+        assert select.select([fd], [], [], 0)[0] == []
+        go.store(1)
+        go.wake()
+        assert select.select([fd], [], [], 20)[0] == [fd]
+    finally:
+        os.close(fd)
+        os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError, match=str(pid)):
+        open_pidfd(pid)
+
+
+def test_clock_is_the_one_of_the_host():
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    now = monotonic_ns()
+
+    assert before <= now <= time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def test_looking_ends_with_a_change_or_with_its_time() -> None:
+    """Goal: who looks finds what another thread stores meanwhile, and gives up when nobody does."""
+    word = Word(bytearray(8))
+    began = time.monotonic_ns()
+    assert not word.look(0, 20_000_000)
+    assert 20_000_000 <= time.monotonic_ns() - began < 5_000_000_000
+    assert word.look(1, 5_000_000_000)  # it holds something else already
+
+    # Late, so that it is stored while the other looks; earlier would pass as well.
+    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))
+    thread.start()
+    assert word.look(0, 5_000_000_000)
+    thread.join()
+    assert word.load() == 7

@@ -1,0 +1,60 @@
+"""The loop of an actor by itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.loop import Loop
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def run(loop: Loop, milliseconds: int) -> None:
+    loop.after(milliseconds * 1_000_000, loop.stop)
+    loop.run(lambda: monotonic_ns() + 1_000_000_000, lambda _: None)
+
+
+def test_what_only_refers_to_itself_is_taken_away(loop: Loop) -> None:
+    """Goal: an actor that wires rings for weeks without a garbage collection of its own does not grow."""
+
+    class Edge:
+        pass
+
+    def lose_one() -> weakref.ref[Edge]:
+        edge = Edge()
+        edge.lanes = [edge]  # type: ignore[attr-defined]
+        return weakref.ref(edge)
+
+    gc.disable()
+    try:
+        loop.collect(5_000_000)
+        lost = lose_one()
+        assert lost() is not None
+        run(loop, 50)
+        assert lost() is None
+        later = lose_one()
+        run(loop, 50)
+        assert later() is None, "not only once"
+    finally:
+        gc.enable()
+
+
+def test_timers_go_off_in_their_order(loop: Loop) -> None:
+    """Goal: by time, and by age where that is the same; one that is made by another has its turn as well."""
+    heard: list[str] = []
+    loop.after(2_000_000, lambda: heard.append("late"))
+    loop.after(0, lambda: heard.append("first"))
+    loop.after(0, lambda: loop.after(0, lambda: heard.append("made by the second")))
+    run(loop, 20)
+
+    assert heard == ["first", "made by the second", "late"]

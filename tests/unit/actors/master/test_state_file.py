@@ -1,0 +1,340 @@
+"""The master's file: whole or refused, whatever happened to it, and never two masters at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import ERROR, INFO, PeerCame, PeerSaid
+from pccl.actors.io.connection import Connection
+from pccl.actors.io.listener import bind
+from pccl.actors.master import state_file
+from pccl.actors.master.master_actor import MasterActor, open_state_file
+from pccl.actors.master.state_file import StateFile, StateFileError
+from pccl.options import Options
+
+DIGEST, OTHER = "0123456789abcdef" * 2, "f" * 32
+GROUPS = {number: {"epoch": 3, "revision": 13, "content": DIGEST, "layout": OTHER} for number in (0, 2, 10)}
+SNAPSHOT = {"run": DIGEST, "next_id": 1025, "round": 7, "groups": GROUPS}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "master.json")
+
+
+def saved(path: str) -> dict[str, Any]:
+    """A file with the snapshot above; what is in it."""
+    file = StateFile(path)
+    assert file.load() is None
+    file.save(SNAPSHOT)
+    file.close()
+    return json.loads(Path(path).read_text())  # type: ignore[no-any-return]
+
+
+def test_what_was_saved_is_loaded(path: str) -> None:
+    """Goal: the same, with keys as JSON has them; and nothing else is left in the folder."""
+    saved(path)
+    file = StateFile(path)
+
+    loaded = file.load()
+
+    assert loaded == {**SNAPSHOT, "groups": {str(number): group for number, group in GROUPS.items()}}
+    file.save({**SNAPSHOT, "round": 8})
+    file.close()
+    assert StateFile(path).load()["round"] == 8  # type: ignore[index]
+    assert os.listdir(os.path.dirname(path)) == ["master.json"]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 200, -2])
+def test_a_cut_file_is_refused(path: str, keep: int) -> None:
+    """Goal: never a silent fresh start: which file, what is wrong, what to do."""
+    saved(path)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:keep])
+
+    with pytest.raises(StateFileError, match=rf"state file {path} is (empty|damaged or cut off).*move the file away"):
+        StateFile(path).load()
+    assert Path(path).read_bytes() == whole[:keep], "nothing was changed"
+
+
+def test_every_flipped_bit_is_found(path: str) -> None:
+    """Goal: a file that differs in one bit is damaged, wherever that is."""
+    saved(path)
+    whole = Path(path).read_bytes()
+    for place in range(0, len(whole) - 1, 3):
+        Path(path).write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        with pytest.raises(StateFileError):
+            StateFile(path).load()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[1, 2]", "was not written by a pccl master"),
+        ('{"format": "something else", "version": 1}', "was not written by a pccl master"),
+        ("#!/bin/sh\n", "does not parse as JSON"),
+        ("[" * 100_000, "does not parse as JSON"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_not_touched(path: str, content: str, reason: str) -> None:
+    """Goal: `--state ~/.bashrc` costs nobody anything."""
+    Path(path).write_text(content)
+
+    with pytest.raises(StateFileError, match=reason):
+        StateFile(path).load()
+    assert Path(path).read_text() == content
+
+
+def test_another_version_is_named(path: str) -> None:
+    """Goal: who goes back to an older pccl knows why it does not start."""
+    Path(path).write_text(json.dumps({**saved(path), "version": 2}))
+
+    with pytest.raises(StateFileError, match="has version 2, this pccl reads version 1"):
+        StateFile(path).load()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "zz" * 16},
+        {"run": "ab"},
+        {"next_id": 0},
+        {"next_id": "1"},
+        {"next_id": True},
+        {"round": -1},
+        {"groups": []},
+        {"groups": {"x": GROUPS[0]}},
+        {"groups": {str(1 << 32): GROUPS[0]}},
+        {"groups": {"0": {**GROUPS[0], "revision": -1}}},
+        {"groups": {"0": {**GROUPS[0], "revision": 1 << 64}}},
+        {"groups": {"0": {**GROUPS[0], "content": ""}}},
+        {"groups": {"0": {"epoch": 1}}},
+        {"more": 1},
+    ],
+)
+def test_a_part_that_is_out_of_range_is_refused(path: str, change: dict[str, Any]) -> None:
+    """Goal: a checksum says that we wrote it, not that it makes sense."""
+    file = StateFile(path)
+    file.load()
+    file.save({**SNAPSHOT, **change})
+    file.close()
+
+    with pytest.raises(StateFileError, match="a part is missing or out of range"):
+        StateFile(path).load()
+
+
+def test_a_file_of_any_size_is_not_read_into_memory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: limits come before allocations."""
+    monkeypatch.setattr(state_file, "FILE_BYTES_MAX", 100)
+    saved(path)
+
+    with pytest.raises(StateFileError, match="more than 100 bytes"):
+        StateFile(path).load()
+
+
+def test_a_second_master_cannot_use_the_file(path: str) -> None:
+    """Goal: also after the first one has written it anew; and it can when the first one is gone."""
+    saved(path)
+    first = StateFile(path)
+    first.load()
+    with pytest.raises(StateFileError, match="in use by another master"):
+        StateFile(path).load()
+    first.save(SNAPSHOT)
+    with pytest.raises(StateFileError, match="in use by another master"):
+        StateFile(path).load()
+
+    first.close()
+    assert StateFile(path).load()
+
+
+def test_two_masters_that_begin_at_the_same_moment_do_not_both_begin(path: str) -> None:
+    """Goal: neither saw a file; only one of them makes it."""
+    first, second = StateFile(path), StateFile(path)
+    assert first.load() is second.load() is None
+    first.save(SNAPSHOT)
+
+    with pytest.raises(OSError, match="File exists"):
+        second.save(SNAPSHOT)
+    first.close()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_a_failed_write_leaves_the_old_version(path: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a full disk, at whatever step: the file is the last good one, and the next attempt works."""
+    saved(path)
+    file = StateFile(path)
+    before = file.load()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(OSError, match="No space left"):
+            file.save({**SNAPSHOT, "round": 8})
+    assert os.listdir(os.path.dirname(path)) == ["master.json"]
+    file.close()
+    assert file.load() == before
+    file.save({**SNAPSHOT, "round": 8})
+    file.close()
+
+
+def test_what_a_killed_writer_left_is_cleared_away(path: str) -> None:
+    """Goal: half a new version beside the old one disturbs nobody."""
+    saved(path)
+    Path(f"{path}.new").write_text("half of")
+    file = StateFile(path)
+    file.load()
+
+    file.save(SNAPSHOT)
+
+    assert os.listdir(os.path.dirname(path)) == ["master.json"]
+    file.close()
+
+
+def test_a_link_stays_a_link(path: str, tmp_path: Path) -> None:
+    """Goal: an operator may keep the file elsewhere."""
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    saved(str(link))
+
+    assert link.is_symlink()
+    assert Path(path).is_file()
+
+
+# --- The master with its file -----------------------------------------------
+
+
+class Shell:
+    """A master actor that is fed by hand, and what it logged."""
+
+    def __init__(self, path: str) -> None:
+        self.lines: list[tuple[int, str]] = []
+        listener = bind("127.0.0.1", 0)
+        try:
+            file = open_state_file(path)
+            self.actor = MasterActor(
+                listener, b"", Options(check=True), lambda *line: self.lines.append(line), state_file=file
+            )
+        except BaseException:
+            listener.close()
+            raise
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.actor.loop.after(0, self.actor.stop)
+        self.actor.run()
+
+    def sync(self, revision: int, content: bytes) -> None:
+        """A peer comes, is alone in the run, and synchronises."""
+        feed = self.actor._feed
+        feed(PeerCame(1, m.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
+        feed(PeerSaid(1, m.Wired(self.actor.state.groups[0].epoch)))
+        self.vote(revision, content)
+
+    def vote(self, revision: int, content: bytes) -> None:
+        self.actor._feed(PeerSaid(1, m.VoteSync(1, revision, 0, False, 1, bytes(16), content)))
+
+    def agreed(self) -> tuple[int, bytes]:
+        agreement = self.actor.state.groups[0].agreement
+        return agreement.revision, agreement.content
+
+
+def test_the_file_is_written_before_the_answer_leaves(path: str) -> None:
+    """Goal: whoever hears that it was agreed can rely on a restart to know it."""
+    with Shell(path) as shell:
+        seen = []
+        shell.sync(12, b"z" * 16)
+
+        class Peer(Connection):
+            def __init__(self) -> None:
+                pass  # there is no socket
+
+            def send(self, message: Any) -> None:
+                seen.append((type(message), json.loads(Path(path).read_text())["state"]["groups"]["0"]["revision"]))
+
+            def close(self) -> None:
+                pass
+
+        shell.actor._connections[1] = Peer()
+        shell.vote(13, b"a" * 16)
+
+        assert seen == [(m.SyncDone, 13)]
+
+
+def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
+    """Goal: run and agreement are those of the file, peer ids are new, and only the agreed digest resumes."""
+    with Shell(path) as before:
+        before.sync(13, b"a" * 16)
+        run = before.actor.state.run
+    with Shell(path) as after:
+        assert after.actor.state.run == run
+        assert after.actor.state.next_id == 1025
+        assert (INFO, f"goes on with the run in {path}: agreed revisions by group {{0: 13}}") in after.lines
+        after.sync(0, b"x" * 16)
+        assert after.agreed() == (13, b"a" * 16)
+        after.vote(14, b"b" * 16)
+        assert after.agreed() == (14, b"b" * 16)
+
+
+def test_a_new_run_has_its_name_in_the_file_from_the_start(path: str) -> None:
+    """Goal: a master that is killed before anything was agreed is still the same run."""
+    with Shell(path) as shell:
+        assert json.loads(Path(path).read_text())["state"]["run"] == shell.actor.state.run.hex()
+
+
+@pytest.mark.parametrize("reason", ["nowhere", "a folder", "damaged"])
+def test_a_master_that_cannot_use_its_file_does_not_start(path: str, reason: str) -> None:
+    """Goal: the error names the file; nobody relies on what is not kept."""
+    wrong = f"{path}/no/such/folder" if reason == "nowhere" else path
+    if reason == "a folder":
+        os.mkdir(path)
+    elif reason == "damaged":
+        Path(path).write_text("{")
+
+    with pytest.raises(ValueError, match=f"state file {wrong}"):
+        Shell(wrong)
+
+
+def test_a_full_disk_does_not_end_the_run(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: each change that cannot be kept is an error in the log, the file stays the last good one, peers go on."""
+    with Shell(path) as shell:
+        shell.sync(12, b"z" * 16)
+        whole = Path(path).read_bytes()
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            shell.vote(13, b"a" * 16)
+            shell.vote(14, b"b" * 16)
+        errors = [line for level, line in shell.lines if level == ERROR]
+        assert len(errors) == 2
+        assert f"state file {path} cannot be written" in errors[0]
+        assert "The run goes on" in errors[0]
+        assert shell.agreed() == (14, b"b" * 16)
+        assert Path(path).read_bytes() == whole
+
+        shell.vote(15, b"c" * 16)
+        assert (INFO, f"state file {path} is written again") in shell.lines
+        assert json.loads(Path(path).read_text())["state"]["groups"]["0"]["revision"] == 15
+
+
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the default costs nothing."""
+    monkeypatch.chdir(tmp_path)
+    with Shell("") as shell:
+        shell.sync(13, b"a" * 16)
+        assert isinstance(shell.actor.port, int)
+
+    assert os.listdir(tmp_path) == []

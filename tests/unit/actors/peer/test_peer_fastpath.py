@@ -1,0 +1,121 @@
+"""The short way through a peer actor: what comes by mail, what is done here, and what is left to others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pccl._core.peer.peer_state import PeerState
+from pccl._core.protocol.codec import pack
+from pccl._core.protocol.events import Called, DialMaster
+from pccl._core.protocol.mailbox import CallShare
+from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, join
+from pccl._core.records import replace
+from pccl._core.system.futex import monotonic_ns
+from pccl.actors.peer.peer_fastpath import PERFORMED_HERE, Feeding
+from pccl.memory.completion_slots import SlotTable
+from pccl.options import Options
+from tests.unit._core.peer.peer_harness import SECOND, connect, operation, reduce
+
+
+class Actor(Feeding):
+    """An actor that writes down what is not done on the short way."""
+
+    def __init__(self, mailbox: socket.socket) -> None:
+        super().__init__(mailbox, SlotTable.create(8), None)
+        self.seen: list[Any] = []
+        self.rhythm_ns = SECOND
+        self.slots.beat(monotonic_ns())
+        self.loop.watch(mailbox.fileno(), self)
+
+    def _mail(self, call: Any, descriptor: int) -> None:
+        self.seen.append((call, descriptor))
+        self.loop.stop()
+
+    def _app_gone(self, reason: str) -> None:
+        self.seen.append(reason)
+        self.loop.stop()
+
+    def _perform(self, action: Any) -> None:
+        self.seen.append(action)
+
+    def serve(self) -> list[Any]:
+        """What was seen until something came by mail; a second is a failure."""
+        self.loop.run(lambda: self.slots.last_beat_ns + SECOND, lambda _: pytest.fail("nothing came"))
+        return self.seen
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Actor]]:
+    """The training process's end of the mailbox, and the actor at the other."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.setblocking(False)
+    far.setblocking(False)
+    with near, far:
+        actor = Actor(far)
+        yield near, actor
+        actor.slots.close()
+
+
+Ends = tuple[socket.socket, Actor]
+
+
+def test_a_call_before_there_is_a_machine_is_mail(ends: Ends) -> None:
+    """Goal: also a reduce, because only the first call brings what a machine needs."""
+    mailbox, actor = ends
+    mailbox.send(pack(reduce(operation(3, 7))))
+
+    ((call, descriptor),) = actor.serve()
+    assert call == reduce(operation(3, 7))
+    assert descriptor == -1
+
+
+def test_a_descriptor_comes_with_its_message(ends: Ends) -> None:
+    """Goal: memory is handed over with its number, and no program that is started later inherits it."""
+    mailbox, actor = ends
+    read, write = os.pipe()
+    socket.send_fds(mailbox, [pack(CallShare(5, 4096))], [write])
+    os.close(write)
+
+    ((call, descriptor),) = actor.serve()
+    assert call == CallShare(5, 4096)
+    assert not os.get_inheritable(descriptor)
+    os.write(descriptor, b"same pipe")
+    assert os.read(read, 100) == b"same pipe"
+    os.close(read)
+    os.close(descriptor)
+
+
+def test_the_end_of_the_mailbox_is_the_end_of_the_training_process(ends: Ends) -> None:
+    mailbox, actor = ends
+    mailbox.close()
+
+    assert actor.serve() == ["the training process closed its mailbox"]
+
+
+def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
+    """Goal: nobody is connected, so the machine refuses: an outcome like any other, and nothing of it is mail."""
+    mailbox, actor = ends
+    actor.state = PeerState(Options(), monotonic_ns())
+    slot = actor.slots.acquire()
+    mailbox.send(pack(reduce(replace(operation(slot.index, 7), sequence=slot.sequence))))
+    mailbox.close()
+
+    assert actor.serve() == ["the training process closed its mailbox"]
+    assert slot.done
+    assert slot.result == join(INVALID_USAGE, KIND_PLAIN)
+    assert b"call connect() first" in slot.payload
+
+
+def test_what_is_rare_is_left_to_others(ends: Ends) -> None:
+    """Goal: every action is performed, by whoever it belongs to."""
+    _, actor = ends
+    actor.state = PeerState(Options(), monotonic_ns())
+    actor.feed(Called(connect()))
+
+    assert [type(action) for action in actor.seen] == [DialMaster]
+    assert DialMaster not in PERFORMED_HERE

@@ -1,0 +1,117 @@
+"""How a run looks to an operator, from descriptions that a master could give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pccl.cli.status_view import draw_matrix, draw_ring, duration, rate, render, size, table
+
+from pccl._core.master.status_report import describe
+from pccl._core.protocol import messages as m
+from tests.unit._core.master.master_harness import SECOND, Scene, of
+
+
+def rendered(scene: Scene, **changes: Any) -> list[str]:
+    run = {"version": "1.2", "wire_version": 1, **describe(scene.state, scene.now_ns), **changes}
+    return render(run, "10.0.0.7:48148").splitlines()
+
+
+def test_an_empty_run_says_so() -> None:
+    """Goal: nothing to see is told apart from nothing heard."""
+    lines = rendered(Scene())
+
+    assert lines[0].startswith("run 000102030405 at 10.0.0.7:48148, pccl 1.2 (wire 1), up 0.0 s, round 0, 0 peers in 0")
+    assert "no peers: the run is empty" in lines
+
+
+def test_a_run_at_a_glance() -> None:
+    """Goal: peers in columns, the ring as a line, who waits and for whom in a sentence each."""
+    scene = of(1, 2, 3)
+    scene.come(4)
+    scene.say(1, m.VoteTopology(7, 0))
+    scene.now_ns += 75 * SECOND
+    lines = rendered(scene)
+
+    assert " ".join(lines[2].split()) == "peer group address lanes state since call for heard tx rx"
+    assert " ".join(lines[3].split()) == "1 0 host1:1001 1 voting 1 m 15 s update_topology 1 m 15 s 1 m 15 s ago - -"
+    assert "group 0, epoch 2: 1 -> 2 -> 3 -> 1" in lines
+    assert (
+        "1 newcomer waiting (peer 4): they are admitted when all members call update_topology; "
+        "missing: peers 2, 3 (in no call)"
+    ) in lines
+    assert "update_topology: 1 of 3 for 1 m 15 s, waits for peers 2, 3 (in no call)" in lines
+    assert lines[-1] == "counters: admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, optimized 0"
+
+
+def test_what_a_group_has_beside_its_ring() -> None:
+    """Goal: shared state, pairs that cannot connect, bandwidths: shown when there are some."""
+    scene = of(1, 2, 3)
+    group = scene.state.groups[0]
+    group.agreement.revision, group.agreement.content = 7, b"\xab\xcd"
+    group.mark(1, 3, "no route to host", 60 * SECOND)
+    group.bandwidths.put(1, 2, 5e6, 0)
+    group.bandwidths.put(2, 1, 125e6, 0)
+    (described,) = describe(scene.state, 0)["groups"]
+    text = "\n".join(rendered(scene, groups=[described]))
+
+    assert "1 -> 2 -> 3 -> 1, shared state at revision 7 (abcd)" in text
+    assert "  peer 1 cannot reach peer 3: no route to host (avoided for 1 m 0 s)" in text
+    assert "  MB/s    1  2  3\n  1 ->    .  5  .\n  2 ->  125  .  .\n  3 ->    .  .  ." in text
+
+
+def test_what_was_cut_is_counted() -> None:
+    """Goal: a list that is not complete says so."""
+    scene = of(1, 2)
+
+    assert "... and 7 more peers" in rendered(scene, peers_count=9)
+
+
+@pytest.mark.parametrize(
+    ("ring", "line"),
+    [([], "nobody"), ([3], "3 (alone)"), ([1, 4, 2], "1 -> 4 -> 2 -> 1")],
+)
+def test_rings(ring: list[int], line: str) -> None:
+    """Goal: a ring comes back to where it began."""
+    assert draw_ring(ring) == line
+
+
+def test_a_long_ring_is_shortened() -> None:
+    """Goal: a hundred members fit a line."""
+    line = draw_ring(list(range(1, 101)))
+
+    assert line.startswith("1 -> 2 -> ")
+    assert "... 84 more ..." in line
+    assert line.endswith("100 -> 1")
+
+
+def test_a_large_matrix_is_its_slowest_edge() -> None:
+    """Goal: what matters of a matrix that fits no screen."""
+    ring = list(range(1, 21))
+    line = draw_matrix(ring, [(1, 2, 5e6), (2, 3, 1e6)])
+
+    assert line == "  2 bandwidths measured; the slowest is 2 -> 3 with 1.0 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (42.7, "42 s"), (310, "5 m 10 s"), (12000, "3 h 20 m"), (187200, "2 d 4 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """Goal: two units at most."""
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.9, "1.0 kB"), (1500, "1.5 kB"), (99.6e6, "100 MB"), (999.9e6, "1.0 GB")],
+)
+def test_sizes(nbytes: float, text: str) -> None:
+    """Goal: two or three digits, also where one unit becomes the next."""
+    assert size(nbytes) == text
+
+
+def test_rates_and_tables() -> None:
+    """Goal: nothing is a dash, numbers stand on the right."""
+    assert rate(0) == "-"
+    assert table(["a", "bc"], [["x", "1"], ["yy", "20"]]).splitlines() == ["a   bc", "x    1", "yy  20"]

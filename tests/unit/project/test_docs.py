@@ -1,0 +1,46 @@
+"""Pages that are printed from the code say what the code says, and links between pages lead somewhere."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+DOCS = ROOT / "docs"
+
+PRINTED = {
+    "protocol.md": "make_protocol.py",
+    "reference.md": "make_reference.py",
+    "architecture.md": "make_architecture.py",
+    "ring.svg": "make_picture.py",
+}
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PRINTED)
+def test_a_printed_page_is_what_its_script_prints(page: str) -> None:
+    """Goal: a new message, signature or docstring is in its page, or this names the command that mends it."""
+    script = PRINTED[page]
+    printed = runpy.run_path(str(DOCS / script))["render"]()
+
+    assert (DOCS / page).read_text() == printed, f"run: python docs/{script} > docs/{page}"
+
+
+def headings(page: Path) -> set[str]:
+    """What may stand behind a # in a link to this page, made as GitHub makes it."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Goal: every link to a file of ours names a file, and a heading in it if it names one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not heading or heading in headings(file), f"{page.name} links to {target}, which has no such heading"

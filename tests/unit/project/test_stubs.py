@@ -1,0 +1,67 @@
+"""Stubs against what they describe: no public name too many, none too few.
+
+Types are mypy's business, and `mypy.stubtest` compares signatures when somebody asks it to; that takes half a minute.
+Names take a millisecond, and a name that is missing is what goes wrong when a machine changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+STUBS = sorted(ROOT.glob("pccl/**/*.pyi"))
+
+
+def public(names: Any) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def described(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Name to the statement that declares it."""
+    found: dict[str, ast.stmt] = {}
+    for statement in body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            found[statement.target.id] = statement
+    return found
+
+
+def described_by(path: Path) -> Any:
+    """The module that a stub stands beside."""
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_names_what_is_there(path: Path) -> None:
+    """Goal: what editors and mypy believe of a compiled module is what Python finds in it."""
+    module = described_by(path)
+    stub = described(ast.parse(path.read_text()).body)
+
+    assert public(stub) <= public(dir(module))
+    for name, statement in stub.items():
+        if isinstance(statement, ast.ClassDef):
+            actual = getattr(module, name)
+            inherited = {attribute for base in actual.__mro__[1:] for attribute in dir(base)}
+            claimed, found = public(described(statement.body)) - inherited, public(dir(actual)) - inherited
+            assert found <= claimed, name
+            # Attributes that instances carry in a dictionary cannot be seen on their class.
+            assert actual.__dictoffset__ or claimed <= found, name
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_leaves_no_class_out(path: Path) -> None:
+    """Goal: every class that a compiled module defines itself is described."""
+    module = described_by(path)
+    stub = described(ast.parse(path.read_text()).body)
+    own = {
+        name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__
+    }
+
+    assert public(own) <= set(stub)
