@@ -44,3 +44,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), f"{page.name} links to {target}"
         assert not heading or heading in headings(file), f"{page.name} links to {target}, which has no such heading"
+
+
+def test_the_glossary_has_every_noun_once_and_sorted() -> None:
+    """Goal: a noun has one row, so it can have one meaning, and it is found by the alphabet."""
+    table = (DOCS / "glossary.md").read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", table, re.MULTILINE)[1:]
+    nouns = [noun.lower() for noun, _ in rows]
+
+    assert len(nouns) > 100
+    assert nouns == sorted(set(nouns))
+    assert [noun for noun, meaning in rows if not meaning.endswith((".", ")"))] == []
