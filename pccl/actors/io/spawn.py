@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The package's own folder goes first on the path; then the module's main gets the arguments.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
 
-_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # where the package lies
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # where the package lies
 
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main lets them through
 
