@@ -55,3 +55,12 @@ def test_the_glossary_has_every_noun_once_and_sorted() -> None:
     assert len(nouns) > 100
     assert nouns == sorted(set(nouns))
     assert [noun for noun, meaning in rows if not meaning.endswith((".", ")"))] == []
+
+
+def test_the_readme_quotes_what_was_measured() -> None:
+    """Goal: when the benchmark is run again, the figure on the first screen changes with the table it comes from."""
+    section = (DOCS / "benchmarks.md").read_text().partition("## Over a wide-area link, next to Gloo")[2]
+    measured = dict(re.findall(r"^\| 100 ms, ([^|]+) \| ([^|]+) \|", section, re.MULTILINE))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    assert f"takes {measured['pool of 8']} with 8 connections; Gloo takes {measured['gloo']} (" in readme
