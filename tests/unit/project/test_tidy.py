@@ -148,6 +148,7 @@ def expect_none(found: Iterable[str]) -> None:
     assert not lines, "\n" + "\n".join(lines)
 
 
+@cache
 def modules() -> set[str]:
     """Every importable module of ours."""
     return {s.module for s in installed(".py", ".pyx", ".pxd") if s.module is not None}
@@ -162,10 +163,13 @@ CYTHON_IMPORT = re.compile(
 )
 
 
+parsed = cache(ast.parse)  # several rules look at the tree of the same file
+
+
 def raw_imports(text: str, suffix: str) -> Iterator[tuple[str, list[str]]]:
     """Pairs of (base as written, with leading dots; names taken from it)."""
     if suffix in {".py", ".pyi"}:
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.Import):
                 yield from ((alias.name, []) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -188,6 +192,7 @@ def resolve(base: str, module: str, *, is_package: bool) -> str:
     return ".".join([*anchor, *filter(None, [base.lstrip(".")])])
 
 
+@cache
 def imports(source: Source) -> set[str]:
     """What a file imports; names that are modules of ours count as those modules."""
     found = set()
@@ -291,7 +296,7 @@ CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async )?(?:def|cdef(?! class)|cpdef)\b[^
 def functions(text: str, suffix: str) -> Iterator[tuple[str, int]]:
     """Pairs of (function, its number of lines)."""
     if suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
         return
@@ -334,7 +339,7 @@ def opens_with_law(text: str, suffix: str) -> bool:
     if suffix in {".h", ".cu"}:
         return text.lstrip().startswith(("/*", "//"))
     if suffix == ".py":
-        return ast.get_docstring(ast.parse(text)) is not None
+        return ast.get_docstring(parsed(text)) is not None
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("# cython:")), "")
     return first.startswith(('"""', "#"))
 
@@ -346,40 +351,35 @@ def test_files_open_with_their_law() -> None:
     expect_none(s.name for s in lawful if not opens_with_law(s.text, s.path.suffix))
 
 
-def written() -> Iterator[tuple[Source, int, str]]:
-    """Every line of ours, except of this file, which must name what it bans."""
+def written(pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    """Every line of ours with this in it, by its place; except of this file, which must name what it bans."""
     for source in sources():
-        if source.path != Path(__file__):
-            for number, line in enumerate(source.text.splitlines(), 1):
-                yield source, number, line
+        if source.path == Path(__file__) or pattern.search(source.text) is None:
+            continue
+        for number, line in enumerate(source.text.splitlines(), 1):
+            if match := pattern.search(line):
+                yield f"{source.name}:{number}", match
 
 
 def test_nothing_is_left_over() -> None:
     """Goal: no reminder, no debugger, no number of a tracker that readers cannot see."""
-    expect_none(f"{s.name}:{n}: {line.strip()}" for s, n, line in written() if LEFTOVERS.search(line))
+    expect_none(f"{place}: {match.string.strip()}" for place, match in written(LEFTOVERS))
 
 
 def test_banned_words_are_replaced() -> None:
     """Goal: one glossary; the message names the word to use. What torch calls its own is not ours to choose."""
     pattern = re.compile(rf"(?<!torch\.)(?<!torch\.nn\.)\b({'|'.join(BANNED_WORDS)})\b", re.IGNORECASE)
-    found = [
-        f"{source.name}:{number}: {match[0]} is banned, use {BANNED_WORDS[match[0].lower()]}"
-        for source, number, line in written()
-        if (match := pattern.search(line))
-    ]
 
-    expect_none(found)
+    expect_none(
+        f"{place}: {match[0]} is banned, use {BANNED_WORDS[match[0].lower()]}" for place, match in written(pattern)
+    )
 
 
 def test_the_library_does_not_print() -> None:
     """Goal: standard output belongs to the application; we log, and only cli and stress speak."""
-    found = [
-        f"{source.name}:{number}: {line.strip()}"
-        for source, number, line in written()
-        if source.path.is_relative_to(ROOT / "pccl") and re.search(r"(?<![\w.])print\(", line)
-    ]
+    printing = re.compile(r"(?<![\w.])print\(")
 
-    expect_none(found)
+    expect_none(f"{place}: {match.string.strip()}" for place, match in written(printing) if place.startswith("pccl/"))
 
 
 # --- The rules themselves ---------------------------------------------------
