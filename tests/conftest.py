@@ -5,6 +5,7 @@ No fixture here starts anything; what a tier needs lives in that tier's folder.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 TIERS = ("unit", "sim", "process")
+
+# What a shell ignores for a job in the background, and what nohup ignores.
+INHERITED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+def pytest_configure() -> None:
+    """Start every process of a test with default signals, whoever started the tests.
+
+    A process that is executed inherits what is ignored, but not what is handled. So a handler that does nothing leaves
+    this process as deaf as it was, and lets its children hear.
+    """
+    for number in INHERITED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit status of every child
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

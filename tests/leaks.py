@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import re
+import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MARK = "PCCL_TEST_MARK"
 # How long a process may take to end after the test; killed actors need
 # milliseconds, so this is patience with a loaded machine.
 WAIT_SECONDS_MAX = 5.0
+
+POLL_SECONDS = 0.01
 
 NAME_PREFIX = "pccl-"
 SEGMENT = re.compile(r"/memfd:pccl\S*")
@@ -78,14 +81,14 @@ class Footprint:
         left = descendants | (_marked(self.mark) - self.processes)
         # A zombie of ours has ended but was never waited for, which in a long
         # training run fills the process table.  Waiting below would hide it.
-        # Orphans of a killed peer are no descendants: init waits for them.
+        # Orphans of a killed peer are no descendants: init waits for them, now, later or never.
         zombies = {process for process in descendants if _is_zombie(process)}
         names = {process: _describe(process) for process in left}
-        _, alive = psutil.wait_procs(list(left), timeout=wait_seconds)
+        alive = _wait_for_end(left, wait_seconds)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(alive, timeout=wait_seconds)
+        _wait_for_end(alive, wait_seconds)
         found = [f"process {names[process]}, ended but not waited for" for process in zombies]
         found += [f"process {names[process]}, still running" for process in alive]
         return sorted(found)
@@ -112,6 +115,23 @@ def _marked(mark: str) -> set[psutil.Process]:
             if process.environ().get(MARK) == mark:
                 found.add(process)
     return found
+
+
+def _wait_for_end(processes: set[psutil.Process], wait_seconds: float) -> set[psutil.Process]:
+    """Those of the processes that still run after this time. A zombie has ended, whether or not init comes for it."""
+    deadline = time.monotonic() + wait_seconds
+    running = {process for process in processes if _is_running(process)}
+    while running and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        running = {process for process in running if _is_running(process)}
+    for process in processes - running:
+        with contextlib.suppress(psutil.Error):  # gone, or no child of ours
+            process.wait(timeout=0)
+    return running
+
+
+def _is_running(process: psutil.Process) -> bool:
+    return process.is_running() and not _is_zombie(process)
 
 
 def _is_zombie(process: psutil.Process) -> bool:
