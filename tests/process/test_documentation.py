@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import stat
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,6 +32,11 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 def blocks(page: Path) -> list[str]:
     """The Python in a page; blocks of other languages are between other fences."""
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def shell_blocks(page: Path) -> list[str]:
+    """The shell commands in a page."""
+    return re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def runnable(page: Path) -> list[str]:
@@ -99,3 +106,27 @@ def test_the_loop_in_the_readme_survives_a_killed_peer() -> None:
         for peer in peers[:-1]:
             if newest not in peer.lines:
                 assert f"step {peer.expect(newest.split(':')[0])}".split(": ")[1] == newest.split(": ")[1]
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "was readable by all"])
+def test_documented_commands_make_a_secret_that_only_its_owner_reads(tmp_path: Path, exists: bool) -> None:
+    """Goal: whoever copies the commands that write a token has a file of mode 600, also over an older, open file."""
+    written = [
+        (block, name)
+        for page in (README, *PAGES)
+        for block in shell_blocks(page)
+        for name in re.findall(r"/dev/urandom.*> *(\S+)", block)
+    ]
+    assert written, "no page says how to make a token any more"
+    for number, (block, name) in enumerate(written):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if exists:
+            (folder / name).write_text("old")
+            (folder / name).chmod(0o644)
+        commands = [line for line in block.splitlines() if not line.startswith("pccl ")]
+        script = "\n".join(["set -eu", "umask 022", *commands])
+        subprocess.run(["bash", "-c", script], cwd=folder, check=True, timeout=PATIENCE)
+
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+        assert len((folder / name).read_text().strip()) >= 40
