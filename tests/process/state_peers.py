@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from pccl._core.kernels.digest import block_digests, digest_of_blocks
-from pccl._core.protocol.events import EndTransfer, FetchState, ServeState, TransferEnded
+from pccl._core.peer.events import EndTransfer, FetchState, ServeState, TransferEnded
 from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from pccl import Communicator, MasterNode, ReduceOp, SharedState, TensorInfo
+from pccl._core.master.events import PeerSaid, PeerWent
 from pccl._core.protocol.codec import WIRE_VERSION
-from pccl._core.protocol.events import PeerSaid, PeerWent
 from pccl._core.protocol.messages import ClientHello, EdgeLost, ReduceFailed
 from pccl._core.protocol.outcomes import KIND_PLAIN
 from pccl.actors.io.addresses import parse_address

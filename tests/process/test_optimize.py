@@ -17,7 +17,7 @@ import pytest
 from benchmarks import networks
 from pccl import Attribute, Communicator, ReduceOp, Result
 from pccl._core.master import optimizer
-from pccl._core.protocol.events import BeginMoonshot, MoonshotFound
+from pccl._core.master.events import BeginMoonshot, MoonshotFound
 from pccl._core.protocol.messages import JoinProbe, Registered
 from pccl.actors.io.listener import bind
 from pccl.actors.master.master_actor import MasterActor

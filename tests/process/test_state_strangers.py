@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
+from pccl._core.peer.events import StateFetched, StateUnfetched
 from pccl._core.protocol.codec import WIRE_VERSION, decode
-from pccl._core.protocol.events import StateFetched, StateUnfetched
 from pccl._core.protocol.handshake import Admit, Caller, Door, Say
 from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
 from pccl._core.protocol.sources import Source

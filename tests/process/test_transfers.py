@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
-from pccl._core.protocol.events import (
+from pccl._core.peer.events import (
     AddSources,
     DropSource,
     EndTransfer,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.protocol.events import ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
+from pccl._core.peer.events import ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
 from pccl._core.protocol.outcomes import KIND_REDUCE, SUCCESS
 
 from .clock import MILLISECOND

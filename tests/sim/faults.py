@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pccl._core.protocol.events import AppGone, WorkerDied
+from pccl._core.peer.events import AppGone, WorkerDied
 from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pccl._core.master import events as master_events
+from pccl._core.master.events import PeerSaid, SendTo
+from pccl._core.peer import events as peer_events
+from pccl._core.peer.events import MasterSaid
 from pccl._core.protocol import events
-from pccl._core.protocol.events import MasterSaid, PeerSaid, SendTo
 from pccl._core.protocol.messages import (
     Accepted,
     Commence,
@@ -71,7 +74,7 @@ def _check_consensus(world: World, actions: list[Any]) -> None:
             continue
         assert revision not in agreed, f"group {number} agreed twice on revision {revision}"
         assert not agreed or revision == max(agreed) + 1, f"group {number}: {revision} after {max(agreed)}"
-        told = [type(action) is events.Save or type(getattr(action, "message", None)) for action in actions]
+        told = [type(action) is master_events.Save or type(getattr(action, "message", None)) for action in actions]
         assert True in told, "an agreement was not kept"
         assert told.index(True) < told.index(SyncDone), "an agreement was told before it was kept"
         agreed[revision] = content
@@ -156,7 +159,7 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
     _check_order(actions)
     # The end itself, not a call long after it that hears of it.
-    if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and events.HangUp() in actions:
+    if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and peer_events.HangUp() in actions:
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and state.id in world.master.state.peers:
         assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
@@ -180,7 +183,13 @@ def check_optimal(world: World) -> None:
             assert best.bottleneck < 1.05 * present[0], f"ring {group.ring}: {present[0]}, best {best.bottleneck}"
 
 
-LANE_ACTIONS = (events.Dial, events.DropLink, events.AttachLink, events.SpawnLanes, events.KillLanes)
+LANE_ACTIONS = (
+    peer_events.Dial,
+    peer_events.DropLink,
+    peer_events.AttachLink,
+    peer_events.SpawnLanes,
+    peer_events.KillLanes,
+)
 
 
 def _check_order(actions: list[Any]) -> None:
@@ -188,7 +197,7 @@ def _check_order(actions: list[Any]) -> None:
     touched = False
     for action in actions:
         touched |= type(action) in LANE_ACTIONS
-        assert not (touched and type(action) is events.AbortOperation), "an abort after its lanes were touched"
+        assert not (touched and type(action) is peer_events.AbortOperation), "an abort after its lanes were touched"
 
 
 def _is_master_troubled(world: World, shell: PeerShell) -> bool:

@@ -12,18 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pccl._core.master.events import PeerCame, PeerSaid, PeerWent
+from pccl._core.peer.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp
 from pccl._core.protocol.codec import decode, encode
-from pccl._core.protocol.events import (
-    LinkCame,
-    LinkDown,
-    LinkUp,
-    MasterDown,
-    MasterSaid,
-    MasterUp,
-    PeerCame,
-    PeerSaid,
-    PeerWent,
-)
 from pccl._core.protocol.handshake import Admit, Caller, Door, Say
 from pccl._core.protocol.messages import JoinLane, Register
 from pccl._core.records import record, replace

@@ -11,10 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pccl._core.master import events as master_events
 from pccl._core.master.master_state import MasterState
+from pccl._core.peer import events as peer_events
+from pccl._core.peer.events import MasterDown
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol import events
-from pccl._core.protocol.events import MasterDown, Tick
+from pccl._core.protocol.events import Tick
 from pccl._core.protocol.handshake import Door
 from pccl._core.protocol.messages import JoinLane, Register
 from pccl.options import STRANGERS_MAX, nanoseconds
@@ -123,11 +126,11 @@ class MasterShell(Node):
     def perform(self, action: Any) -> None:
         """Do what the machine asks."""
         kind = type(action)
-        if kind is events.SendTo:
+        if kind is master_events.SendTo:
             self.links[action.conn].say_to_peer(action.message)
-        elif kind is events.Dismiss:
+        elif kind is master_events.Dismiss:
             self.links.pop(action.conn).say_to_peer(Fin("closed by the master"))
-        elif kind is not events.Log and kind is not events.Save:
+        elif kind is not events.Log and kind is not master_events.Save:
             raise AssertionError(f"the master's machine asks for {action!r}")
 
 
@@ -156,30 +159,30 @@ class PeerShell(Node):
         self.states = StatePlane(self)
         self.program: Program
         self._doing: dict[type[Any], Callable[[Any], None]] = {
-            events.DialMaster: self._dial_master,
-            events.HangUp: self._hang_up,
-            events.SendMaster: self._send_master,
-            events.SpawnLanes: self._spawn_lanes,
-            events.KillLanes: self._kill_lanes,
-            events.Dial: self._dial,
-            events.AnswerLink: self._answer_link,
-            events.AttachLink: self._attach_link,
-            events.DropLink: self._drop_link,
-            events.BeginOperation: self.plane.begin,
-            events.AbortOperation: self.plane.abort,
-            events.EndOperation: self.plane.end,
-            events.BeginProbe: self.probes.begin,
-            events.EndProbe: self.probes.end,
-            events.ServeState: self.states.serve,
-            events.FetchState: self.states.fetch,
-            events.ServeFetched: self.states.serve_fetched,
-            events.AddSources: self.states.add_sources,
-            events.DropSource: self.states.drop_source,
-            events.EndTransfer: self.states.end_transfer,
-            events.SendSchema: self.states.send_schema,
-            events.Complete: self._complete,
-            events.Stop: lambda _: self.end("exited"),
-            events.Tell: lambda _: None,
+            peer_events.DialMaster: self._dial_master,
+            peer_events.HangUp: self._hang_up,
+            peer_events.SendMaster: self._send_master,
+            peer_events.SpawnLanes: self._spawn_lanes,
+            peer_events.KillLanes: self._kill_lanes,
+            peer_events.Dial: self._dial,
+            peer_events.AnswerLink: self._answer_link,
+            peer_events.AttachLink: self._attach_link,
+            peer_events.DropLink: self._drop_link,
+            peer_events.BeginOperation: self.plane.begin,
+            peer_events.AbortOperation: self.plane.abort,
+            peer_events.EndOperation: self.plane.end,
+            peer_events.BeginProbe: self.probes.begin,
+            peer_events.EndProbe: self.probes.end,
+            peer_events.ServeState: self.states.serve,
+            peer_events.FetchState: self.states.fetch,
+            peer_events.ServeFetched: self.states.serve_fetched,
+            peer_events.AddSources: self.states.add_sources,
+            peer_events.DropSource: self.states.drop_source,
+            peer_events.EndTransfer: self.states.end_transfer,
+            peer_events.SendSchema: self.states.send_schema,
+            peer_events.Complete: self._complete,
+            peer_events.Stop: lambda _: self.end("exited"),
+            peer_events.Tell: lambda _: None,
             events.Log: lambda _: None,
         }
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from pccl._core.master import events as master_events
 from pccl._core.master.master_state import PENDING, TOPOLOGY
+from pccl._core.peer import events as peer_events
 from pccl._core.protocol import events, mailbox, messages
 from pccl._core.protocol.operations import unpack_pairs
 from pccl._core.protocol.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
@@ -161,15 +163,15 @@ class Paths:
             self._mark("an empty run takes those who wait")
         if late:
             self._mark("a sweep after the master's own pause judges nobody")
-        if type(event) is events.PeerCame and held and state.admission:
+        if type(event) is master_events.PeerCame and held and state.admission:
             self._mark("a held vote is released by a newcomer")
-        if type(event) is events.PeerSaid:
+        if type(event) is master_events.PeerSaid:
             self._at_message(state, event.message, actions, admission, vote)
             if event.conn in state.conns:
                 self._at_collective(state, state.conns[event.conn].group, event.message, actions)
         self._at_optimization(state, optimization, accepted - state.accepted, actions)
         for action in actions:
-            if type(action) is events.SendTo:
+            if type(action) is master_events.SendTo:
                 self._at_send(action.message, admitting)
 
     def _at_optimization(self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any]) -> None:
@@ -286,7 +288,7 @@ class Paths:
         """What has to be remembered of a peer before it handles an event."""
         state = shell.state
         late_ns = now_ns - state.next_deadline_ns if type(event) is events.Tick else 0
-        early = type(event) is events.LinkDown and event.link in state.wiring.early
+        early = type(event) is peer_events.LinkDown and event.link in state.wiring.early
         return state.phase, early, late_ns > nanoseconds(state.options.heartbeat_timeout), state.wiring.previous_edge
 
     def at_peer(self, shell: PeerShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
@@ -296,38 +298,38 @@ class Paths:
         kind = type(event)
         if self._syncs:
             mark_peer(phase, event, actions, self._mark)
-        if kind is events.LinkCame:
+        if kind is peer_events.LinkCame:
             self._at_lane(state, phase, event.hello, actions, previous_edge)
-        elif kind is events.LinkDown:
+        elif kind is peer_events.LinkDown:
             if early:
                 self._mark("an early lane goes away")
             elif _tells(actions, messages.WireFailed):
                 self._mark("a dial is refused for good")
         elif kind is events.Tick:
             self._at_tick(state, phase, late, actions)
-        elif kind is events.MasterSaid:
+        elif kind is peer_events.MasterSaid:
             self._at_master_word(event.message, actions)
-        elif kind is events.Called:
+        elif kind is peer_events.Called:
             self._at_call(phase, event.call, actions)
-        elif kind is events.WorkerDied and actions:
+        elif kind is peer_events.WorkerDied and actions:
             self._mark("a dead worker costs all lanes")
-        elif kind is events.MasterDown and event.final:
+        elif kind is peer_events.MasterDown and event.final:
             self._mark("the wrong secret is refused")
-        elif kind in (events.ReduceQuiet, events.ReduceEnded):
+        elif kind in (peer_events.ReduceQuiet, peer_events.ReduceEnded):
             self._at_operation(phase, kind, actions)
         self._at_probe(state, actions)
 
     def _at_probe(self, state: Any, actions: list[Any]) -> None:
-        if _has(actions, events.EndProbe):
+        if _has(actions, peer_events.EndProbe):
             over = state.phase == "gone"
             self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
-        if kind is events.ReduceQuiet and phase == "gone":
+        if kind is peer_events.ReduceQuiet and phase == "gone":
             self._mark("a reduce ends with the membership, once it is quiet")
-            if _has(actions, events.Stop):
+            if _has(actions, peer_events.Stop):
                 self._mark("close waits for quiet")
-        elif kind is events.ReduceEnded and not actions:
+        elif kind is peer_events.ReduceEnded and not actions:
             self._mark("the end of the local part crosses an abort")
 
     def _at_lane(self, state: Any, phase: str, hello: Any, actions: list[Any], previous_edge: Any) -> None:
@@ -359,13 +361,13 @@ class Paths:
             self._mark("a peer forgives the master what it could not hear itself")
         for action in actions:
             kind = type(action)
-            if kind is events.Dial:
+            if kind is peer_events.Dial:
                 self._mark("a lane is dialled again")
-            elif kind is events.DialMaster:
+            elif kind is peer_events.DialMaster:
                 self._mark("the master is dialled again")
-            elif kind is events.AbortOperation and state.phase == "member":
+            elif kind is peer_events.AbortOperation and state.phase == "member":
                 self._mark("a stall costs all lanes")
-            elif kind is events.SendMaster and type(action.message) is messages.WireFailed:
+            elif kind is peer_events.SendMaster and type(action.message) is messages.WireFailed:
                 self._mark("a dial fails for good without an answer")
 
     def _at_master_word(self, message: Any, actions: list[Any]) -> None:
@@ -377,10 +379,10 @@ class Paths:
         elif kind is messages.ReduceFailed and message.sequence:
             self._mark("quiet comes before the verdict" if actions else "a verdict comes before quiet")
         if kind is messages.RingOrder:
-            if _has(actions, events.AbortOperation):
+            if _has(actions, peer_events.AbortOperation):
                 self._mark("an order aborts what runs")
             for action in actions:
-                if type(action) is events.AnswerLink:
+                if type(action) is peer_events.AnswerLink:
                     explained = "an early lane is explained by its order"
                     self._mark("an early lane is refused by an order" if action.reason else explained)
         elif kind in (messages.TopologyDone, messages.PendingAnswer) and not actions:
@@ -394,13 +396,13 @@ class Paths:
             self._mark("connect is given up")
         elif kind is mailbox.CallTopology and phase == "gone":
             self._mark("a call comes after the end")
-        elif kind is mailbox.CallTopology and _has(actions, events.Complete):
+        elif kind is mailbox.CallTopology and _has(actions, peer_events.Complete):
             busy = actions[0].result == PENDING_ASYNC_OPS
             self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
-        elif kind is mailbox.CallOptimize and _has(actions, events.Complete) and phase == "member":
+        elif kind is mailbox.CallOptimize and _has(actions, peer_events.Complete) and phase == "member":
             if actions[0].result == PENDING_ASYNC_OPS:
                 self._mark("no optimisation with reduces under way")
-        elif kind is mailbox.CallReduce and phase == "member" and _has(actions, events.Complete):
+        elif kind is mailbox.CallReduce and phase == "member" and _has(actions, peer_events.Complete):
             used = actions[0].result == INVALID_ARGUMENT
             self._mark("a tag is in use" if used else "no reduce during a topology vote")
 
@@ -413,7 +415,7 @@ def _is_held(state: Any) -> bool:
 def _vote_of(state: Any, event: Any) -> Any:
     """The vote that a withdrawal may take back."""
     if (
-        type(event) is not events.PeerSaid
+        type(event) is not master_events.PeerSaid
         or type(event.message) is not messages.Withdraw
         or event.conn not in state.conns
     ):
@@ -428,8 +430,8 @@ def _has(actions: list[Any], kind: type[Any]) -> bool:
 
 
 def _sends(actions: list[Any], kind: type[Any]) -> bool:
-    return any(type(action) is events.SendTo and type(action.message) is kind for action in actions)
+    return any(type(action) is master_events.SendTo and type(action.message) is kind for action in actions)
 
 
 def _tells(actions: list[Any], kind: type[Any]) -> bool:
-    return any(type(action) is events.SendMaster and type(action.message) is kind for action in actions)
+    return any(type(action) is peer_events.SendMaster and type(action.message) is kind for action in actions)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from pccl._core.protocol.events import ProbeDone
+from pccl._core.peer.events import ProbeDone
 from pccl.options import nanoseconds
 
 from .clock import MILLISECOND
 
 if TYPE_CHECKING:
-    from pccl._core.protocol.events import BeginProbe, EndProbe
+    from pccl._core.peer.events import BeginProbe, EndProbe
 
     from .nodes import PeerShell
 

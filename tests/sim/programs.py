@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.protocol.events import NUMBERS, Called, Complete
+from pccl._core.peer.events import Called, Complete
+from pccl._core.protocol.events import NUMBERS
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
 from pccl._core.protocol.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 

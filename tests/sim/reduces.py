@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pccl._core.protocol.events import NUMBERS, REDUCED, Complete
+from pccl._core.peer.events import Complete
+from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallAwait, CallCancel, CallReduce
 from pccl._core.protocol.operations import Operation, pack_operations
 from pccl._core.protocol.outcomes import (

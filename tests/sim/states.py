@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.protocol.events import SendMaster, StateFetched, StateUnfetched, TransferEnded
+from pccl._core.peer.events import SendMaster, StateFetched, StateUnfetched, TransferEnded
 from pccl._core.protocol.messages import Schema
 from pccl._core.protocol.state_schema import SchemaRow, pack_schema
 

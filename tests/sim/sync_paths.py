@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.protocol import events, mailbox, messages
+from pccl._core.master import events as master_events
+from pccl._core.peer import events as peer_events
+from pccl._core.protocol import mailbox, messages
 from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
 
 if TYPE_CHECKING:
@@ -54,12 +56,12 @@ def mark_master(
     state: Any, before: tuple[Any, ...], event: Any, actions: list[Any], mark: Callable[[str], None]
 ) -> None:
     """The master handled an event; `before` is what `remember` gave."""
-    sent = [action.message for action in actions if type(action) is events.SendTo]
-    message = event.message if type(event) is events.PeerSaid else None
+    sent = [action.message for action in actions if type(action) is master_events.SendTo]
+    message = event.message if type(event) is master_events.PeerSaid else None
     kinds = {type(one) for one in sent}
     if messages.SyncDone in kinds:
         if type(message) is messages.VoteSync:
-            mark("equal states are agreed at once" if events.Save() in actions else "a revision is repeated")
+            mark("equal states are agreed at once" if master_events.Save() in actions else "a revision is repeated")
         elif type(message) is messages.Fetched:
             mark("a state is fetched and agreed")
     if messages.RingOrder in kinds and any(group.agreement.transfer for group in state.groups.values()):
@@ -118,27 +120,27 @@ _REASONS = {
 def mark_peer(phase: str, event: Any, actions: list[Any], mark: Callable[[str], None]) -> None:
     """A peer in that phase handled an event."""
     kinds = {type(action) for action in actions}
-    if type(event) is events.MasterSaid:
+    if type(event) is peer_events.MasterSaid:
         _mark_order(type(event.message), kinds, mark)
-    elif type(event) is events.TransferEnded and phase == "gone":
+    elif type(event) is peer_events.TransferEnded and phase == "gone":
         mark("a transfer ends with the membership")
-        if events.Stop in kinds:
+        if peer_events.Stop in kinds:
             mark("close waits for a transfer")
-    elif type(event) is events.Called:
+    elif type(event) is peer_events.Called:
         _mark_call(phase, type(event.call), actions, kinds, mark)
 
 
 def _mark_order(word: type[Any], kinds: set[type[Any]], mark: Callable[[str], None]) -> None:
-    if word in (messages.Serve, messages.Fetch) and events.Complete in kinds:
+    if word in (messages.Serve, messages.Fetch) and peer_events.Complete in kinds:
         mark("a state is described")
     elif word in (messages.Serve, messages.Fetch) and not kinds:
         mark("an order comes after its sync was given up")
     elif word is messages.SyncDone and not kinds:
         mark("an answer waits for the description")
     elif word is messages.MoreSources:
-        mark("a stranded peer is given sources" if events.AddSources in kinds else "sources come after the end")
+        mark("a stranded peer is given sources" if peer_events.AddSources in kinds else "sources come after the end")
     elif word is messages.SourceGone:
-        mark("a source is dropped" if events.DropSource in kinds else "a source is lost before the description")
+        mark("a source is dropped" if peer_events.DropSource in kinds else "a source is lost before the description")
 
 
 def _mark_call(
@@ -150,8 +152,8 @@ def _mark_call(
         messages.Withdraw
     ]:
         mark("a description is given up")
-    elif call is mailbox.CallSync and events.Complete in kinds and phase == "member":
+    elif call is mailbox.CallSync and peer_events.Complete in kinds and phase == "member":
         busy = actions[0].result == PENDING_ASYNC_OPS
         mark("no sync with reduces under way" if busy else "no sync beside another call")
-    elif call is mailbox.CallTopology and events.Complete in kinds and b"is in sync_shared" in actions[0].payload:
+    elif call is mailbox.CallTopology and peer_events.Complete in kinds and b"is in sync_shared" in actions[0].payload:
         mark("no topology vote beside a sync")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pccl._core.master.election import NEVER
-from pccl._core.protocol.events import SYNCED, Complete
+from pccl._core.peer.events import Complete
+from pccl._core.protocol.events import SYNCED
 from pccl._core.protocol.mailbox import CallCancel, CallManifest, CallSync
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE,

@@ -9,7 +9,7 @@ Part of the master's machine. A small reduce takes as long as its way through he
 whatever lies on that way is typed, and is not found by name.
 """
 
-from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY, Save
+from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY
 from pccl._core.protocol.outcomes import INVALID_USAGE
 
 from .collectives cimport Collectives
@@ -17,6 +17,7 @@ from .group cimport Group
 from .optimizer cimport Optimizer
 from .roster cimport Peer
 from .state_consensus cimport StateConsensus
+from .events import Save
 
 
 cdef class Affairs(Optimizer):

@@ -28,9 +28,7 @@ No socket, clock, file, thread or random source in here: time is an argument, th
 
 from collections import deque
 
-from pccl._core.protocol.events import (
-    INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, MoonshotFound, PeerCame, PeerSaid, PeerWent, Tick,
-)
+from pccl._core.protocol.events import INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, Tick
 from pccl._core.protocol.messages import (
     Accepted, Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer,
     Probed, TopologyDone, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
@@ -41,6 +39,7 @@ from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
 from .group_affairs cimport Affairs
 from .roster cimport Peer
+from .events import MoonshotFound, PeerCame, PeerSaid, PeerWent
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .election import NEVER

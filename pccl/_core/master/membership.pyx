@@ -6,13 +6,14 @@ then ordered anew, at once; so is a ring whose edge broke or whose members canno
 when, is decided above this, in `master_state`.
 """
 
-from pccl._core.protocol.events import INFO, WARNING, Dismiss, Log, Save, SendTo
+from pccl._core.protocol.events import INFO, WARNING, Log
 from pccl._core.protocol.messages import Kick, Registered
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
 from pccl._core.solver.solver import RATE_MAX
 from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, nanoseconds
 
 from .roster cimport Peer
+from .events import Dismiss, Save, SendTo
 from .bandwidths import Bandwidths
 from .election import NEVER
 from .group import Group

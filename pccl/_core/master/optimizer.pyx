@@ -19,7 +19,7 @@ optimisation, for as long as the group has the same members.
 Part of the master's machine; knows nothing of admissions, which are decided above this, in `master_state`.
 """
 
-from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY, BeginMoonshot, CancelMoonshot
+from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY
 from pccl._core.protocol.messages import CallFailed, OptimizeDone, Probe
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX, RATE_MAX
@@ -27,6 +27,7 @@ from pccl.options import nanoseconds
 
 from .membership cimport Membership
 from .roster cimport Peer
+from .events import BeginMoonshot, CancelMoonshot
 from .ballots import OpenCall, Vote
 from .probe_rounds import Measurement
 from .ring_choice import choose_ring

@@ -7,10 +7,11 @@ the one that came after it. Numbers are shared by all calls of a peer, and go ro
 Part of the peer's machine, which says what a vote means; pure.
 """
 
-from pccl._core.protocol.events import Complete, SendMaster
 from pccl._core.protocol.messages import Withdraw
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_PLAIN
 from pccl._core.records import record
+
+from .events import Complete, SendMaster
 
 
 @record

@@ -9,7 +9,7 @@ master would say ends the membership. When there is one, and how it begins and e
 `peer_state`.
 """
 
-from pccl._core.protocol.events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY, BeginProbe, Complete, EndProbe, SendMaster
+from pccl._core.protocol.events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY
 from pccl._core.protocol.messages import Beat, Probed, VoteOptimize, VotePending, VoteTopology
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 from pccl.options import LANES_MAX
@@ -19,6 +19,7 @@ from .passive_rate cimport PassiveRate
 from .reduce_machine cimport ReduceMachine
 from .ring_links cimport RingLinks
 from .sync_machine cimport SyncMachine
+from .events import BeginProbe, Complete, EndProbe, SendMaster
 
 
 cdef class Participation:

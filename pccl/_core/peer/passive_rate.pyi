@@ -1,6 +1,6 @@
 from typing import Final, final
 
-from pccl._core.protocol.events import ReduceEnded
+from .events import ReduceEnded
 
 BYTES_MIN: Final[int]
 LIMIT_SHARE: Final[float]

@@ -19,11 +19,7 @@ No socket, clock, process or random source in here.
 
 from collections import deque
 
-from pccl._core.protocol.events import (
-    OPTIMIZE, TOPOLOGY, AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
-    MasterUp, ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched,
-    Stop, Tell, Tick, Traffic, TransferEnded, WorkerDied,
-)
+from pccl._core.protocol.events import OPTIMIZE, TOPOLOGY, Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
     CallTopology,
@@ -39,6 +35,11 @@ from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
 from .member cimport Participation
+from .events import (
+    AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
+    ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched, Stop,
+    Tell, Traffic, TransferEnded, WorkerDied,
+)
 from .calls import Call
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work

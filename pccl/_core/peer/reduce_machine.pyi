@@ -1,9 +1,10 @@
 from typing import Final, final
 
-from pccl._core.protocol.events import ReduceEnded
 from pccl._core.protocol.messages import Commence, ReduceFailed, RingOrder
 from pccl._core.protocol.operations import Operation
 from pccl.options import Options
+
+from .events import ReduceEnded
 
 INITIATED: Final[str]
 RUNNING: Final[str]

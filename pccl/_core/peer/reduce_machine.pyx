@@ -21,10 +21,12 @@ Part of the peer's machine, which passes on what concerns reduces; pure, and kno
 """
 
 from pccl._core.protocol.operations cimport pack_signatures, unpack_operations, unpack_pairs
-from pccl._core.protocol.events import NUMBERS, REDUCED, AbortOperation, BeginOperation, Complete, EndOperation, SendMaster
+from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.messages import Awaiting, Finished, Initiate, WithdrawReduce
 from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_PLAIN, KIND_REDUCE, SUCCESS
 from pccl.options import nanoseconds
+
+from .events import AbortOperation, BeginOperation, Complete, EndOperation, SendMaster
 
 INITIATED = "initiated"  # the master knows; others may not
 RUNNING = "running"  # lanes move its blocks

@@ -10,11 +10,12 @@ An edge breaks as a whole: one lost lane, or one dead worker, and the master is 
 Part of the peer's machine, which passes on what concerns the ring; pure, and knows nothing of calls.
 """
 
-from pccl._core.protocol.events import DEBUG, AnswerLink, AttachLink, Dial, DropLink, KillLanes, Log, SendMaster, SpawnLanes
+from pccl._core.protocol.events import DEBUG, Log
 from pccl._core.protocol.messages import EdgeLost, JoinLane, WireFailed, Wired
 from pccl.options import EARLY_LINKS_MAX, LANES_MAX, nanoseconds
 
 from .edge cimport Edge, Lane
+from .events import AnswerLink, AttachLink, Dial, DropLink, KillLanes, SendMaster, SpawnLanes
 from .edge import ABSENT, DIALLING, PAUSED, UP
 
 REDIAL_PAUSE_NS = 100_000_000  # a refused lane is dialled again after this: the other side may be about to listen

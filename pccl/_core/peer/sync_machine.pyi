@@ -1,9 +1,10 @@
 from typing import final
 
-from pccl._core.protocol.events import TransferEnded
 from pccl._core.protocol.mailbox import CallManifest, CallSync
 from pccl._core.protocol.messages import AskSchema, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
 from pccl._core.protocol.sources import Source
+
+from .events import TransferEnded
 
 @final
 class Sync:

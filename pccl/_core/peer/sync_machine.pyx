@@ -21,13 +21,14 @@ again; then nobody takes that state over.
 Part of the peer's machine, which passes on what concerns the shared state; pure, and knows nothing of links.
 """
 
-from pccl._core.protocol.events import (
-    SYNC, SYNCED, AddSources, Complete, DropSource, EndTransfer, FetchState, SendSchema, SendMaster, ServeFetched,
-    ServeState,
-)
+from pccl._core.protocol.events import SYNC, SYNCED
 from pccl._core.protocol.messages import Fetch, Fetched, Serve, VoteSync, Withdraw
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
 from pccl._core.protocol.sources import unpack_sources
+
+from .events import (
+    AddSources, Complete, DropSource, EndTransfer, FetchState, SendMaster, SendSchema, ServeFetched, ServeState,
+)
 
 
 cdef class Sync:

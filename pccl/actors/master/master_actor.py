@@ -12,22 +12,10 @@ from __future__ import annotations
 import os
 import socket
 
+from pccl._core.master.events import BeginMoonshot, CancelMoonshot, Dismiss, MoonshotFound, PeerCame, PeerWent, Save
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol.codec import WIRE_VERSION
-from pccl._core.protocol.events import (
-    DEBUG,
-    ERROR,
-    INFO,
-    BeginMoonshot,
-    CancelMoonshot,
-    Dismiss,
-    Log,
-    MoonshotFound,
-    PeerCame,
-    PeerWent,
-    Save,
-    Tick,
-)
+from pccl._core.protocol.events import DEBUG, ERROR, INFO, Log, Tick
 from pccl._core.protocol.messages import AT_MASTER_DOOR, TO_MASTER, AskStatus, Kick, Register
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns

@@ -11,7 +11,7 @@ from pccl._core.master.master_state cimport MasterState
 from pccl._core.system.futex cimport now_ns
 from pccl.actors.io.connection cimport Connection
 from pccl.actors.io.loop cimport Loop
-from pccl._core.protocol.events import PeerSaid, SendTo
+from pccl._core.master.events import PeerSaid, SendTo
 from pccl._core.protocol.messages import Beat
 
 

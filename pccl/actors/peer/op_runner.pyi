@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from pccl._core.protocol.events import BeginOperation
+from pccl._core.peer.events import BeginOperation
 from pccl.actors.io.loop import Loop
 
 from .lane_pool import LanePool

@@ -14,7 +14,7 @@ gives up first need not be the one to blame. So after an abort every worker is c
 
 from collections import deque
 
-from pccl._core.protocol.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
+from pccl._core.peer.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
 
 ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes this long was stopped
 ANSWER_GRACE_NS = 250_000_000  # twice this is for an answer: it costs microseconds, but a machine may be busy

@@ -18,10 +18,7 @@ import signal
 import socket
 import sys
 
-from pccl._core.peer.peer_state import PeerState
-from pccl._core.protocol.codec import pack
-from pccl._core.protocol.events import (
-    DEBUG,
+from pccl._core.peer.events import (
     AbortOperation,
     AddSources,
     AnswerLink,
@@ -41,7 +38,6 @@ from pccl._core.protocol.events import (
     LinkCame,
     LinkDown,
     LinkUp,
-    Log,
     MasterDown,
     MasterUp,
     SendSchema,
@@ -50,9 +46,11 @@ from pccl._core.protocol.events import (
     SpawnLanes,
     Stop,
     Tell,
-    Tick,
     WorkerDied,
 )
+from pccl._core.peer.peer_state import PeerState
+from pccl._core.protocol.codec import pack
+from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
 from pccl._core.protocol.messages import (
     AT_PEER_DOOR,

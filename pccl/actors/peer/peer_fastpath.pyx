@@ -19,7 +19,7 @@ from pccl._core.system cimport posix
 from pccl._core.system.futex cimport now_ns
 from pccl.actors.io.connection cimport Connection
 from pccl.actors.io.loop cimport Loop, Watcher
-from pccl._core.protocol.events import BeginOperation, Called, Complete, EndOperation, MasterSaid, SendMaster
+from pccl._core.peer.events import BeginOperation, Called, Complete, EndOperation, MasterSaid, SendMaster
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.outcomes import join
 

@@ -10,8 +10,9 @@ Workers are disposable, and found by their mailboxes: a worker that ended has sa
 
 from __future__ import annotations
 
+from pccl._core.peer.events import ProbeDone
 from pccl._core.protocol.codec import unpack
-from pccl._core.protocol.events import DEBUG, ProbeDone
+from pccl._core.protocol.events import DEBUG
 from pccl._core.protocol.mailbox import ProbeEnded
 from pccl._core.protocol.messages import JoinProbe, Refused
 from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.events import BeginProbe, EndProbe
+    from pccl._core.peer.events import BeginProbe, EndProbe
     from pccl._core.protocol.messages import Welcome
     from pccl.actors.io.connection import Connection
     from pccl.actors.io.loop import Loop

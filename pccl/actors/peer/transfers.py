@@ -14,9 +14,10 @@ import os
 import socket
 from functools import partial
 
+from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
 from pccl._core.peer.fetch import AskTable, CallSource, CloseLink, Done, Fetching, Order, Stranded
 from pccl._core.protocol.codec import pack, unpack
-from pccl._core.protocol.events import DEBUG, INFO, StateFetched, StateUnfetched, TransferEnded
+from pccl._core.protocol.events import DEBUG, INFO
 from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
 from pccl._core.protocol.messages import JoinState, Refused, Schema
 from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.events import (
+    from pccl._core.peer.events import (
         AddSources,
         DropSource,
         EndTransfer,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pccl._core.master.events import PeerCame, PeerSaid, PeerWent, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import PeerCame, PeerSaid, PeerWent, SendTo, Tick
+from pccl._core.protocol.events import Tick
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures, unpack_pairs
 from pccl._core.protocol.state_schema import SchemaRow, digest_schema, pack_schema
 from pccl.options import Options

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import Dismiss, PeerWent, SendTo
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import Dismiss, PeerWent, SendTo
 from pccl._core.protocol.operations import ReduceSignature, pack_pairs, pack_signatures
 from pccl.options import TAGS_MAX
 

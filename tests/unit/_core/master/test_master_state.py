@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import Dismiss, PeerSaid, PeerWent, Save, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.master.membership import IDS_AT_ONCE
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import INFO, Dismiss, Log, PeerSaid, PeerWent, Save, SendTo, Tick
+from pccl._core.protocol.events import INFO, Log, Tick
 from pccl._core.protocol.state_schema import digest_schema
 from pccl.options import EDGE_LOSSES_MAX, Options
 

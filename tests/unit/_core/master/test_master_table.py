@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import Dismiss, PeerWent, SendTo
 from pccl._core.master.master_state import TRANSITIONS
 from pccl._core.master.roster import ACCEPTED, REGISTERED
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BY_OPCODE
-from pccl._core.protocol.events import WARNING, Dismiss, Log, PeerWent, SendTo
+from pccl._core.protocol.events import WARNING, Log
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures
 
 from .master_harness import INVALID_USAGE, Scene, of, sent

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import SendTo
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import SendTo
 
 from .master_harness import INVALID_USAGE, LOST, of, sent
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import BeginMoonshot, CancelMoonshot, MoonshotFound, PeerWent
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import BeginMoonshot, CancelMoonshot, Log, MoonshotFound, PeerWent
+from pccl._core.protocol.events import Log
 
 from .master_harness import INVALID_USAGE, SECOND, Scene, failed, is_sent, of, sent
 

@@ -10,10 +10,11 @@ import pytest
 
 from pccl._core.master.probe_rounds import Measurement, plan_rounds
 from pccl._core.master.ring_choice import choose_ring
+from pccl._core.peer.events import BeginProbe, EndProbe, ProbeDone, ReduceEnded, SendMaster
 from pccl._core.peer.passive_rate import BYTES_MIN, PassiveRate
 from pccl._core.protocol import mailbox
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import BeginProbe, EndProbe, ProbeDone, ReduceEnded, SendMaster, Tick
+from pccl._core.protocol.events import Tick
 from tests.unit._core.peer.peer_harness import (
     INVALID_USAGE,
     PENDING_ASYNC_OPS,

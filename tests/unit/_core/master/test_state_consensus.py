@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import PeerWent, Save, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BLOB_BYTES_MAX
-from pccl._core.protocol.events import PeerWent, Save, SendTo
 from pccl._core.protocol.state_schema import SchemaRow, digest_schema, pack_schema
 from pccl.options import KEYS_MAX, Options
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl._core.master.events import PeerWent, Save
 from pccl._core.master.state_consensus import CUT_OFF, SOURCES_LOST
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import PeerWent, Save
 from pccl._core.protocol.sources import Source, unpack_sources
 
 from .master_harness import INVALID_USAGE, LOST, SEND, Scene, agree, agreed, digest, done, failed, of, sent

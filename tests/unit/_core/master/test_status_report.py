@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pccl._core.master import status_report
+from pccl._core.master.events import PeerCame
 from pccl._core.master.status_report import REPORT_TAGS_MAX, describe, report
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BLOB_BYTES_MAX, encode
-from pccl._core.protocol.events import PeerCame
 from pccl._core.protocol.messages import REPORT_BYTES_MAX, REPORT_PAGES_MAX
 from pccl.options import SEND_QUEUE_BYTES_MAX
 

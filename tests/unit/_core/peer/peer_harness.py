@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pccl._core.peer.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, ReduceEnded, SendMaster
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol import mailbox
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
-    NUMBERS,
-    Called,
-    Complete,
-    LinkCame,
-    LinkUp,
-    MasterSaid,
-    MasterUp,
-    ReduceEnded,
-    SendMaster,
-    Tick,
-)
+from pccl._core.protocol.events import NUMBERS, Tick
 from pccl._core.protocol.operations import Operation, pack_operations, pack_pairs
 from pccl._core.protocol.sources import Source, pack_sources
 from pccl.options import Options

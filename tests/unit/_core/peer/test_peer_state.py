@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.peer.peer_state import IGNORED, TRANSITIONS
-from pccl._core.protocol import mailbox
-from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
-    NUMBERS,
-    WARNING,
+from pccl._core.peer.events import (
     AnswerLink,
     AppGone,
     Called,
@@ -37,11 +32,14 @@ from pccl._core.protocol.events import (
     StateUnfetched,
     Stop,
     Tell,
-    Tick,
     Traffic,
     TransferEnded,
     WorkerDied,
 )
+from pccl._core.peer.peer_state import IGNORED, TRANSITIONS
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import NUMBERS, WARNING, Tick
 
 from .peer_harness import (
     ALONE,

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.protocol import mailbox
-from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
-    REDUCED,
+from pccl._core.peer.events import (
     AbortOperation,
     BeginOperation,
     Complete,
@@ -22,10 +19,12 @@ from pccl._core.protocol.events import (
     ReduceEnded,
     ReduceQuiet,
     SendMaster,
-    Tick,
     Traffic,
     WorkerDied,
 )
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import REDUCED, Tick
 from pccl._core.protocol.operations import pack_pairs, pack_signatures
 
 from .peer_harness import (

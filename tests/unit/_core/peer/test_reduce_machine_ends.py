@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.protocol import mailbox
-from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
+from pccl._core.peer.events import (
     AbortOperation,
     AppGone,
     Complete,
@@ -23,8 +21,10 @@ from pccl._core.protocol.events import (
     ReduceQuiet,
     SendMaster,
     Stop,
-    Tick,
 )
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import Tick
 
 from .peer_harness import (
     CANCELLED,

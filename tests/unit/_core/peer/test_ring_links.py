@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl._core.peer.ring_links import NO_PROOF
-from pccl._core.protocol import mailbox
-from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
-    DEBUG,
+from pccl._core.peer.events import (
     AnswerLink,
     AttachLink,
     Dial,
@@ -17,13 +13,15 @@ from pccl._core.protocol.events import (
     KillLanes,
     LinkDown,
     LinkUp,
-    Log,
     MasterUp,
     SendMaster,
     SpawnLanes,
-    Tick,
     WorkerDied,
 )
+from pccl._core.peer.ring_links import NO_PROOF
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.records import replace
 
 from .peer_harness import ALONE, RUN, SECOND, dialling, ends, joining, lane, member, told, wire, wired

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.protocol import mailbox
-from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import (
-    SYNCED,
+from pccl._core.peer.events import (
     AddSources,
     Complete,
     DropSource,
@@ -25,6 +22,9 @@ from pccl._core.protocol.events import (
     Stop,
     TransferEnded,
 )
+from pccl._core.protocol import mailbox
+from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import SYNCED
 from pccl._core.protocol.sources import Source, pack_sources
 
 from .peer_harness import (

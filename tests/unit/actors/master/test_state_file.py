@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master.events import PeerCame, PeerSaid
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import ERROR, INFO, PeerCame, PeerSaid
+from pccl._core.protocol.events import ERROR, INFO
 from pccl.actors.io.connection import Connection
 from pccl.actors.io.listener import bind
 from pccl.actors.master import state_file

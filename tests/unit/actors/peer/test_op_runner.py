@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.protocol.events import BeginOperation, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
+from pccl._core.peer.events import BeginOperation, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
 from pccl.actors.peer.op_runner import ABORT_GRACE_NS, OpRunner
 from tests.unit._core.dataplane.loopback import operation
 

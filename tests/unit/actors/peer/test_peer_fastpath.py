@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pccl._core.peer.events import Called, DialMaster
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
-from pccl._core.protocol.events import Called, DialMaster
 from pccl._core.protocol.mailbox import CallShare
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, join
 from pccl._core.records import replace

@@ -1,0 +1,91 @@
+"""The events that the master's machine takes, and the actions that it returns.
+
+Events are facts and actions are orders. Both are frozen records, so tests compare whole lists of them. Connections are
+small numbers that the actor gives out and keeps; the machine never sees a socket.
+"""
+
+from __future__ import annotations
+
+from pccl._core.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from array import array
+    from typing import Any
+
+    from pccl._core.protocol.messages import Register
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+@record
+class PeerCame:
+    """A connection proved itself at the door and registers; `host` is where it comes from."""
+
+    conn: int
+    register: Register
+    host: str
+
+
+@record
+class PeerSaid:
+    """A registered connection sent a message."""
+
+    conn: int
+    message: Any
+
+
+@record
+class PeerWent:
+    """The connection is gone."""
+
+    conn: int
+    reason: str
+
+
+@record
+class MoonshotFound:
+    """The search in the background found a ring: these peers, in this order."""
+
+    group: int
+    ring: tuple[int, ...]
+
+
+# ---------------------------------------------------------------------------------------------- actions
+
+
+@record
+class SendTo:
+    """Send a message to a peer."""
+
+    conn: int
+    message: Any
+
+
+@record
+class Dismiss:
+    """Close the connection after everything sent to it has left."""
+
+    conn: int
+
+
+@record
+class Save:
+    """What a master that starts again must know has changed: keep it before anything that follows is sent."""
+
+
+@record
+class BeginMoonshot:
+    """Search on for a better ring of this group, in the background, instead of whatever is searched for by now."""
+
+    group: int
+    ring: tuple[int, ...]  # the present one
+    rates: array[float]  # the solver's table, in the order of the ring
+    seed: int
+
+
+@record
+class CancelMoonshot:
+    """The group has other members now: whatever is found would be of no use."""
+
+    group: int

@@ -1,0 +1,368 @@
+"""The events that the peer's machine takes, and the actions that it returns.
+
+Events are facts and actions are orders. Both are frozen records, so tests compare whole lists of them. Links are small
+numbers that the actor gives to connections; the machine never sees a socket.
+"""
+
+from __future__ import annotations
+
+from pccl._core.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pccl._core.protocol.messages import JoinLane
+    from pccl._core.protocol.operations import Operation
+    from pccl._core.protocol.sources import Source
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+@record
+class Called:
+    """The training process made a call (a mailbox message)."""
+
+    call: Any
+
+
+@record
+class AppGone:
+    """The training process is gone: closed, crashed or killed."""
+
+    reason: str
+
+
+@record
+class MasterUp:
+    """The control connection is up and its door is open."""
+
+
+@record
+class MasterSaid:
+    """The master sent a message."""
+
+    message: Any
+
+
+@record
+class MasterDown:
+    """The control connection failed or was lost; `final` if another attempt would meet the same refusal."""
+
+    reason: str
+    final: bool = False
+
+
+@record
+class LinkCame:
+    """A peer proved itself at our port and wants to be a lane."""
+
+    link: int
+    hello: JoinLane
+
+
+@record
+class LinkUp:
+    """A lane we dialled was welcomed."""
+
+    link: int
+
+
+@record
+class LinkDown:
+    """A lane's connection failed, was refused, or broke."""
+
+    link: int
+    reason: str
+
+
+@record
+class WorkerDied:
+    """A worker process ended without being told to."""
+
+    reason: str
+
+
+@record
+class ReduceEnded:
+    """This peer's part in an operation is complete: it received and sent everything."""
+
+    sequence: int
+    tx_bytes: int
+    rx_bytes: int
+    network_ns: int
+    neighbour_ns: int
+    reduce_ns: int
+
+
+@record
+class ReduceBroken:
+    """This peer cannot go on with an operation, though its lanes stand: memory that cannot be mapped, for example."""
+
+    sequence: int
+    reason: str
+
+
+@record
+class ReduceQuiet:
+    """The answer to AbortOperation: no worker touches the memory any more."""
+
+    sequence: int
+
+
+@record
+class ReduceProgress:
+    """How many bytes an operation has moved so far; comes ahead of a Tick, for each one that runs."""
+
+    sequence: int
+    moved: int
+
+
+@record
+class StateFetched:
+    """This peer's memory holds the elected state: every block was verified."""
+
+    round: int
+
+
+@record
+class StateUnfetched:
+    """No source is left, or this peer cannot take the state."""
+
+    round: int
+    reason: str
+
+
+@record
+class TransferEnded:
+    """The answer to EndTransfer: no worker touches the memory any more."""
+
+    round: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@record
+class ProbeDone:
+    """The answer to BeginProbe: what arrived at the target, or 0 and the reason."""
+
+    round: int
+    bytes_per_second: int
+    reason: str
+
+
+@record
+class Traffic:
+    """How many bytes all lanes have moved since this process began; comes ahead of a Tick."""
+
+    tx_bytes: int
+    rx_bytes: int
+
+
+# ---------------------------------------------------------------------------------------------- actions
+
+
+@record
+class DialMaster:
+    """Connect to the master; attempts count from 0 and may use different addresses."""
+
+    attempt: int
+
+
+@record
+class HangUp:
+    """Close the control connection after everything sent has left."""
+
+
+@record
+class SendMaster:
+    """Send a message on the control connection."""
+
+    message: Any
+
+
+@record
+class SpawnLanes:
+    """Have this many pairs of sender and receiver processes running."""
+
+    lanes: int
+
+
+@record
+class KillLanes:
+    """End all worker processes; they are built anew when they are needed."""
+
+
+@record
+class Dial:
+    """Connect a lane to a peer."""
+
+    link: int
+    host: str
+    port: int
+    hello: JoinLane
+
+
+@record
+class AnswerLink:
+    """Welcome a lane that came, or refuse it with a reason."""
+
+    link: int
+    reason: str = ""  # empty: welcome
+
+
+@record
+class AttachLink:
+    """Give the connection to a worker: the sender or the receiver of that lane."""
+
+    link: int
+    sends: bool
+    lane: int
+
+
+@record
+class DropLink:
+    """Close the connection, wherever it is."""
+
+    link: int
+
+
+@record
+class BeginOperation:
+    """Run an operation over the ring, whose lanes are all up. Sequences grow; all members begin in the same order."""
+
+    sequence: int
+    operation: Operation
+    rank: int
+    world: int
+
+
+@record
+class AbortOperation:
+    """Let go of an operation that was begun; what it overwrote is restored by the training process.
+
+    Answered by exactly one ReduceQuiet, later, never while this is being done. Comes ahead of every action of the same
+    event that touches lanes or workers.
+    """
+
+    sequence: int
+
+
+@record
+class EndOperation:
+    """Forget the operation: its verdict is there, and its memory belongs to the caller again.
+
+    Comes exactly once for each BeginOperation, just ahead of the Complete of its slot, unless this process ends first:
+    after success at once, after an abort when it is both quiet and judged.
+    """
+
+    sequence: int
+
+
+@record
+class ServeState:
+    """Let other peers fetch this peer's state; segments by the numbers under which they were shared."""
+
+    round: int
+    description: int
+    nbytes: int  # of the description
+    window: int
+
+
+@record
+class FetchState:
+    """Fetch what differs from these sources into this peer's memory; answered by StateFetched or StateUnfetched."""
+
+    round: int
+    description: int
+    nbytes: int  # of the description
+    window: int
+    whole: bool  # also the entries that may differ, all of them from the first source
+    content: bytes  # the digest that the state must have in the end
+    sources: tuple[Source, ...]
+
+
+@record
+class ServeFetched:
+    """Let other peers fetch what this peer has fetched itself, in the same round."""
+
+    round: int
+
+
+@record
+class AddSources:
+    """The transfer had no source left; go on with these. Answered by StateFetched or StateUnfetched, once more."""
+
+    round: int
+    sources: tuple[Source, ...]
+
+
+@record
+class DropSource:
+    """That source is gone. Its link may have told so before."""
+
+    round: int
+    peer: int
+
+
+@record
+class EndTransfer:
+    """Serve no more, fetch no more: end the workers of this round.
+
+    Answered by exactly one TransferEnded, later, never while this is being done. Comes exactly once for each ServeState
+    and FetchState, unless this process ends first.
+    """
+
+    round: int
+
+
+@record
+class SendSchema:
+    """Read the layout from the description, and send it to the master in pages."""
+
+    call: int
+    description: int
+    nbytes: int  # of the description
+
+
+@record
+class BeginProbe:
+    """Measure what arrives at that peer; answered by one ProbeDone, later, unless it is ended before."""
+
+    round: int
+    target: int
+    lanes: int
+    milliseconds: int
+    host: str
+    port: int
+
+
+@record
+class EndProbe:
+    """That measurement is of no use any more. Harmless when it is over."""
+
+    round: int
+
+
+@record
+class Complete:
+    """The end of a call: its slot, a Result, a kind (see `errors`), and a payload or a text."""
+
+    slot: int
+    sequence: int
+    result: int
+    kind: int
+    payload: bytes
+
+
+@record
+class Tell:
+    """One line for the user's log, in the training process."""
+
+    level: int
+    line: str
+
+
+@record
+class Stop:
+    """End this process, once everything sent has left."""
