@@ -1,6 +1,6 @@
-"""The command line, one file per command. Flags become options and one call; nothing is decided here.
+"""The command line, one file per command. A command turns flags into options and one call; it decides nothing.
 
-Exit codes: 0 done, 1 it failed and one line on standard error says why, 2 the command line itself is wrong.
+Exit codes: 0 success, 1 failure (one line on standard error says why), 2 wrong command line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-# Command to the module and the function that is it. Loaded when asked for, so that `pccl --help` is quick.
+# Command -> its module and function. A module is imported only when its command is used: `pccl --help` is fast.
 COMMANDS = {
     "run-master": ("run_master", "run_master"),
     "status": ("status", "status"),
@@ -24,11 +24,11 @@ class LazyGroup(click.Group):
     """Finds commands by name and imports only the one that is used."""
 
     def list_commands(self, _: click.Context) -> list[str]:
-        """The commands in the order in which a newcomer meets them."""
+        """The commands in the order in which a new user needs them."""
         return list(COMMANDS)
 
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
-        """The command of that name, or None."""
+        """The command of that name, or None if there is none."""
         if name not in COMMANDS:
             return None
         module, function = COMMANDS[name]
@@ -42,13 +42,13 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.command(
     cls=LazyGroup,
     context_settings=HELP,
-    epilog="`pccl COMMAND --help` explains a command, with an example and its exit codes. What error messages mean and "
-    "what to do about them: docs/troubleshooting.md.",
+    epilog="`pccl COMMAND --help` explains a command, with an example and its exit codes. docs/troubleshooting.md "
+    "explains error messages.",
 )
 @click.version_option(package_name="pccl")
 def main() -> None:
-    """Collective communication for training over machines that come and go.
+    """Fault-tolerant collective communication for training on machines that come and go.
 
-    Run one master; every training process connects to it and finds its peers. See docs/ and README.md for the library;
-    these commands run, watch, measure and test it.
+    Run one master; every training process connects to it and finds its peers. These commands run, watch, measure and
+    test the library; README.md and docs/ explain it.
     """

@@ -1,4 +1,4 @@
-"""`python -m pccl.cli` is `pccl`, for where the script is not on the path."""
+"""`python -m pccl.cli` is the same as `pccl`, for systems where the script is not on the path."""
 
 from . import main
 

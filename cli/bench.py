@@ -1,7 +1,7 @@
-"""`pccl bench`: how fast all-reduces are on somebody's own machines, over the ring that training would use.
+"""`pccl bench`: measures all-reduces on the user's machines, over the ring that training would use.
 
-Every machine runs this command; together they are a run of their own. What is here is flags and lines; the measurement
-itself is in `benching`.
+Every machine runs this command; together they form a run. This file has the flags and the output; the measurement is in
+`bench_peer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .bench_peer import Bench, Lap
 
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-# Those that numpy has; the first is what most gradients are.
+# The types that numpy has; the first one is the default because most gradients have it.
 DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
@@ -34,10 +34,10 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes, or a message that shows the form."""
+        """The number of bytes; fails with a message that shows the format."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMG]i?)?B?", str(value))
         if match is None or float(match[1]) <= 0:
-            self.fail(f"{value!r} is no size; write 4096, 64MB or 1GiB", param, ctx)
+            self.fail(f"{value!r} is not a size; write 4096, 64MB or 1GiB", param, ctx)
         return max(int(float(match[1]) * UNITS[match[2] or ""]), 1)
 
 
@@ -48,15 +48,15 @@ class Size(click.ParamType[int]):
 )
 @click.argument("address", type=MasterAddress(), metavar="HOST:PORT")
 @click.option("--peers", type=click.IntRange(2), default=2, show_default=True, metavar="N",
-              help="Begin when so many peers are there.")  # fmt: skip
+              help="Start when this many peers have joined.")  # fmt: skip
 @click.option("--size", "nbytes", type=Size(), default="64MB", show_default=True,
-              help="Size of the tensor that is reduced, in bytes: 4096, 64MB, 1GiB.")  # fmt: skip
+              help="Size of the reduced tensor in bytes: 4096, 64MB, 1GiB.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
               help="How long to measure.")  # fmt: skip
 @click.option("--pool", type=click.IntRange(1, LANES_MAX), default=4, show_default=True, metavar="N",
               help="Connections to each neighbour.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0], show_default=True,
-              help="Type of its elements.")  # fmt: skip
+              help="Type of the elements.")  # fmt: skip
 @click.option("--wait", "patience", type=click.FloatRange(0), default=300.0, show_default=True, metavar="SECONDS",
               help="How long to wait for the peers.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
@@ -76,31 +76,31 @@ def bench(
 ) -> None:
     """Measure all-reduces on your own machines.
 
-    Start it on every machine, with a master of its own: it joins the run at HOST:PORT, waits for the others, and
-    reduces a tensor over the ring again and again. Peers may die meanwhile; the others say so and go on. The largest
-    --peers and --seconds of all count; --size and --dtype must be the same everywhere.
+    Start a separate master, then this command on every machine. It joins the run at HOST:PORT, waits for the other
+    peers, and reduces a tensor over the ring repeatedly. Peers may die during the measurement; the others report it and
+    continue. The largest --peers and --seconds of all peers count; --size and --dtype must be the same on all peers.
     """
     try:
-        from .bench_peer import Bench, BenchPlan  # here, because it needs numpy
+        from .bench_peer import Bench, BenchPlan  # imported here because it needs numpy
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise click.ClickException("pccl bench needs numpy; install it: pip install numpy") from None
     with one_line_errors(), Communicator(address, 0, pool, options=options_with(token_file)) as peer:
-        teller = Teller(as_json)
-        teller.say(f"joining the run at {address}")
+        output = BenchOutput(as_json)
+        output.say(f"joining the run at {address}")
         peer.connect()
-        measured = Bench(peer, BenchPlan(peers, nbytes, seconds, dtype, patience), teller.lap, teller.say)
-        teller.say(f"this is peer {peer.peer_id}; measuring begins with {count(peers, 'peer')}")
+        measured = Bench(peer, BenchPlan(peers, nbytes, seconds, dtype, patience), output.lap, output.say)
+        output.say(f"this is peer {peer.peer_id}; the measurement starts with {count(peers, 'peer')}")
         failure = _run(measured)
         if measured.total.times:
-            teller.conclude(measured, dtype=dtype, pool=pool, size_bytes=measured.nbytes, failure=failure or None)
+            output.conclude(measured, dtype=dtype, pool=pool, size_bytes=measured.nbytes, failure=failure or None)
     if failure:
         raise click.ClickException(failure)
 
 
 def _run(measured: Bench) -> str:
-    """Measure; what ended it early, if something did. What was measured until then stays worth showing."""
+    """Measure. Returns the reason if the measurement ended early; the laps until then are still shown."""
     try:
         measured.run()
     except (TooFewPeersError, MasterLostError) as error:
@@ -110,8 +110,8 @@ def _run(measured: Bench) -> str:
     return ""
 
 
-class Teller:
-    """Lines of progress for people; at the end a table, or an object for a program."""
+class BenchOutput:
+    """Prints progress lines, and at the end a table or a JSON object."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -120,17 +120,17 @@ class Teller:
         self._nbytes = 0
 
     def say(self, line: str) -> None:
-        """One line, with the time."""
+        """Print one line with the elapsed time."""
         click.echo(f"{time.monotonic() - self._began:6.1f} s  {line}", err=self._as_json)
 
     def lap(self, lap: Lap, nbytes: int) -> None:
-        """What a second of reduces came to."""
+        """Print the numbers of one lap."""
         if lap.times:
             self._laps.append(lap.numbers(nbytes))
             self.say(_line(self._laps[-1]))
 
     def conclude(self, measured: Bench, **facts: Any) -> None:
-        """The result of the whole."""
+        """Print the result of the whole measurement."""
         numbers = {**facts, "failed_reduces": measured.failed, **measured.total.numbers(measured.nbytes)}
         if self._as_json:
             click.echo(json.dumps({**numbers, "laps": self._laps}))

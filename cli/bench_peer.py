@@ -1,14 +1,14 @@
-"""What `pccl bench` measures, and how peers that come and go stay in step with each other.
+"""One peer of `pccl bench`: the measurement, and how peers that join and die stay in step.
 
-Theory of operation. All members do the same thing over and over: one topology round, one small reduce in which they
-*agree*, and a *lap* of large reduces that are timed. A newcomer is admitted by a round, so what it does next is what
-everybody does next: it agrees. What is agreed is the largest of what anybody says, so a newcomer that says nothing
-changes nothing, and everybody computes from the same numbers how many reduces the next lap has, and whether it was the
-last one. A reduce that fails because a peer was lost fails on all survivors, who all make it again; so nobody loses
-count. Before there are enough peers, laps have no reduces.
+All members repeat the same three things: a topology round, one small reduce in which they agree on numbers, and a *lap*
+of large reduces that are timed. A topology round admits a newcomer, so its next call is the next call of all members:
+the small reduce. That reduce takes the maximum of what the members pass, so the zeros of a newcomer change nothing. All
+members compute from the same maximum how many reduces the next lap has, and whether the measurement is over. A reduce
+that fails because a peer was lost fails on all survivors, and all of them repeat it, so they stay in step. Laps have no
+reduces until there are enough peers.
 
-A reduce takes from the call to its return on this peer. Its effective rate is the size of the tensor by that time: what
-a training loop sees. Tensors lie in shared memory, are reduced in place, and hold ones; their mean must stay one.
+The time of a reduce is the time from the call to its return on this peer. Its effective rate is the size of the tensor
+divided by that time. The tensor lies in shared memory, is reduced in place, and holds ones; its mean must stay one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     from pccl import Communicator
 
-LAP_SECONDS = 1.0  # a line of progress about this often
-LAP_REDUCES_MAX = 100_000  # of the smallest tensors, in a lap
+LAP_SECONDS = 1.0  # the aim for one lap, and so for the time between two progress lines
+LAP_REDUCES_MAX = 100_000  # reduces of one lap
 POLL_SECONDS = 0.2  # between two topology rounds while peers are missing
 AGREE_TAG, REDUCE_TAG = 1, 0
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is measured; of numbers that differ between peers the largest counts, size and dtype must be the same."""
+    """What to measure. The largest `peers` and `seconds` of all peers count; size and dtype must be equal on all."""
 
     peers: int
     nbytes: int
@@ -48,7 +48,7 @@ class BenchPlan:
 
 @dataclass
 class Lap:
-    """Some reduces, and how they went on this peer."""
+    """The reduces of one lap on this peer, with times and bytes."""
 
     peers: int = 0
     elapsed: float = 0.0  # since the first lap began
@@ -57,14 +57,14 @@ class Lap:
     rx_bytes: int = 0
 
     def add(self, other: Lap) -> None:
-        """Sum two up."""
+        """Add the numbers of another lap."""
         self.peers, self.elapsed = other.peers, other.elapsed
         self.times += other.times
         self.tx_bytes += other.tx_bytes
         self.rx_bytes += other.rx_bytes
 
     def numbers(self, nbytes: int) -> dict[str, Any]:
-        """What there is to say about it, for programs and tables alike."""
+        """The numbers that the table and the JSON output show."""
         busy, ordered = sum(self.times), sorted(self.times)
         median = statistics.median(ordered) if ordered else 0.0
         return {
@@ -90,14 +90,14 @@ class Bench:
         self._on_lap = on_lap
         self._say = say
         self._tensor = pccl.empty(max(plan.nbytes // np.dtype(plan.dtype).itemsize, 1), plan.dtype)
-        self._agreement = pccl.zeros(5, "float64")
+        self._maximum = pccl.zeros(5, "float64")
         self._began: float | None = None  # None until there were enough peers
         self.nbytes = self._tensor.nbytes
         self.total = Lap()
         self.failed = 0  # reduces that failed because a peer was lost
 
     def run(self) -> None:
-        """Take part until all agree that the time is over. TooFewPeersError if nobody else came, or is left."""
+        """Measure until the time is over on all peers. Raises TooFewPeersError if no other peer came or is left."""
         deadline = time.monotonic() + self._plan.patience
         self._tensor.fill(1)
         lap_reduces, lap_seconds = 0, 0.0
@@ -120,13 +120,15 @@ class Bench:
             self._hold_round()
 
     def _hold_round(self) -> None:
-        """Let in who waits, and say who came or went while nothing was reduced."""
+        """Admit waiting peers, and report how many peers joined or were lost between two laps."""
         before = self._world()
         self._peer.update_topology()
         change = self._world() - before
         if change and self._began is not None:
             who = f"{abs(change)} peer{'' if abs(change) == 1 else 's'}"
-            self._say(f"{who} {'joined' if change > 0 else 'was lost between two laps'}; {self._world()} go on")
+            self._say(
+                f"{who} {'joined' if change > 0 else 'was lost between two laps'}; {self._world()} peers continue"
+            )
 
     def _world(self) -> int:
         return self._peer.get_attribute(Attribute.LOCAL_WORLD_SIZE)
@@ -140,17 +142,17 @@ class Bench:
             raise TooFewPeersError(pccl.Result.TOO_FEW_PEERS, "bench", message)
         time.sleep(POLL_SECONDS)
 
-    def _agree(self, *said: float) -> list[float] | None:
-        """The largest of what the members say, number by number; None if there is nobody to agree with."""
-        self._agreement[:] = said
+    def _agree(self, *passed: float) -> list[float] | None:
+        """The maximum over all members, for each number; None if this peer is alone."""
+        self._maximum[:] = passed
         try:
-            self._reduce(self._agreement, ReduceOp.MAX, AGREE_TAG)
+            self._reduce(self._maximum, ReduceOp.MAX, AGREE_TAG)
         except TooFewPeersError:
             return None
-        return [float(number) for number in self._agreement]
+        return [float(number) for number in self._maximum]
 
     def _lap(self, reduces: int) -> float:
-        """Make and time so many reduces; seconds that they took, failed ones included."""
+        """Make and time this many reduces. Returns the seconds that they took, including failed ones."""
         assert self._began is not None
         lap, began = Lap(), time.monotonic()
         for _ in range(reduces):
@@ -170,22 +172,22 @@ class Bench:
         return lasted
 
     def _reduce(self, tensor: Any, op: ReduceOp, tag: int) -> tuple[float, pccl.ReduceInfo]:
-        """One reduce, again with the survivors when a peer is lost: seconds of the one that succeeded."""
+        """One reduce, repeated with the survivors if a peer is lost. Returns the seconds of the successful attempt."""
         while True:
             began = time.perf_counter()
             try:
                 info = self._peer.all_reduce(tensor, tensor, op=op, tag=tag)
             except PeerLostError as error:
                 self.failed += 1
-                self._say(f"{error.message}; {self._world()} go on")
+                self._say(f"{error.message}; {self._world()} peers continue")
             else:
                 return time.perf_counter() - began, info
 
 
 def _next_lap(reduces: int, seconds: float, left: float) -> int:
-    """How many reduces fill a lap, judged by the previous one; all peers compute the same."""
+    """The number of reduces of the next lap, from the previous one; all peers compute the same number."""
     if not reduces or not seconds:
         return 1
     wanted = reduces * min(LAP_SECONDS, max(left, 0.0)) / seconds
-    # At most ten times as many: the first reduces are slow, because connections and memory are new.
+    # At most ten times as many: the first reduces are slow because connections and memory are new.
     return max(1, min(round(wanted), reduces * 10, LAP_REDUCES_MAX))

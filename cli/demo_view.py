@@ -1,6 +1,6 @@
-"""How `pccl demo` looks: a table that is drawn over itself, the story below it, and the loss curve at the end.
+"""The output of `pccl demo`: a table that is redrawn, the events below it, and the loss curve at the end.
 
-On a terminal the table is live. Into a pipe only the story goes, and the table once, at the end.
+On a terminal the table is live. In a pipe there are only the events, and the table once, at the end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-STORY_LINES = 8  # that stay in sight below the table
-REDRAW_SECONDS = 0.1  # no eye wants it oftener
+EVENT_LINES = 8  # events that are shown below the table
+REDRAW_SECONDS = 0.1  # the shortest time between two drawings
 UP, CLEAR = "\x1b[{}F", "\x1b[J"
 HEAD = ("peer", "pid", "step", "loss", "MB/s", "peers", "state")
 WIDTHS = (4, 8, 5, 9, 8, 6, 34)
@@ -24,11 +24,11 @@ WIDTHS = (4, 8, 5, 9, 8, 6, 34)
 
 @dataclass
 class Row:
-    """What is known of one peer."""
+    """The latest report of one peer."""
 
     name: str
     pid: int
-    number: int | None = None  # by which the master knows it
+    number: int | None = None  # its peer id at the master
     step: int = 0
     loss: float | None = None
     rate: float = 0.0
@@ -39,7 +39,7 @@ class Row:
     curve: list[tuple[float, float]] = field(default_factory=list)
 
     def cells(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The cells of its line in the table."""
         if self.loss is None or self.is_gone:
             return (self.name, str(self.pid), "", "", "", "", self.state)
         numbers = (str(self.step), f"{self.loss:.4f}", f"{self.rate / 1e6:.1f}", str(self.world))
@@ -47,13 +47,13 @@ class Row:
 
 
 class View:
-    """Draws the rows and tells the story."""
+    """Draws the table and the events."""
 
     def __init__(self, *, live: bool) -> None:
         self._live = live
         self._began = time.monotonic()
         self._drawn, self._drawn_at = 0, 0.0
-        self._story: list[str] = []
+        self._events: list[str] = []
 
     @property
     def elapsed(self) -> float:
@@ -61,28 +61,28 @@ class View:
         return time.monotonic() - self._began
 
     def say(self, line: str) -> None:
-        """One line of the story."""
+        """Show one event."""
         line = f"{self.elapsed:6.1f} s  {line}"
         if self._live:
-            self._story.append(line)
+            self._events.append(line)
             self._drawn_at = 0.0
         else:
             click.echo(line)
 
-    def draw(self, rows: Iterable[Row], ring: str, *, at_last: bool = False) -> None:
-        """The table, over the one before; on a pipe only at last."""
+    def draw(self, rows: Iterable[Row], ring: str, *, at_end: bool = False) -> None:
+        """Draw the table over the previous one; in a pipe only at the end."""
         now = time.monotonic()
-        if not at_last and (not self._live or now - self._drawn_at < REDRAW_SECONDS):
+        if not at_end and (not self._live or now - self._drawn_at < REDRAW_SECONDS):
             return
         lines = [click.style(_line(HEAD), bold=True), *map(_styled, rows), "", f"ring  {ring}", ""]
-        lines += self._story if at_last else self._story[-STORY_LINES:]
+        lines += self._events if at_end else self._events[-EVENT_LINES:]
         over = UP.format(self._drawn) + CLEAR if self._drawn else ""
         click.echo(over + "\n".join(lines))
         self._drawn, self._drawn_at = len(lines), now
 
 
 def _line(cells: tuple[str, ...]) -> str:
-    """Numbers to the right, words to the left."""
+    """One line: numbers aligned right, words left."""
     first, *numbers, last = (cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
     return "  ".join((first.strip().ljust(WIDTHS[0]), *numbers, last.strip()))
 
@@ -95,7 +95,7 @@ def _styled(row: Row) -> str:
 
 
 def plot(rows: Iterable[Row], path: Path, marks: dict[str, float]) -> str:
-    """Draw the loss of all peers over time, with what happened; says where it is, or how to get it."""
+    """Plot the loss of all peers over time, with the events. Returns where the plot is, or how to get it."""
     try:
         import matplotlib as mpl
     except ImportError:

@@ -1,4 +1,4 @@
-"""What commands that meet a master share: its address, the run's token, and how a failure is said in one line."""
+"""What commands that connect to a master share: its address, the token, and errors as one line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ token_option: Callable[[Any], Any] = click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="One line with the run's secret, the same everywhere. Else PCCL_TOKEN is used.",
+    help="File with the run's token in one line, the same on all machines. Default: PCCL_TOKEN.",
 )
 
 
 class MasterAddress(click.ParamType[str]):
-    """`HOST:PORT` of a master; the port may be left out if it is the usual one."""
+    """`HOST:PORT` of a master; without a port, the default port."""
 
     name = "HOST:PORT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The same text with a port, or a message that shows the form."""
+        """The address with a port; fails with a message that shows the format."""
         try:
             host, port = parse_address(str(value), MASTER_PORT)
         except ValueError as error:
@@ -38,14 +38,14 @@ class MasterAddress(click.ParamType[str]):
 
 
 def options_with(token_file: str | None) -> Options:
-    """The options of the environment, with the secret from that file if one is named."""
+    """The options of the environment, with the token of `token_file` if there is one."""
     options = Options().overridden()
     return options if token_file is None else replace(options, token=token_from_file(token_file))
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What goes wrong in here ends the command with code 1 and one line that says why."""
+    """Turn errors of the library into an exit with code 1 and one line that says why."""
     try:
         yield
     except PCCLError as error:
@@ -55,5 +55,5 @@ def one_line_errors() -> Iterator[None]:
 
 
 def exit_codes(failure: str) -> str:
-    """The end of a command's help."""
-    return f"Exit codes: 0 done, 1 {failure} (one line on standard error says why), 2 wrong command line."
+    """The last lines of a command's help; `failure` says what exit code 1 means."""
+    return f"Exit codes: 0 success, 1 {failure} (one line on standard error says why), 2 wrong command line."

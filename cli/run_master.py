@@ -1,4 +1,4 @@
-"""`pccl run-master`: be the master of a run, in this terminal, until Ctrl-C."""
+"""`pccl run-master`: runs the master of a run in this terminal, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     + exit_codes("it cannot serve"),
 )
 @click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
-              help="Address and port that peers connect to. Port 0 takes a free one and prints it.")  # fmt: skip
+              help="Address and port that peers connect to. Port 0 chooses a free port and prints it.")  # fmt: skip
 @token_option
 @click.option("--state", "state_file", type=click.Path(dir_okay=False), default="", metavar="FILE",
-              help="Keep what groups agreed on in this file. A master that starts again with it goes on with the run, "
-                   "and lets groups resume only from that. If it cannot be written at the start, the master does not "
-                   "start; if it cannot be written later (a full disk), each time is logged as an error and the run "
-                   "goes on.")  # fmt: skip
+              help="Save what groups agreed on in this file. A master that is restarted with it continues the run, and "
+                   "lets groups resume only from what was saved. If the file cannot be written at the start, the "
+                   "master does not start. If it cannot be written later (a full disk), each failure is logged as an "
+                   "error and the run continues.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
               envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
-              help="The least important lines that are shown.")  # fmt: skip
+              help="Show lines of this level and above.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Log to standard output, one JSON object per line.")
 def run_master(listen: str, token_file: str | None, state_file: str, log_level: str, as_json: bool) -> None:
     """Run the master that peers connect to.
 
-    It orders who is in, in which ring, and what was agreed: one process per run. It moves no tensors, so the smallest
-    machine will do; peers must reach its port. Ctrl-C or SIGTERM end it; peers then get MasterLostError and may
-    connect to the next one. Every timeout is an environment variable, like PCCL_HEARTBEAT_TIMEOUT=10 in seconds.
+    The master decides about members, rings and shared states: one process per run. It moves no tensors, so a small
+    machine is enough; peers must reach its port. Ctrl-C or SIGTERM ends it; peers then get MasterLostError and may
+    connect to the next master. Every timeout is an environment variable in seconds, such as PCCL_HEARTBEAT_TIMEOUT=10.
     """
     with one_line_errors():
         options = options_with(token_file)
@@ -57,19 +57,19 @@ def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str],
     return logger.log, lambda where: logger.info("listening on %s", where)
 
 
-def _json_output(least: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:
-    def say(**fields: object) -> None:
+def _json_output(level_min: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:
+    def write(**fields: object) -> None:
         try:
             sys.stdout.write(json.dumps({"time": round(time.time(), 6), **fields}) + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read this is gone, but the peers are not: the run is worth more than its log.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
+            # The reader of the log is gone. The run continues without it.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
 
     def log(level: int, line: str) -> None:
-        if level >= least:
-            say(event="log", level=logging.getLevelName(level), line=line)
+        if level >= level_min:
+            write(event="log", level=logging.getLevelName(level), line=line)
 
-    return log, lambda where: say(event="listening", address=where)
+    return log, lambda where: write(event="listening", address=where)

@@ -1,4 +1,4 @@
-"""`pccl status`: what a master knows of its run, once or again and again, for people or for programs."""
+"""`pccl status`: shows what a master knows about its run, once or repeatedly, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .status_view import render
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
+CLEAR = "\x1b[H\x1b[J"  # cursor to the upper left corner, then clear the screen
 
 
 @click.command(
@@ -29,14 +29,14 @@ CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
 )
 @click.argument("address", type=MasterAddress(), metavar="[HOST:PORT]", default=f"127.0.0.1:{MASTER_PORT}")
 @click.option("--watch", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
-              help="Ask again every so many seconds until Ctrl-C; a master that is away is waited for.")  # fmt: skip
+              help="Repeat after this many seconds, until Ctrl-C; continues if the master is away.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or one per line with --watch.")
 @token_option
 def status(address: str, watch: float | None, as_json: bool, token_file: str | None) -> None:
     """Show the peers, rings and votes of a run.
 
-    Asks the master at HOST:PORT (this machine's by default) and takes no part in the run: nobody waits for the asker,
-    and it is counted nowhere. Rates are what peers said in their latest heartbeats.
+    Asks the master at HOST:PORT (default: this machine) and takes no part in the run: no peer waits for this command,
+    and no number counts it. Rates are those of the peers' latest heartbeats.
     """
     with one_line_errors():
         options = options_with(token_file)
@@ -47,7 +47,7 @@ def status(address: str, watch: float | None, as_json: bool, token_file: str | N
         try:
             _watch(lambda: inquire(host, port, options), address, watch, as_json)
         except KeyboardInterrupt:
-            click.echo()  # ended as it is meant to be: the prompt gets a line of its own
+            click.echo()  # the normal end: put the prompt on a new line
 
 
 def _show(run: dict[str, Any], address: str, as_json: bool) -> str:
@@ -55,7 +55,7 @@ def _show(run: dict[str, Any], address: str, as_json: bool) -> str:
 
 
 def _watch(ask: Callable[[], dict[str, Any]], address: str, seconds: float, as_json: bool) -> None:
-    """Ask for ever. The first answer must come; later a master may be away for a while."""
+    """Ask until interrupted. Fails if the first answer does not come; later the master may be away for a while."""
     live = sys.stdout.isatty() and not as_json
     answered = False
     while True:

@@ -1,14 +1,14 @@
-"""How `pccl status` looks: pure functions from the master's description to lines of text.
+"""The output of `pccl status`: pure functions from the status report to lines of text.
 
-Plain columns, widest cell first come, no colours: what is read in a terminal is also pasted into a chat.
+Plain columns without colours, so that the text can be pasted anywhere.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-RING_LINE_MAX = 16  # members of a ring that are drawn one by one; of a longer one the ends
-MATRIX_MAX = 12  # members whose bandwidths are shown as a matrix; a larger one fits no screen
+RING_LINE_MAX = 16  # members of a ring that are drawn one by one; a longer ring shows its ends
+MATRIX_MAX = 12  # members whose bandwidths are shown as a matrix; a larger matrix does not fit a screen
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -53,7 +53,7 @@ def _group(group: dict[str, Any]) -> str:
         lines[0] += f", shared state at revision {group['revision']}"
         lines[0] += f" ({group['digest']})" if group["digest"] else ""
     if group["wiring"]:
-        lines.append(f"  being wired; yet to report: {names(group['wiring'])}")
+        lines.append(f"  being connected; not ready yet: {names(group['wiring'])}")
     if group["running"]:
         lines.append(f"  {count(group['running'], 'collective')} running, {group['commenced']} commenced so far")
     for pair in group["unreachable"]:
@@ -99,7 +99,7 @@ def draw_ring(ring: list[int]) -> str:
 
 
 def draw_matrix(ring: list[int], bandwidths: list[tuple[int, int, float]]) -> str:
-    """Who reaches whom how fast, in megabytes per second; a dot where nothing was measured."""
+    """The rate from each peer to each other peer in megabytes per second; a dot where nothing was measured."""
     known = {(source, target): speed for source, target, speed in bandwidths}
     members = sorted(ring)
     if len(members) > MATRIX_MAX:
@@ -112,7 +112,7 @@ def draw_matrix(ring: list[int], bandwidths: list[tuple[int, int, float]]) -> st
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Columns as wide as their widest cell; numbers are aligned right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     is_number = [all(row[index][:1].isdigit() or row[index] in "-." for row in rows) for index in range(len(head))]
     lines = []

@@ -1,4 +1,4 @@
-"""`pccl stress --churn`: tries to refute that there is no bad time to kill a peer, for as long as it is given."""
+"""`pccl stress --churn`: kills peers at all times, for as long as it is told, and checks every guarantee."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds, or a message that shows the form."""
+        """The seconds; fails with a message that shows the format."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
         if match is None or float(match[1]) <= 0:
-            self.fail(f"{value!r} is no duration; write 60s, 10m or 8h", param, ctx)
+            self.fail(f"{value!r} is not a duration; write 60s, 10m or 8h", param, ctx)
         return float(match[1]) * UNITS[match[2]]
 
 
@@ -35,20 +35,20 @@ class Interval(click.ParamType[tuple[float, float]]):
     name = "seconds-seconds"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """Two numbers, the smaller first, or a message that shows the form."""
+        """Two numbers, the smaller first; fails with a message that shows the format."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", str(value))
         if match is None or not 0 < float(match[1]) <= float(match[2]):
-            self.fail(f"{value!r} is no interval; write 0.5-1.0", param, ctx)
+            self.fail(f"{value!r} is not an interval; write 0.5-1.0", param, ctx)
         return float(match[1]), float(match[2])
 
 
 class Families(click.ParamType[tuple[str, ...]]):
-    """`kill,stop,mass`, as names of what may be done; `all` and `none` are what they say."""
+    """Names of fault families, such as `kill,stop,mass`; or `all`, or `none`."""
 
     name = "name,name"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names, each once, in the order in which plans draw from them; or a message that lists them."""
+        """The names, each once, in the order in which plans draw from them; fails with a message that lists them."""
         words = set(str(value).split(","))
         chosen = set(ALL_FAMILIES) if words == {"all"} else set() if words == {"none"} else words
         if chosen - set(ALL_FAMILIES):
@@ -59,29 +59,37 @@ class Families(click.ParamType[tuple[str, ...]]):
 @click.command(
     epilog="\b\nExamples:\n  pccl stress --churn\n  pccl stress --churn --duration 8h --peers 16 --seed 7\n"
     "  pccl stress --churn --faults kill,stop --groups 1\n  pccl stress --replay stress-report\n\n"
-    "Exit codes: 0 no promise was broken, 1 one was and the report says which, 2 wrong command line."
+    "Exit codes: 0 every guarantee held, 1 one was violated (the report says which), 2 wrong command line."
 )
-@click.option("--churn", is_flag=True, help="Let peers come, train, go and die. The one workload so far.")
+@click.option("--churn", is_flag=True, help="Let peers join, train, leave and die. The only workload so far.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
-              help="Run the plan of an earlier run again, from the folder of its report.")  # fmt: skip
+              help="Run the plan of an earlier run again; DIR is the folder of its report.")  # fmt: skip
 @click.option("--duration", type=Duration(), default="60s", show_default=True,
-              help="How long faults go on: 60s, 10m, 8h.")  # fmt: skip
-@click.option("--peers", type=click.IntRange(2, 256), default=10, show_default=True, help="Places for peers.")
+              help="How long faults are committed: 60s, 10m, 8h.")  # fmt: skip
+@click.option(
+    "--peers",
+    type=click.IntRange(2, 256),
+    default=10,
+    show_default=True,
+    help="Number of peers; dead ones are replaced.",
+)
 @click.option("--groups", type=click.IntRange(1, 64), default=2, show_default=True,
-              help="Peer groups they divide into.")  # fmt: skip
-@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections per neighbour.")
+              help="Number of peer groups.")  # fmt: skip
+@click.option(
+    "--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections to each neighbour."
+)
 @click.option("--faults", type=Families(), default="all", show_default=True,
-              help=f"What is done to peers: {', '.join(ALL_FAMILIES)}; all or none.")  # fmt: skip
+              help=f"Faults to commit: {', '.join(ALL_FAMILIES)}; all or none.")  # fmt: skip
 @click.option("--kill-interval", type=Interval(), default="0.5-1.0", show_default=True,
               help="Seconds between two faults.")  # fmt: skip
 @click.option("--bound", type=click.FloatRange(0), default=2.0, show_default=True,
-              help="Seconds a call may take, after the last fault.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), help="Draw the faults from this seed; by default a new one.")
+              help="Seconds that a call may take after the last fault.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), help="Seed of the faults; default: a new one.")
 @click.option(
     "--all-paths", is_flag=True, help="Fail if a rare path was never taken; for runs of ten minutes and more."
 )
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), default="stress-report", show_default=True,
-              help="Folder for the report, the logs and, after a failure, everything to reproduce it.")  # fmt: skip
+              help="Folder for the report, the logs and, after a failure, the plan.")  # fmt: skip
 @click.option("--no-tty", is_flag=True, help="Print lines instead of a live view.")
 def stress(
     *,
@@ -99,11 +107,11 @@ def stress(
     report: Path,
     no_tty: bool,
 ) -> None:
-    """Kill real processes for hours, check every promise.
+    """Kill real processes for hours and check every guarantee.
 
-    Training processes sync a state and reduce several times a second; they come, go, are killed, stopped, cut off and
-    replaced, while everything they tell is checked against what must have happened. It needs no network beyond this
-    machine; everything to reproduce a failure is in the report's folder.
+    Training processes sync a state and reduce several times a second. They join, leave, are killed, stopped, cut off
+    and replaced; everything that they report is compared with the expected results. The command needs no network beyond
+    this machine. The folder of the report has everything to run a failed plan again.
     """
     if churn == (replay is not None):
         raise click.UsageError("say what to do: --churn, or --replay DIR")

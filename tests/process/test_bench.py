@@ -50,7 +50,7 @@ def test_a_peer_dies_and_another_comes() -> None:
         victim = peers.pop()
         eventually(lambda: "effective" in victim.expect(""), "it measures")
         victim.signal(signal.SIGKILL)
-        eventually(lambda: "; 2 go on" in peers[0].expect(""), "it is said")
+        eventually(lambda: "; 2 peers continue" in peers[0].expect(""), "it is said")
         peers.append(start())
         for peer in (peers[-1], *peers[:-1]):
             eventually(lambda peer=peer: "  3 peers  " in peer.expect("", 30), "all three measure", timeout=60)
@@ -125,8 +125,8 @@ def test_without_numpy() -> None:
     ("arguments", "complaint"),
     [
         (["127.0.0.1:http"], "'127.0.0.1:http' must be host:port"),
-        (["127.0.0.1", "--size", "large"], "'large' is no size; write 4096, 64MB or 1GiB"),
-        (["127.0.0.1", "--size", "0"], "'0' is no size"),
+        (["127.0.0.1", "--size", "large"], "'large' is not a size; write 4096, 64MB or 1GiB"),
+        (["127.0.0.1", "--size", "0"], "'0' is not a size"),
         (["127.0.0.1", "--dtype", "bfloat16"], "'bfloat16' is not one of"),
         ([], "Missing argument 'HOST:PORT'"),
     ],
