@@ -1,14 +1,14 @@
-"""What peers put into reduces and what must come out: the arithmetic of a run, known to peers and to the harness.
+"""The arithmetic of a stress run: what peers contribute to reduces and the expected results, for peers and harness.
 
-Which operations a round makes follows from the run's seed, the group and the round's number, so that newcomers know it
-without being told. A contribution follows from the life, the round and the operation. All of it is whole numbers small
-enough that no sum is rounded: the result of a reduce is one exact array, whatever the order of the ring.
+The operations of a round follow from the seed of the run, the group and the number of the round, so newcomers know them
+without a message. A contribution follows from the life, the round and the operation. All values are whole numbers so
+small that no sum is rounded: the result of a reduce is one exact array, whatever the order of the ring.
 
-An exact tensor begins with a list of the places of the run. Everyone writes its life at its own place and zeros
-elsewhere, so the sum names all who took part, and whoever knows them can compute the rest. A quantized result is not
-exact; it is held to its range, and to being the same everywhere.
+An exact tensor begins with one element for each place of the run. Every peer writes its life at its own place and zeros
+elsewhere, so the sum names all participants, and the rest can be computed from them. A quantized result is not exact;
+it must be within its range and the same on all peers.
 
-The state of a group is moved on by results alone: exact ones are added, quantized ones enter by their checksum.
+The state of a group is updated with results only: exact results are added, quantized results enter by their checksum.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COUNTS = (256, 4_001, 40_000, 160_000)  # elements: one small block up to several blocks per peer
-COUNT_LONG = 320_000  # elements of every other reduce whose target shows how far it got: long enough to be caught at it
+COUNT_LONG = 320_000  # elements of half of the reduces whose target shows progress: long enough to be interrupted
 OPERATIONS_MAX = 5  # in one round
 WEIGHTS = 8_192  # elements of the part of a state that results are added to
 NOTES = 64  # elements of the part that a training process keeps in ordinary memory
-BALLAST = 1 << 18  # elements that follow from the revision alone: something to move for those who lack it
+BALLAST = 1 << 18  # elements that follow from the revision alone: bytes for newcomers to receive
 OPTIMIZED_EVERY = 50  # one of so many rounds ends with an optimisation of the rings
 PERIOD = 7  # of the pattern in every tensor
-BASES = 100  # how many different contributions there are
+BASES = 100  # number of different contributions
 TOLERANCE = 0.02  # of a quantized sum, for each of its members: half a step of 256 over the range, with room
 
 
@@ -52,42 +52,42 @@ class Operation:
 
     @property
     def tag(self) -> int:
-        """As the library matches it."""
+        """The tag of the reduce."""
         return self.index + 1
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a failure leaves in the target what had come: workers write straight to it, nobody restores it.
+        """Whether a failed reduce leaves partial results in its target: workers write to it, and it is not restored.
 
-        Those of a list are retried before anybody can look.
+        Reduces of a list are retried before the target can be read.
         """
         return self.shared and not (self.in_place or self.in_list or self.quantized)
 
 
 def draw_operations(seed: int, group: int, number: int, places: int) -> list[Operation]:
     """The operations of one round of one group."""
-    chance = random.Random(f"{seed} {group} {number}")
-    listed = chance.random() < 0.4
+    rng = random.Random(f"{seed} {group} {number}")
+    listed = rng.random() < 0.4
     operations = []
-    for index in range(chance.randint(1, OPERATIONS_MAX)):
-        quantized = chance.random() < 0.3
+    for index in range(rng.randint(1, OPERATIONS_MAX)):
+        quantized = rng.random() < 0.3
         operation = Operation(
             index,
-            max(chance.choice(COUNTS), places),
-            "float32" if quantized else chance.choice(("float32", "int32", "int64")),
+            max(rng.choice(COUNTS), places),
+            "float32" if quantized else rng.choice(("float32", "int32", "int64")),
             quantized,
-            in_place=chance.random() < 0.6,
-            shared=chance.random() < 0.7,
+            in_place=rng.random() < 0.6,
+            shared=rng.random() < 0.7,
             in_list=listed and index < 3,
         )
-        if operation.shows_progress and chance.random() < 0.5:
+        if operation.shows_progress and rng.random() < 0.5:
             operation = replace(operation, count=COUNT_LONG)
         operations.append(operation)
     return operations
 
 
 def is_optimized(seed: int, number: int) -> bool:
-    """Whether a round ends with an optimisation of the rings. All groups take part in it, so the group has no say."""
+    """Whether a round ends with an optimisation of the rings; the same for all groups."""
     return zlib.crc32(f"{seed} rings {number}".encode()) % OPTIMIZED_EVERY == 0
 
 
@@ -104,7 +104,7 @@ def _pattern(count: int, dtype: str) -> Array:
 
 
 def contribution(operation: Operation, number: int, place: int, places: int, life: int) -> Array:
-    """What a life puts in."""
+    """The contribution of a life."""
     tensor: Array = _pattern(operation.count, operation.dtype).copy()
     tensor += np.array(base_of(life, number, operation.index)).astype(operation.dtype)
     if not operation.quantized:
@@ -113,28 +113,28 @@ def contribution(operation: Operation, number: int, place: int, places: int, lif
     return tensor
 
 
-def who_took_part(result: Array, places: int) -> tuple[tuple[int, int], ...]:
-    """Place and life of everyone in the list at the beginning of an exact result."""
+def participants_of(result: Array, places: int) -> tuple[tuple[int, int], ...]:
+    """Place and life of all participants, from the list at the beginning of an exact result."""
     return tuple((place, int(life)) for place, life in enumerate(result[:places].tolist()) if life)
 
 
-def how_far(target: Array, places: int) -> tuple[int, float]:
-    """How far an exact reduce got that was begun with zeros in its target, and failed.
+def progress_of(target: Array, places: int) -> tuple[int, float]:
+    """The progress of a failed exact reduce whose target was zero at the start.
 
-    The steps of the pattern are as high as contributions were added. Returns how many those are where they are most,
-    and in how much of the tensor they are so many.
+    The steps of the pattern are proportional to the number of added contributions. Returns the largest number of
+    contributions, and the share of the tensor that has it.
     """
     begin = places + -places % PERIOD
     rows = target[begin : begin + (len(target) - begin) // PERIOD * PERIOD].reshape(-1, PERIOD)
     steps = np.diff(rows[:, :3])
-    # Where the two differ, the border between two blocks lies among them.
+    # Where the two differ, there is a border between two blocks.
     counts = np.bincount(steps[steps[:, 0] == steps[:, 1], 0].clip(0, places).astype(np.int64), minlength=2)
     most = int(counts.nonzero()[0].max(initial=0))
     return most, float(counts[most] / max(counts.sum(), 1))
 
 
 def expected(operation: Operation, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:
-    """The exact result, given who took part."""
+    """The exact result for these participants."""
     members = tuple(who)
     total = sum(base_of(life, number, operation.index) for _, life in members)
     result: Array = _pattern(operation.count, operation.dtype).copy()
@@ -147,7 +147,7 @@ def expected(operation: Operation, number: int, places: int, who: Iterable[tuple
 
 
 def span_allowed(operation: Operation, number: int, lives: Iterable[int], world: int) -> tuple[float, float]:
-    """Between which numbers a quantized result lies, given those of its members whose lives are known."""
+    """The range of a quantized result, given the lives of its known members."""
     known = [base_of(life, number, operation.index) for life in lives]
     unknown = max(world - len(known), 0)
     room = TOLERANCE * world * (PERIOD + BASES) + 1.0
@@ -155,15 +155,17 @@ def span_allowed(operation: Operation, number: int, lives: Iterable[int], world:
 
 
 def checksum(*arrays: Array) -> int:
-    """Of all bytes of these arrays, one after the other."""
+    """The checksum of all bytes of these arrays."""
     value = 0
     for array in arrays:
         value = zlib.crc32(array.data.cast("B"), value)
     return value
 
 
-def move_on(weights: Array, notes: Array, operation: Operation, result: Array | None, result_checksum: int) -> None:
-    """Apply one result to a state, in place. A quantized one needs no array."""
+def update_state(
+    weights: Array, notes: Array, operation: Operation, result: Array | None, result_checksum: int
+) -> None:
+    """Update a state with one result, in place. A quantized result needs no array."""
     if operation.quantized:
         notes[1] = (int(notes[1]) * 31 + result_checksum) % (1 << 62)
     else:
@@ -173,5 +175,5 @@ def move_on(weights: Array, notes: Array, operation: Operation, result: Array | 
 
 
 def ballast_of(revision: int) -> float:
-    """What fills the rest of a state at that revision."""
+    """The value of the ballast at this revision."""
     return float(revision % 8191)

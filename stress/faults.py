@@ -1,9 +1,9 @@
-"""What can be done to a peer, and the plan that says what is done to whom and when.
+"""The faults, and the plan that says which fault hits which peer, and when.
 
-The plan is drawn from a seed before anything happens and does not look at the run: the same seed gives the same faults
-at the same times to the same places. A *place* is a number that peers occupy one after another. Place 0 belongs to the
-elder, who only ever loses workers: a run always has one member, and one whose memory can be watched. What the machine
-makes of a plan, by scheduling, is not repeatable; a fault whose victim is not there just then is counted as missed.
+The plan is drawn from a seed before the run and does not depend on the run: the same seed gives the same faults at the
+same times to the same places. A *place* is a number that peers occupy one after another. Place 0 belongs to the elder,
+which only loses workers: so a run always has one member, and one process whose memory can be watched. The scheduling of
+the machine is not repeatable; a fault whose victim does not exist at that moment is counted as missed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ELDER = 0  # the place of the peer that is never ended
 
 
-class Kind(StrEnum):
-    """The names that reports and plots use."""
+class FaultKind(StrEnum):
+    """The kinds of faults, with the names that reports and plots use."""
 
     KILL_TRAINING = "kill-training"
     KILL_TWO = "kill-two"
@@ -50,82 +50,82 @@ class Kind(StrEnum):
     MASS_DEATH = "mass-death"
 
 
-# What the command line calls them: kinds that are switched on together, and how often each is drawn. Kills lead: a
-# process that ends without a word is what the library is built for.
-FAMILIES: dict[str, dict[Kind, int]] = {
+# Fault families: kinds that the command line switches on together, and how often each is drawn. Kills are the most
+# frequent: the library is built for processes that end without warning.
+FAMILIES: dict[str, dict[FaultKind, int]] = {
     "kill": {
-        Kind.KILL_TRAINING: 30,
-        Kind.KILL_TWO: 10,
-        Kind.KILL_ACTOR: 15,
-        Kind.KILL_SENDER: 10,
-        Kind.KILL_RECEIVER: 10,
-        Kind.KILL_STATE_WORKER: 6,
+        FaultKind.KILL_TRAINING: 30,
+        FaultKind.KILL_TWO: 10,
+        FaultKind.KILL_ACTOR: 15,
+        FaultKind.KILL_SENDER: 10,
+        FaultKind.KILL_RECEIVER: 10,
+        FaultKind.KILL_STATE_WORKER: 6,
     },
-    "term": {Kind.TERMINATE: 8},
-    "vanish": {Kind.VANISH: 8},
-    "close": {Kind.CLOSE: 8},
-    "stop": {Kind.STOP_TRAINING: 3, Kind.STOP_ACTOR: 3, Kind.STOP_PEER: 4},
-    "blackhole": {Kind.BLACK_HOLE: 5},
+    "term": {FaultKind.TERMINATE: 8},
+    "vanish": {FaultKind.VANISH: 8},
+    "close": {FaultKind.CLOSE: 8},
+    "stop": {FaultKind.STOP_TRAINING: 3, FaultKind.STOP_ACTOR: 3, FaultKind.STOP_PEER: 4},
+    "blackhole": {FaultKind.BLACK_HOLE: 5},
     "link": {
-        Kind.RESET_RING: 3,
-        Kind.RESET_MASTER: 2,
-        Kind.HALF_CLOSE_RING: 3,
-        Kind.HALF_CLOSE_MASTER: 2,
-        Kind.FLIP_RING: 4,
-        Kind.FLIP_MASTER: 2,
+        FaultKind.RESET_RING: 3,
+        FaultKind.RESET_MASTER: 2,
+        FaultKind.HALF_CLOSE_RING: 3,
+        FaultKind.HALF_CLOSE_MASTER: 2,
+        FaultKind.FLIP_RING: 4,
+        FaultKind.FLIP_MASTER: 2,
     },
-    "mass": {Kind.MASS_DEATH: 2},
+    "mass": {FaultKind.MASS_DEATH: 2},
 }
 ALL_FAMILIES = tuple(FAMILIES)
 
-STOPS = frozenset({Kind.STOP_TRAINING, Kind.STOP_ACTOR, Kind.STOP_PEER})
-PAUSES = STOPS | {Kind.BLACK_HOLE}  # what lasts for a while
-# Processes that a peer replaces, and connections that it makes anew: neither costs a membership.
+STOPS = frozenset({FaultKind.STOP_TRAINING, FaultKind.STOP_ACTOR, FaultKind.STOP_PEER})
+PAUSES = STOPS | {FaultKind.BLACK_HOLE}  # faults with a duration
+# Faults that cost no membership: the peer replaces the process or the connection.
 MENDED = frozenset(
     {
-        *(Kind.KILL_SENDER, Kind.KILL_RECEIVER, Kind.KILL_STATE_WORKER),
-        *(Kind.RESET_RING, Kind.HALF_CLOSE_RING, Kind.FLIP_RING),
+        *(FaultKind.KILL_SENDER, FaultKind.KILL_RECEIVER, FaultKind.KILL_STATE_WORKER),
+        *(FaultKind.RESET_RING, FaultKind.HALF_CLOSE_RING, FaultKind.FLIP_RING),
     }
 )
-# What is done to the network, and so only to peers behind a proxy: the order, and whether to the ring or the master.
+# Faults of links, which only hit peers behind a proxy: the command to the proxy, and the links (ring or master).
 LINK_FAULTS = {
-    Kind.BLACK_HOLE: ("silence", ("ring", "master")),
-    Kind.RESET_RING: ("reset", ("ring",)),
-    Kind.RESET_MASTER: ("reset", ("master",)),
-    Kind.HALF_CLOSE_RING: ("half_close", ("ring",)),
-    Kind.HALF_CLOSE_MASTER: ("half_close", ("master",)),
-    Kind.FLIP_RING: ("flip", ("ring",)),
-    Kind.FLIP_MASTER: ("flip", ("master",)),
+    FaultKind.BLACK_HOLE: ("silence", ("ring", "master")),
+    FaultKind.RESET_RING: ("reset", ("ring",)),
+    FaultKind.RESET_MASTER: ("reset", ("master",)),
+    FaultKind.HALF_CLOSE_RING: ("half_close", ("ring",)),
+    FaultKind.HALF_CLOSE_MASTER: ("half_close", ("master",)),
+    FaultKind.FLIP_RING: ("flip", ("ring",)),
+    FaultKind.FLIP_MASTER: ("flip", ("master",)),
 }
 
-# Exit status of the training process after each deed that ends it; minus the signal if it was one.
+# Exit status of the training process after each fault that ends it; minus the signal if it was one.
 ENDINGS = {
-    Kind.KILL_TRAINING: -signal.SIGKILL,
-    Kind.MASS_DEATH: -signal.SIGKILL,
-    Kind.TERMINATE: -signal.SIGTERM,
-    Kind.VANISH: VANISHED,
-    Kind.CLOSE: 0,
+    FaultKind.KILL_TRAINING: -signal.SIGKILL,
+    FaultKind.MASS_DEATH: -signal.SIGKILL,
+    FaultKind.TERMINATE: -signal.SIGTERM,
+    FaultKind.VANISH: VANISHED,
+    FaultKind.CLOSE: 0,
 }
 
-SHORT_STOP = (0.05, 0.5)  # seconds: a stall that the run sits out
-LONG_STOP = (0.5, 1.5)  # seconds beyond the heartbeat timeout: the run goes on without the stopped peer
-RESPAWN = (0.0, 1.0)  # seconds until the place of a dead peer is taken by the next
-PROXIED_EVERY = 3  # every so many places are behind a proxy, so that most traffic takes the way of most users
+SHORT_STOP = (0.05, 0.5)  # seconds: a pause that costs no membership
+LONG_STOP = (0.5, 1.5)  # seconds beyond the heartbeat timeout: the run continues without the stopped peer
+RESPAWN = (0.0, 1.0)  # seconds until a dead peer is replaced
+PROXIED_EVERY = 3  # one of so many places is behind a proxy; the other peers connect directly, as users do
 
 
 def is_proxied(place: int) -> bool:
-    """Whether the links of a place can be harmed. Never the elder's."""
+    """Whether link faults can hit this place. Never the elder's."""
     return place % PROXIED_EVERY == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One deed of the plan."""
+    """One fault of the plan."""
 
     number: int
     at: float  # seconds after the run began
-    kind: Kind
-    place: int  # whose peer suffers; in a mass death, who is spared
+    kind: FaultKind
+    place: int  # of the victim; in a mass death, of the survivor
     pause: float  # seconds: how long a stop lasts, or until a dead peer is followed by the next
 
     def __str__(self) -> str:
@@ -140,37 +140,37 @@ def draw_plan(
     families: tuple[str, ...] = ALL_FAMILIES,
 ) -> Iterator[Fault]:
     """Faults without end, at random intervals. `silence` is the run's heartbeat timeout."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     weighed = {kind: weight for name in families for kind, weight in FAMILIES[name].items()}
     kinds, weights = list(weighed), list(weighed.values())
     at, number = 0.0, 0
     while kinds:
-        at += chance.uniform(*interval)
+        at += rng.uniform(*interval)
         number += 1
-        kind = chance.choices(kinds, weights)[0]
-        place = _draw_place(chance, kind, places)
-        pause = chance.uniform(*RESPAWN)
+        kind = rng.choices(kinds, weights)[0]
+        place = _draw_place(rng, kind, places)
+        pause = rng.uniform(*RESPAWN)
         if kind in PAUSES:
-            # Nobody is told that a training process stands still, so the others wait for it as for any slow peer.
-            short = kind is Kind.STOP_TRAINING or chance.random() < 0.5
-            pause = chance.uniform(*SHORT_STOP) if short else silence + chance.uniform(*LONG_STOP)
+            # A stopped training process looks like a slow one, so the other peers wait for it.
+            short = kind is FaultKind.STOP_TRAINING or rng.random() < 0.5
+            pause = rng.uniform(*SHORT_STOP) if short else silence + rng.uniform(*LONG_STOP)
         yield Fault(number, at, kind, place, pause)
 
 
-def _draw_place(chance: random.Random, kind: Kind, places: int) -> int:
-    if kind is Kind.MASS_DEATH or places == 1:
+def _draw_place(rng: random.Random, kind: FaultKind, places: int) -> int:
+    if kind is FaultKind.MASS_DEATH or places == 1:
         return ELDER
     if kind in LINK_FAULTS:
-        return chance.choice([place for place in range(places) if is_proxied(place)])
-    return chance.randrange(ELDER if kind in MENDED else ELDER + 1, places)
+        return rng.choice([place for place in range(places) if is_proxied(place)])
+    return rng.randrange(ELDER if kind in MENDED else ELDER + 1, places)
 
 
 # ---------------------------------------------------------------------------------------------- processes of a peer
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The processes of one peer, as the system shows them at this moment."""
+class PeerProcesses:
+    """The processes of one peer at this moment, from /proc."""
 
     training: int
     actors: tuple[int, ...]  # one, or none between two memberships
@@ -184,8 +184,8 @@ class Family:
         return (self.training, *self.actors, *self.senders, *self.receivers, *self.state_workers)
 
 
-def family_of(training: int) -> Family:
-    """Look at a training process and its descendants. Whoever ends meanwhile is not in the picture."""
+def processes_of(training: int) -> PeerProcesses:
+    """A training process and its descendants. A process that ends meanwhile is left out."""
     actors = children_of(training)
     senders: list[int] = []
     receivers: list[int] = []
@@ -199,7 +199,7 @@ def family_of(training: int) -> Family:
                 receivers.append(worker)
             elif name.startswith(("pccl-serve", "pccl-fetch")):
                 state_workers.append(worker)
-    return Family(training, tuple(actors), tuple(senders), tuple(receivers), tuple(state_workers))
+    return PeerProcesses(training, tuple(actors), tuple(senders), tuple(receivers), tuple(state_workers))
 
 
 def children_of(pid: int) -> list[int]:
@@ -224,33 +224,33 @@ def name_of(pid: int) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------------------------------- deeds
+# ---------------------------------------------------------------------------------------------- faults
 
 _SIGNALS = {
-    Kind.TERMINATE: signal.SIGTERM,
-    Kind.VANISH: signal.SIGUSR1,
-    Kind.CLOSE: signal.SIGUSR2,
-    Kind.STOP_TRAINING: signal.SIGSTOP,
-    Kind.STOP_ACTOR: signal.SIGSTOP,
-    Kind.STOP_PEER: signal.SIGSTOP,
+    FaultKind.TERMINATE: signal.SIGTERM,
+    FaultKind.VANISH: signal.SIGUSR1,
+    FaultKind.CLOSE: signal.SIGUSR2,
+    FaultKind.STOP_TRAINING: signal.SIGSTOP,
+    FaultKind.STOP_ACTOR: signal.SIGSTOP,
+    FaultKind.STOP_PEER: signal.SIGSTOP,
 }
 
 
-def commit(kind: Kind, training: int) -> tuple[int, ...]:
-    """Do it to this peer; the processes that were hit, none if it has no such process just now."""
-    family = family_of(training)
+def commit(kind: FaultKind, training: int) -> tuple[int, ...]:
+    """Commit a fault. Returns the processes that were hit; none if the peer has no such process now."""
+    processes = processes_of(training)
     targets: tuple[int, ...]
     match kind:
-        case Kind.KILL_ACTOR | Kind.STOP_ACTOR:
-            targets = family.actors
-        case Kind.KILL_SENDER:
-            targets = family.senders[:1]
-        case Kind.KILL_RECEIVER:
-            targets = family.receivers[:1]
-        case Kind.KILL_STATE_WORKER:
-            targets = family.state_workers[:1]
-        case Kind.STOP_PEER:
-            targets = family.everyone
+        case FaultKind.KILL_ACTOR | FaultKind.STOP_ACTOR:
+            targets = processes.actors
+        case FaultKind.KILL_SENDER:
+            targets = processes.senders[:1]
+        case FaultKind.KILL_RECEIVER:
+            targets = processes.receivers[:1]
+        case FaultKind.KILL_STATE_WORKER:
+            targets = processes.state_workers[:1]
+        case FaultKind.STOP_PEER:
+            targets = processes.everyone
         case _:
             targets = (training,)
     number = _SIGNALS.get(kind, signal.SIGKILL)

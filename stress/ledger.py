@@ -1,16 +1,16 @@
-"""The laws of content, checked over what peers tell: what came out of reduces, and how the state of a group moves on.
+"""The laws of content, checked over the steps of peers: the results of reduces, and the states of groups.
 
-Pure, and no peer is believed: whatever can be computed from who took part is computed here.
+Pure. The ledger trusts no peer: it computes everything that follows from who took part.
 
-**Sums.** All members tell the same result of an operation, and an exact one is what the lives that stand in it must
-have made. **Restoration.** A reduce that failed left its tensor as the contribution that it was; so did one that was
-not in place. **Agreement.** Whoever returns from one sync holds the same revision and the same content. **Revisions**
-grow by one with every sync, or repeat the last one where a group resumes from it. **State.** The content that a group
-agrees on is the last one, moved on by the results of the round between: a function of the revision and of who took
-part. **Economy.** Nobody receives what it has.
+**Sums.** All members report the same result of an operation, and an exact result is what the participants must have
+made. **Restoration.** A failed reduce leaves its tensor as it was; so does every reduce that is not in place.
+**Agreement.** All members that return from one sync hold the same revision and the same content. **Revisions** grow by
+one with every sync, or repeat the last one where a group resumes from it. **State.** The content of a group is the
+previous content, updated with the results of the round between: a function of the revision and of the participants.
+**Economy.** No peer receives what it already has.
 
-Facts come by pipes, in any order among peers. They are kept until nobody can still tell of an earlier time, and are
-then taken in the order of their times.
+Facts arrive through pipes, in any order among peers. The ledger keeps them until no earlier fact can arrive, and then
+takes them in the order of their times.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .arithmetic import (
     contribution,
     draw_operations,
     expected,
-    move_on,
     span_allowed,
+    update_state,
 )
 from .paths import Path
 from .records import Applied, Reduced, Step, Synced, Violation
@@ -41,32 +41,32 @@ from .records import Applied, Reduced, Step, Synced, Violation
 if TYPE_CHECKING:
     from .records import Fact
 
-STATES_KEPT = 256  # contents of a group that are remembered: those of the last rounds
-OPERATIONS_KEPT = 4096  # operations that somebody may still tell of
-SPREADING = 1.25  # chunks that are complete: more than the one that a peer completes itself; they are not quite equal
-SAMPLED = 8  # of so many contributions that were left alone, one is looked at
+STATES_KEPT = 256  # contents of a group that are kept: those of the last rounds
+OPERATIONS_KEPT = 4096  # operations that may still be reported
+SPREADING = 1.25  # complete chunks: more than the one that a peer owns; chunks differ in size
+SAMPLED = 8  # one of so many unchanged contributions is checked
 
 
 @dataclass(slots=True)
 class Sum:
-    """One operation of one round, as its members tell it."""
+    """One operation of one round, as its members report it."""
 
     fact: Reduced
-    first: int  # the life that told it first
-    tellers: set[int] = field(default_factory=set)
+    first: int  # the life that reported it first
+    reporters: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Content:
-    """A state that some peer had, computed here."""
+    """The content of a state, computed here."""
 
     weights: Array
     notes: Array
-    followers: set[int] = field(default_factory=set)  # checksums of what was made of it
+    followers: set[int] = field(default_factory=set)  # checksums of the contents that followed it
 
 
 class Ledger:
-    """All facts of a run. Feed with `add`, judge with `settle`; `found` has what is wrong."""
+    """All facts of a run. `add` takes a fact, `settle` judges, `found` has the violations."""
 
     def __init__(self, seed: int, places: int) -> None:
         self.found: list[Violation] = []
@@ -90,12 +90,12 @@ class Ledger:
         self._homes[life] = group, place
 
     def add(self, step: Step) -> None:
-        """A call with a fact."""
+        """Take a step with a fact."""
         self._count += 1
         heapq.heappush(self._waiting, (step.end_ns, self._count, step))
 
     def settle(self, until_ns: int) -> None:
-        """Nobody will tell of what ended before that time any more."""
+        """Judge the facts that ended before this time: no earlier one can arrive."""
         while self._waiting and self._waiting[0][0] < until_ns:
             self._judge(heapq.heappop(self._waiting)[2])
 
@@ -115,7 +115,7 @@ class Ledger:
     def _operation(self, group: int, number: int, index: int) -> Operation:
         return draw_operations(self._seed, group, number, self._places)[index]
 
-    def _object(self, step: Step, law: str, text: str) -> None:
+    def _add_violation(self, step: Step, law: str, text: str) -> None:
         self.found.append(Violation(step.end_ns, law, f"life {step.life} of group {step.group}: {text}"))
 
     # ------------------------------------------------------------------------------------------ reduces
@@ -133,31 +133,33 @@ class Ledger:
         elif (known.fact.after, known.fact.who) != (fact.after, fact.who):
             told = f"{fact.after:08x} of {list(fact.who)}"
             other = f"{known.fact.after:08x} of {list(known.fact.who)} that life {known.first} has"
-            self._object(step, "sums", f"{where}: its result is {told}, not {other}")
-        known.tellers.add(step.life)
+            self._add_violation(step, "sums", f"{where}: its result is {told}, not {other}")
+        known.reporters.add(step.life)
         if operation.quantized:
-            low, high = span_allowed(operation, fact.round, known.tellers, max(fact.world, len(known.tellers)))
+            low, high = span_allowed(operation, fact.round, known.reporters, max(fact.world, len(known.reporters)))
             if fact.world and not low <= fact.span[0] <= fact.span[1] <= high:
-                self._object(step, "sums", f"{where}: quantized results from {fact.span}, allowed {(low, high)}")
+                self._add_violation(step, "sums", f"{where}: quantized results from {fact.span}, allowed {(low, high)}")
         if not operation.in_place and self._count % SAMPLED == 0:
             self._judge_untouched(step, fact, where)
         self._mark_retries(step, fact)
 
     def _judge_exact(self, step: Step, fact: Reduced, operation: Operation, where: str) -> None:
         if fact.world and fact.world != len(fact.who):
-            self._object(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.who)} took part")
+            self._add_violation(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.who)} took part")
         strangers = [life for place, life in fact.who if self._homes.get(life) != (step.group, place)]
         if strangers or step.life not in {life for _, life in fact.who}:
-            self._object(step, "sums", f"{where}: {list(fact.who)} took part")
+            self._add_violation(step, "sums", f"{where}: {list(fact.who)} took part")
         wanted = checksum(expected(operation, fact.round, self._places, fact.who))
         if wanted != fact.after:
             text = f"{where}: {list(fact.who)} make {wanted:08x}, the result is {fact.after:08x}"
-            self._object(step, "sums", text)
+            self._add_violation(step, "sums", text)
 
     def _judge_restored(self, step: Step, fact: Reduced, operation: Operation) -> None:
         where = f"attempt {fact.attempt} at operation {fact.index} of round {fact.round}"
         if fact.after != fact.before:
-            self._object(step, "restoration", f"{where} failed and left {fact.after:08x}, it was {fact.before:08x}")
+            self._add_violation(
+                step, "restoration", f"{where} failed and left {fact.after:08x}, it was {fact.before:08x}"
+            )
         self._judge_untouched(step, fact, where)
         if operation.quantized:
             self.paths.append(Path.UNDONE_QUANTIZED)
@@ -169,7 +171,7 @@ class Ledger:
             self.paths.append(Path.UNDONE_SPREADING if share < 1.0 else Path.UNDONE_COMPLETE)
 
     def contribution_of(self, step: Step) -> int:
-        """The checksum of what a life put into the reduce that it tells of."""
+        """The checksum of the contribution of a life to the reduce that it reports."""
         fact = step.fact
         assert isinstance(fact, Reduced)
         operation = self._operation(step.group, fact.round, fact.index)
@@ -180,7 +182,7 @@ class Ledger:
         wanted = self.contribution_of(step)
         if wanted != fact.before:
             text = f"{where}: what it put in is {fact.before:08x}, and not {wanted:08x}, what it must be"
-            self._object(step, "restoration", text)
+            self._add_violation(step, "restoration", text)
 
     def _mark_retries(self, step: Step, fact: Reduced) -> None:
         if fact.attempt > 1:
@@ -196,7 +198,7 @@ class Ledger:
     def _judge_sync(self, step: Step, fact: Synced) -> None:
         now = fact.revision, fact.after
         if fact.rx_bytes and now == (fact.revision_before, fact.before):
-            self._object(step, "economy", f"received {fact.rx_bytes} bytes of a state that it had")
+            self._add_violation(step, "economy", f"received {fact.rx_bytes} bytes of a state that it had")
         if fact.resumed:
             self.paths.append(Path.RESUMED)
         elif fact.rx_bytes:
@@ -205,11 +207,11 @@ class Ledger:
         known = self._syncs.setdefault((step.group, fact.round), now)
         if known != now:
             others = f"others hold {known[0]} as {known[1]:08x}"
-            self._object(step, "agreement", f"in round {fact.round} it holds {now[0]} as {now[1]:08x}, {others}")
+            self._add_violation(step, "agreement", f"in round {fact.round} it holds {now[0]} as {now[1]:08x}, {others}")
         while len(self._syncs) > OPERATIONS_KEPT:
             self._syncs.popitem(last=False)
         if last is not None and last[0] >= fact.round:
-            # It may be long ago: who was stopped before its call returned is given up, and returns all the same.
+            # It may be long ago: a peer that was stopped in its call is removed, and its call returns later.
             if last[0] == fact.round:
                 self._members[step.group].add(step.life)
             return
@@ -221,12 +223,12 @@ class Ledger:
         self.revisions += 1
 
     def _judge_succession(self, step: Step, fact: Synced, last: tuple[int, int, int] | None) -> None:
-        """The first of its group to tell of this round: its state must follow from the one before."""
+        """The first report of its group of this round: its state must follow from the previous one."""
         contents = self._contents[step.group]
         if last is None:
             self._remember(contents, Content(np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)))
             if fact.revision or fact.after not in contents:
-                self._object(
+                self._add_violation(
                     step, "state", f"begins at revision {fact.revision} as {fact.after:08x}, and not with zeros"
                 )
             return
@@ -235,18 +237,18 @@ class Ledger:
             return
         if fact.revision != revision + 1:
             text = f"from revision {revision} in round {number} to {fact.revision} in round {fact.round}"
-            self._object(step, "revisions", text)
+            self._add_violation(step, "revisions", text)
         if content in contents and fact.after not in contents[content].followers:
             text = (
                 f"revision {fact.revision} is {fact.after:08x}, which nobody made of revision {revision}, {content:08x}"
             )
-            self._object(step, "state", text)
+            self._add_violation(step, "state", text)
 
     def _mark_deaths(self, group: int, number: int) -> None:
-        """The next round has begun: who stands in a result of the last one, and never told of it, is gone."""
+        """The next round has begun: participants of the last one that never reported it are gone."""
         for index in range(OPERATIONS_MAX):
             known = self._sums.get((group, number, index))
-            if known is not None and not {life for _, life in known.fact.who} <= known.tellers:
+            if known is not None and not {life for _, life in known.fact.who} <= known.reporters:
                 self.paths.append(Path.DIED_AFTER_VOTE)
 
     def _judge_move(self, step: Step, fact: Applied) -> None:
@@ -256,7 +258,7 @@ class Ledger:
             other = known[0]
             if (other.after, other.results) != (fact.after, fact.results):
                 told = f"{fact.after:08x} by {fact.results}, life {known[1]} to {other.after:08x} by {other.results}"
-                self._object(step, "state", f"moved on to {told}")
+                self._add_violation(step, "state", f"moved on to {told}")
             return
         self._moves[key] = fact, step.life
         while len(self._moves) > OPERATIONS_KEPT:
@@ -265,14 +267,18 @@ class Ledger:
             self._alone.add(step.group)
         content = self._contents[step.group].get(fact.before)
         if content is None:
-            self._object(step, "state", f"revision {fact.revision} is made of {fact.before:08x}, which nobody ever had")
+            self._add_violation(
+                step, "state", f"revision {fact.revision} is made of {fact.before:08x}, which nobody ever had"
+            )
             return
         made = self._make(step.group, content, fact)
         content.followers.add(fact.after)
         if made is None:
-            self._object(step, "state", f"revision {fact.revision} is made by results that nobody tells of")
+            self._add_violation(step, "state", f"revision {fact.revision} is made by results that nobody tells of")
         elif self._remember(self._contents[step.group], made) != fact.after:
-            self._object(step, "state", f"revision {fact.revision} is {fact.after:08x}, which is not what it must be")
+            self._add_violation(
+                step, "state", f"revision {fact.revision} is {fact.after:08x}, which is not what it must be"
+            )
 
     def _make(self, group: int, content: Content, fact: Applied) -> Content | None:
         weights, notes = content.weights.copy(), content.notes.copy()
@@ -282,7 +288,7 @@ class Ledger:
                 return None
             operation = self._operation(group, fact.round, index)
             exact = None if operation.quantized else expected(operation, fact.round, self._places, known.fact.who)
-            move_on(weights, notes, operation, exact, result)
+            update_state(weights, notes, operation, exact, result)
         notes[0] = fact.revision
         return Content(weights, notes)
 

@@ -1,18 +1,18 @@
-"""Rare paths: what a long run must have met at least once, or it has proved nothing about it.
+"""Rare paths: what a long run must have met at least once to say something about it.
 
-Recognised from outside, by what peers tell and what was done to them. `pccl stress --all-paths` fails a run in which
-one of them never happened; paths of faults that were switched off are not asked for.
+They are recognised from the reports of peers and from the committed faults. `pccl stress --all-paths` fails a run in
+which one of them never happened; paths of faults that were switched off are not required.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from .faults import Kind
+from .faults import FaultKind
 
 
 class Path(StrEnum):
-    """What is to have happened."""
+    """The rare paths; the values are shown in reports."""
 
     MADE_AGAIN = "a reduce was undone, and made again by the survivors"
     UNDONE_QUANTIZED = "a quantized reduce was undone"
@@ -37,24 +37,24 @@ class Path(StrEnum):
     MASS_DEATH = "all but one died at once"
 
 
-NEEDS: dict[Path, frozenset[Kind]] = {
-    Path.RESUMED: frozenset({Kind.MASS_DEATH}),
-    Path.FAILED_TWICE: frozenset({Kind.KILL_TWO}),
-    Path.TWO_LOST: frozenset({Kind.KILL_TWO}),
-    Path.MASS_DEATH: frozenset({Kind.MASS_DEATH}),
-    Path.SAT_OUT: frozenset({Kind.STOP_PEER}),
-    Path.GIVEN_UP: frozenset({Kind.STOP_PEER}),
-    Path.HOLE_SAT_OUT: frozenset({Kind.BLACK_HOLE}),
-    Path.HOLE_NOTICED: frozenset({Kind.BLACK_HOLE}),
-    Path.FLIPPED: frozenset({Kind.FLIP_RING}),
-    Path.REPLACED: frozenset({Kind.KILL_SENDER}),
-    Path.GREW_AGAIN: frozenset({Kind.MASS_DEATH}),
+NEEDS: dict[Path, frozenset[FaultKind]] = {
+    Path.RESUMED: frozenset({FaultKind.MASS_DEATH}),
+    Path.FAILED_TWICE: frozenset({FaultKind.KILL_TWO}),
+    Path.TWO_LOST: frozenset({FaultKind.KILL_TWO}),
+    Path.MASS_DEATH: frozenset({FaultKind.MASS_DEATH}),
+    Path.SAT_OUT: frozenset({FaultKind.STOP_PEER}),
+    Path.GIVEN_UP: frozenset({FaultKind.STOP_PEER}),
+    Path.HOLE_SAT_OUT: frozenset({FaultKind.BLACK_HOLE}),
+    Path.HOLE_NOTICED: frozenset({FaultKind.BLACK_HOLE}),
+    Path.FLIPPED: frozenset({FaultKind.FLIP_RING}),
+    Path.REPLACED: frozenset({FaultKind.KILL_SENDER}),
+    Path.GREW_AGAIN: frozenset({FaultKind.MASS_DEATH}),
 }
 
 
-def missing(taken: dict[str, int], kinds: set[Kind], groups: int) -> list[Path]:
-    """Paths that these kinds of faults should have led to, and did not."""
+def missing(taken: dict[str, int], kinds: set[FaultKind], groups: int) -> list[Path]:
+    """The paths that these kinds of faults should have caused and did not."""
     asked = [path for path in Path if NEEDS.get(path, frozenset()) <= kinds]
     if groups < 2:
-        asked = [path for path in asked if path is not Path.RESUMED]  # the elder always keeps the one group's state
+        asked = [path for path in asked if path is not Path.RESUMED]  # the elder always keeps the only state
     return [path for path in asked if not taken.get(path)]

@@ -1,6 +1,6 @@
-"""What the system shows of a run, whatever its processes say: who lives, what they hold, what is in their memory.
+"""What /proc shows of the processes of a run: which processes live, what they hold, what is in their memory.
 
-Reads /proc only. Every look may come too late: a process that is gone shows nothing, which is never an error here.
+Only reads /proc. A process may end at any time; then the functions return nothing, which is never an error here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from .zygote import MARK
 
 SEGMENT = re.compile(rb"/memfd:pccl")
-PIPE_BYTES = 1 << 20  # a peer must not wait because the supervisor is busy
+PIPE_BYTES = 1 << 20  # room for what a peer writes while the supervisor is busy
 
 
 def marked_processes(mark: str, variable: str = MARK) -> set[int]:
-    """Every process of a run, wherever it hangs by now. One that has ended and waits to be reaped does not count."""
+    """All processes of a run, whatever their parent is now. Ended processes that wait to be reaped do not count."""
     wanted = f"{variable}={mark}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            # It may end while we look, or belong to somebody else.
+            # It may end meanwhile, or belong to another user.
             with suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.add(int(entry.name))
@@ -34,32 +34,32 @@ def marked_processes(mark: str, variable: str = MARK) -> set[int]:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether a process hangs below another one."""
+    """Whether a process is a descendant of another one."""
     with suppress(OSError, IndexError):
         while pid > 1:
             if pid == ancestor:
                 return True
             pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         return False
-    return True  # it ended while we looked
+    return True  # it ended meanwhile
 
 
 def resident_bytes(pid: int) -> int:
-    """How much memory a process holds."""
+    """The resident memory of a process."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return 0
 
 
 def count_descriptors(pid: int) -> int:
-    """How many descriptors a process holds."""
+    """The number of open descriptors of a process."""
     with suppress(OSError):
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     return 0
 
 
 def describe(pid: int) -> str:
-    """Its name and command line, for people."""
+    """The name and command line of a process, for messages."""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({command[:120].strip()})"
@@ -67,20 +67,20 @@ def describe(pid: int) -> str:
 
 
 def enlarge(pipe: int) -> None:
-    """Give a pipe room for everything that is told while the supervisor looks elsewhere."""
-    with suppress(OSError):  # beyond what this user may have: then the default has to do
+    """Enlarge a pipe to hold all reports while the supervisor is busy."""
+    with suppress(OSError):  # above the limit of this user: keep the default
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def count_segments(pid: int) -> int:
-    """How many of our memory segments a process has mapped."""
+    """The number of pccl segments that a process has mapped."""
     with suppress(OSError):
         return len(SEGMENT.findall(Path(f"/proc/{pid}/maps").read_bytes()))
     return 0
 
 
 def checksum_memory(pid: int, address: int, nbytes: int) -> int | None:
-    """Of so many bytes in the memory of another process, or None if it cannot be read any more."""
+    """The checksum of a memory range of another process; None if it cannot be read."""
     with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         data = memory.read(nbytes)

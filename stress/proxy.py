@@ -1,9 +1,9 @@
-"""A process that stands between peers: forwards every byte, until it is told to be a bad network.
+"""The proxy: a process between peers that forwards every byte, until it is told to be a bad network.
 
-Each *passage* has a port of its own and leads to one target. A passage can be silenced (bytes wait, nothing is closed,
-new callers are taken and hear nothing), reset, half-closed, or made to flip one bit of what passes next. Peers show the
-passage's address to others, and dial the master through another one, so no privilege is needed to break their links.
-Told what to do by lines of JSON over a socket; ends when that closes.
+Each *passage* has its own port and leads to one target. A passage can be silenced (bytes wait, nothing is closed, new
+connections are accepted and get no answer), reset, half-closed, or made to flip one bit of the next bytes. Peers
+advertise the address of their passage, and dial the master through another passage, so link faults need no privilege.
+Commands are lines of JSON over a socket; the process ends when that socket closes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 CHUNK = 1 << 18  # bytes read at once
 BACKLOG = 64
-RESET = struct.pack("ii", 1, 0)  # linger for no time: closing sends a reset
+RESET = struct.pack("ii", 1, 0)  # zero linger time: closing sends a reset
 ORDER_BYTES_MAX = 1 << 16
 
 
@@ -32,15 +32,15 @@ class End:
     passage: Passage
     is_target: bool
     other: End | None = None
-    queue: bytearray = field(default_factory=bytearray)  # what the other end sent and this one has not taken
+    queue: bytearray = field(default_factory=bytearray)  # bytes from the other end that this end has not sent yet
     ended: bool = False  # the other end sends nothing more
-    shut: bool = False  # and this one was told
+    shut: bool = False  # and this end was shut down
     mask: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """One port and everything that goes through it."""
+    """One port and the connections through it."""
 
     name: str
     listener: socket.socket
@@ -62,7 +62,7 @@ class Proxy:
         self._over = False
 
     def run(self) -> None:
-        """Until the other end of the control socket closes."""
+        """Forward until the control socket closes."""
         while not self._over:
             for key, events in self._selector.select(self._patience()):
                 if key.data is None:
@@ -78,7 +78,7 @@ class Proxy:
         return max(min(waits) - time.monotonic(), 0.0) if waits else None
 
     def _wake(self) -> None:
-        """Silence that is over."""
+        """End silences whose time is over."""
         now = time.monotonic()
         for passage in self._passages.values():
             if passage.silent_until and passage.silent_until <= now:
@@ -98,7 +98,7 @@ class Proxy:
             getattr(self, f"_do_{order.pop('do')}")(**order)
 
     def _do_open(self, passage: str, host: str, port: int) -> None:
-        """A passage to this target, sound again if there was one of that name; the answer is its port."""
+        """Open a passage to this target, or clear the faults of an existing one; answers with its port."""
         known = self._passages.get(passage)
         if known is None:
             listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
@@ -122,7 +122,7 @@ class Proxy:
             self._drop(end)
 
     def _do_half_close(self, passage: str) -> None:
-        """The target hears that nothing more will come; what it says still arrives."""
+        """Shut down the direction to the target; the other direction stays open."""
         for end in [end for end in self._passages[passage].ends if end.is_target]:
             end.ended = True
             self._flush(end)
@@ -153,7 +153,7 @@ class Proxy:
             self._want(end)
 
     def _want(self, end: End) -> None:
-        """Listen for what this end can do now: take what waits for it, and say something if there is room for it."""
+        """Select the events that this end can handle now: write queued bytes, read if the queue has room."""
         assert end.other is not None
         mask = 0
         if not end.passage.silent_until:
@@ -198,7 +198,7 @@ class Proxy:
             self._want(end)
 
     def _break(self, end: End) -> None:
-        """One side is broken, not closed: so becomes the other."""
+        """One side broke without closing: break the other side too."""
         assert end.other is not None
         with suppress(OSError):
             end.other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -237,19 +237,19 @@ class Proxy:
 
 
 def serve(control_fd: int) -> None:
-    """The whole life of the process."""
+    """Entry of the process."""
     Proxy(socket.socket(fileno=control_fd)).run()
 
 
 class Network:
-    """The supervisor's end."""
+    """The supervisor's side."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._answers = control.makefile("rb")
 
     def open(self, passage: str, host: str, port: int) -> int:
-        """Make a passage lead to this target; its port, which stays the same."""
+        """Open a passage to this target. Returns its port, which stays the same."""
         self._order(do="open", passage=passage, host=host, port=port)
         return int(self._answers.readline())
 

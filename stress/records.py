@@ -1,7 +1,7 @@
-"""What the parts of the harness tell each other: the task of a training process, its steps, and what is promised.
+"""The records of the harness: the task of a training process, its steps, the bounds, and the totals.
 
-Values only. They travel as one line of JSON each, because a bundle of them is what somebody reads after a failure.
-Times are nanoseconds of the monotonic clock, which all processes of one machine share.
+Values only. Each travels as one line of JSON, so that people can read them after a failure. Times are nanoseconds of
+the monotonic clock, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """One attempt at a reduce: what went in, what came out, who stands in it."""
+    """One attempt at a reduce: checksums before and after, and which peers took part."""
 
     round: int
     index: int  # which of the round's operations
@@ -81,10 +81,10 @@ class Reduced:
     world: int  # as its ReduceInfo had it; 0 if it failed
     before: int  # checksum of the tensor when it was launched
     after: int  # the same when it had ended
-    who: tuple[tuple[int, int], ...] = ()  # place and life of everyone who took part, read from the result
+    who: tuple[tuple[int, int], ...] = ()  # place and life of all participants, read from the result
     span: tuple[float, float] = (0.0, 0.0)  # of a quantized result: smallest and largest element
     exhibit: tuple[int, int] | None = None  # of a failed one: where the tensor lies, untouched, and how long it is
-    progress: tuple[int, float] = (0, 0.0)  # of a failed one whose target shows it: see `arithmetic.how_far`
+    progress: tuple[int, float] = (0, 0.0)  # of a failed one whose target shows it: see `arithmetic.progress_of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The state moved on: from which content, by which results, to which."""
+    """An update of the state: the content before, the results, the content after."""
 
     round: int
     revision: int
@@ -117,13 +117,13 @@ Fact = Reduced | Synced | Applied
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON makes a list was a tuple."""
+    """Turn lists of JSON into the tuples that they were."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of one training process, told after it ended."""
+    """One call of one training process, reported after its end."""
 
     life: int
     group: int
@@ -140,7 +140,7 @@ class Step:
         return (self.end_ns - self.start_ns) / 1e9
 
     def encode(self) -> bytes:
-        """One line. Below the size up to which a pipe takes a line as a whole."""
+        """One line, shorter than what a pipe takes in one write."""
         fact = None if self.fact is None else astuple(self.fact)
         row = [self.life, self.group, self.call, self.start_ns, self.end_ns, self.numbers, self.error[:1000], fact]
         return json.dumps(row).encode() + b"\n"
@@ -155,14 +155,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the library promises, in seconds, and what the harness allows for the machine it runs on."""
+    """The bounds that the library guarantees, in seconds, with an allowance for the machine."""
 
     call: float = 1.0  # a call after the last fault, or after its own start
     silence: float = 2.0  # heartbeat_timeout of the run: how long a stopped peer may hold up the others
     stall: float = 1.5  # stall_timeout of the run: how long a link without a sign of life may hold up a reduce
     measuring: float = 1.0  # what the probes of the run add to an optimisation, each with processes to be started
     join: float = 5.0  # from the start of a training process until it is a member
-    exit: float = 5.0  # from the deed until the training process and all of its processes are gone
+    exit: float = 5.0  # from the fault until the training process and all of its processes are gone
     hang: float = 4.0  # how much longer a call may take because of what is done to others, however much that is
     grown_bytes: int = 2 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
     grown_tensor_bytes: int = 24 << 20  # the same for a training process, whose tensors have random sizes
@@ -171,7 +171,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not happen, and did."""
+    """A violated law: when, which, and how."""
 
     at_ns: int
     law: str
@@ -182,24 +182,24 @@ class Violation:
 
 
 @dataclass(slots=True)
-class Tally:
-    """The run in numbers, for the view and the report."""
+class RunTotals:
+    """The numbers of a run, for the view and the report."""
 
     steps: int = 0
     rounds: int = 0
     joins: int = 0
     lives: int = 0
     reduces: int = 0  # that succeeded, each counted at every peer
-    aborts: int = 0  # that failed because somebody was lost
+    aborts: int = 0  # that failed because a peer was lost
     retries: int = 0  # attempts after the first
     syncs: int = 0
     received: int = 0  # syncs that brought content
     revisions: int = 0  # over all groups
-    inspected: int = 0  # tensors of failed reduces that were looked at from outside
+    inspected: int = 0  # tensors of failed reduces that were read from outside
     faults: dict[str, int] = field(default_factory=dict)
     missed: int = 0  # faults whose victim was not there, or had no such process
     longest: float = 0.0  # seconds of the longest call that no pause of a stopped or silent peer explains
-    lateness: float = 0.0  # seconds that the supervisor itself was kept from running: how overloaded the machine was
+    lateness: float = 0.0  # longest time in seconds that the supervisor did not run: shows an overloaded machine
     responses: list[float] = field(default_factory=list)  # seconds from a fault until the last survivor went on
     recoveries: list[float] = field(default_factory=list)  # seconds from a kill until the last survivor had reduced
     recovered_ns: list[int] = field(default_factory=list)  # when each of those was

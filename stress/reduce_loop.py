@@ -1,8 +1,9 @@
-"""The reduces of one round, as an asynchronous training loop makes them: several under way, retried by the survivors.
+"""The reduces of one round, as an asynchronous training loop makes them: several at once, retried by the survivors.
 
-All members of a group make the same operations in the same order and are told the same verdicts, so they retry the same
-ones and stay in step. A tensor whose reduce failed is not used again for a while: the supervisor is told where it
-lies and looks at it from outside, to see with its own eyes that it is as before, and that nobody writes to it any more.
+All members of a group make the same operations in the same order and get the same verdicts, so they retry the same
+operations and stay in step. A tensor whose reduce failed is an *exhibit*: the process does not use it for a while and
+reports its address, and the supervisor reads it from outside, to check that it was restored and that no process writes
+to it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pccl import (
     TooFewPeersError,
 )
 
-from .arithmetic import Array, Operation, checksum, contribution, draw_operations, how_far, who_took_part
+from .arithmetic import Array, Operation, checksum, contribution, draw_operations, participants_of, progress_of
 from .records import REDUCE, Reduced, Task
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 
     from pccl import AsyncReduceHandle
 
-    from .step_log import Teller
+    from .step_log import StepLog
 
-IN_FLIGHT = 3  # of one round
-EXHIBIT_SECONDS = 1.5  # how long a tensor is left alone after its reduce failed; the supervisor looks before that
+IN_FLIGHT = 3  # reduces that run at the same time
+EXHIBIT_SECONDS = 1.5  # how long an exhibit is left unchanged; the supervisor reads it before
 EXHIBITS_MAX = 8  # at one time
 LOST = Result.RANK_CONNECTION_LOST.value
 ALONE = Result.TOO_FEW_PEERS.value
@@ -61,25 +62,25 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of an operation."""
+    """The result of an operation."""
 
     operation: Operation
     tensor: Array
     checksum: int
 
 
-class RoundOfReduces:
-    """All reduces between two topology rounds. `run` returns what came out of those that came to an end."""
+class ReduceRound:
+    """All reduces between two topology rounds. `run` returns the results of those that succeeded."""
 
-    def __init__(self, task: Task, teller: Teller, exhibits: deque[tuple[float, Array]]) -> None:
+    def __init__(self, task: Task, step_log: StepLog, exhibits: deque[tuple[float, Array]]) -> None:
         self._task = task
-        self._teller = teller
+        self._step_log = step_log
         self._exhibits = exhibits
         self._results: list[Outcome] = []
         self._number = 0
 
     def run(self, membership: Communicator, number: int) -> list[Outcome]:
-        """The operations of this round. A peer that is left alone does without the rest of them."""
+        """Make the operations of this round. A peer that is alone skips the rest of them."""
         task = self._task
         self._number = number
         operations = draw_operations(task.run_seed, task.group, number, task.places)
@@ -89,7 +90,7 @@ class RoundOfReduces:
                 self._run_list(membership, listed)
             self._run_async(membership, [operation for operation in operations if not operation.in_list])
         except TooFewPeersError:
-            pass  # the others are gone, and with them whoever could hold something else to be the result
+            pass  # the other members are gone, so no member has a different result
         return sorted(self._results, key=lambda result: result.operation.index)
 
     # ------------------------------------------------------------------------------------------ one by one
@@ -139,12 +140,12 @@ class RoundOfReduces:
         except TooFewPeersError:
             raise
         except PCCLError as error:
-            self._teller.tell(REDUCE, flight.start_ns, None, error)
+            self._step_log.record(REDUCE, flight.start_ns, None, error)
             raise
         return flight
 
     def _land(self, flight: Flight, others: Iterable[Flight]) -> int:
-        """Wait for an attempt and tell how it ended; its status. Raises if the membership has ended."""
+        """Wait for an attempt and report how it ended. Returns its status; raises if the membership has ended."""
         assert flight.handle is not None
         ok, status, info = flight.handle.wait()
         if ok:
@@ -156,7 +157,7 @@ class RoundOfReduces:
                 assert other.handle is not None
                 other.handle.wait()
             error = MasterLostError(Result(status), REDUCE, "its membership has ended")
-            self._teller.tell(REDUCE, flight.start_ns, None, error, self._failed(flight))
+            self._step_log.record(REDUCE, flight.start_ns, None, error, self._failed(flight))
             raise error
         return int(status)
 
@@ -183,7 +184,7 @@ class RoundOfReduces:
         except TooFewPeersError:
             raise
         except PCCLError as error:
-            self._teller.tell(REDUCE, flights[0].start_ns, None, error)
+            self._step_log.record(REDUCE, flights[0].start_ns, None, error)
             raise
         for flight in flights:
             self._take(flight, 0)
@@ -194,9 +195,9 @@ class RoundOfReduces:
         """An operation succeeded."""
         after = checksum(flight.target)
         self._results.append(Outcome(flight.operation, flight.target, after))
-        who = () if flight.operation.quantized else who_took_part(flight.target, self._task.places)
+        who = () if flight.operation.quantized else participants_of(flight.target, self._task.places)
         span = (float(flight.target.min()), float(flight.target.max())) if flight.operation.quantized else (0.0, 0.0)
-        # What is not reduced in place is never written to: looked at now, told as what it was.
+        # A source that is not the target is never written: report its checksum of now.
         before = flight.before if flight.operation.in_place else checksum(flight.source)
         fact = Reduced(self._number, flight.operation.index, flight.attempt, True, world, before, after, who, span)
         self._tell(flight, fact)
@@ -212,12 +213,12 @@ class RoundOfReduces:
             self._exhibits.append((now + EXHIBIT_SECONDS, flight.source))
             exhibit = (flight.source.ctypes.data, flight.source.nbytes)
         operation, attempt = flight.operation, flight.attempt
-        far = how_far(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
+        far = progress_of(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
         fact = Reduced(self._number, operation.index, attempt, False, 0, flight.before, after)
         return replace(fact, exhibit=exhibit, progress=far)
 
     def _tell(self, flight: Flight, fact: Reduced) -> None:
-        self._teller.tell(REDUCE, flight.start_ns, None, None, fact)
+        self._step_log.record(REDUCE, flight.start_ns, None, None, fact)
 
 
 def _tensor(operation: Operation) -> Array:

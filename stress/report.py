@@ -1,8 +1,8 @@
-"""What people see of a run: a live view or lines, the verdict, and a folder for whoever was not there.
+"""The output of a stress run: a live view or lines, the verdict, and the folder of the stress report.
 
-Reads the supervisor, changes nothing in it. The folder has what is needed to see the run again: the settings with the
-seed, the faults so far, the logs of master and peers, after a failure what the latest peers told; further a report for
-machines and, if matplotlib is there, a plot.
+Reads the supervisor and changes nothing in it. The folder has what is needed to run the plan again: the settings with
+the seed, the faults, the logs of master and peers, and after a failure the latest steps of the peers; also a report as
+JSON and, if matplotlib is installed, a plot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = "settings.json"  # in the folder of a report
 
 
 class View:
-    """Shows the run as it goes: pictures in a terminal, lines elsewhere."""
+    """Shows the running test: a live view in a terminal, lines elsewhere."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
@@ -41,7 +41,7 @@ class View:
         self._told = 0  # violations that were shown already
 
     def __call__(self, run: Supervisor) -> None:
-        """Called at every turn of the supervisor; most of them are not worth a picture."""
+        """Called at every turn of the supervisor; draws at most once per interval."""
         for violation in run.judge.violations[self._told :]:
             self._line(f"VIOLATION at {_since(run, violation):.2f} s: {violation}")
         self._told = len(run.judge.violations)
@@ -99,34 +99,34 @@ def _times(seconds: list[float]) -> str:
 
 def picture(run: Supervisor) -> list[str]:
     """The live view, line by line."""
-    tally, violations, settings = run.judge.tally, run.judge.violations, run.settings
+    totals, violations, settings = run.judge.totals, run.judge.violations, run.settings
     remaining = max(settings.duration - run.elapsed, 0.0)
-    faults = dict(sorted(tally.faults.items()))
+    faults = dict(sorted(totals.faults.items()))
     asked = len(missing({}, settings.kinds, settings.groups))
     return [
         f"pccl stress  {run.phase}  elapsed {run.elapsed:.0f} s  remaining {remaining:.0f} s  seed {settings.seed}",
-        f"  peers      {_words(states(run))}; {tally.lives} processes",
-        f"  steps      {tally.rounds} rounds, {tally.revisions} revisions, {tally.reduces} reduces",
-        f"  state      {tally.syncs} syncs, {tally.received} of them brought content; {tally.joins} joins",
-        f"  undone     {tally.aborts} aborts, {tally.retries} retries, {tally.inspected} restored tensors looked at",
-        f"  faults     {_words(faults)}; {tally.missed} missed",
-        f"  to go on   {_times(tally.responses)}",
-        f"  to reduce  {_times(tally.recoveries)}",
-        f"  longest    call {tally.longest:.3f} s; this process was kept waiting {tally.lateness:.3f} s",
+        f"  peers      {_words(states(run))}; {totals.lives} processes",
+        f"  steps      {totals.rounds} rounds, {totals.revisions} revisions, {totals.reduces} reduces",
+        f"  state      {totals.syncs} syncs, {totals.received} of them brought content; {totals.joins} joins",
+        f"  undone     {totals.aborts} aborts, {totals.retries} retries, {totals.inspected} restored tensors inspected",
+        f"  faults     {_words(faults)}; {totals.missed} missed",
+        f"  to answer  {_times(totals.responses)}",
+        f"  to reduce  {_times(totals.recoveries)}",
+        f"  longest    call {totals.longest:.3f} s; the supervisor was late by {totals.lateness:.3f} s",
         f"  memory     {_memory(run)}",
-        f"  paths      {len(tally.paths)} of {asked} rare ones",
+        f"  paths      {len(totals.paths)} of {asked} rare ones",
         f"  violations {len(violations)}{'; last: ' + str(violations[-1])[:100] if violations else ''}",
     ]
 
 
 def one_line(run: Supervisor) -> str:
-    """The same for logs."""
-    tally = run.judge.tally
+    """The same in one line, for logs."""
+    totals = run.judge.totals
     return (
-        f"{run.elapsed:7.1f} s {run.phase}: peers {_words(states(run))}; rounds {tally.rounds}, "
-        f"reduces {tally.reduces}, aborts {tally.aborts}, retries {tally.retries}, joins {tally.joins}, "
-        f"faults {sum(tally.faults.values())}, to reduce again {_times(tally.recoveries)}, "
-        f"longest {tally.longest:.3f} s, {_memory(run)}, violations {len(run.judge.violations)}"
+        f"{run.elapsed:7.1f} s {run.phase}: peers {_words(states(run))}; rounds {totals.rounds}, "
+        f"reduces {totals.reduces}, aborts {totals.aborts}, retries {totals.retries}, joins {totals.joins}, "
+        f"faults {sum(totals.faults.values())}, to reduce again {_times(totals.recoveries)}, "
+        f"longest {totals.longest:.3f} s, {_memory(run)}, violations {len(run.judge.violations)}"
     )
 
 
@@ -157,20 +157,20 @@ def read_settings(folder: Path, report: Path) -> Settings:
 
 
 def replay_command(settings: Settings) -> str:
-    """What to type to see the same faults again."""
+    """The command that runs the same plan again."""
     return f"pccl stress --replay {settings.folder} --report {settings.folder}-replay"
 
 
 def summary(run: Supervisor) -> dict[str, Any]:
-    """Everything that a machine may want to know about a run."""
+    """The report of a run as a JSON-ready dict."""
     watcher = run.watcher
     return {
         "passed": not run.judge.violations,
         "seed": run.settings.seed,
         "replay": replay_command(run.settings),
         "seconds": round(run.elapsed, 1),
-        "tally": run.judge.tally.as_json(),
-        "never_happened": missing(run.judge.tally.paths, run.settings.kinds, run.settings.groups),
+        "totals": run.judge.totals.as_json(),
+        "never_happened": missing(run.judge.totals.paths, run.settings.kinds, run.settings.groups),
         "first_and_last": {
             name: [values[0], values[-1]] for name, values in {**watcher.sizes, **watcher.counts}.items() if values
         },
@@ -192,15 +192,15 @@ def conclude(run: Supervisor) -> bool:
     _write_journals(run)
     for line in found["violations"][:10]:
         print(f"  {line}")
-    if run.judge.tally.lateness > run.settings.bounds.call / 4:
-        print(f"  The machine is overloaded: it kept the supervisor waiting for {run.judge.tally.lateness:.2f} s.")
-    print(f"FAILED: {len(found['violations'])} violations. Everything about it is in {folder}; to run the plan again:")
+    if run.judge.totals.lateness > run.settings.bounds.call / 4:
+        print(f"  The machine is overloaded: it kept the supervisor waiting for {run.judge.totals.lateness:.2f} s.")
+    print(f"FAILED: {len(found['violations'])} violations. The report is in {folder}; run the plan again with:")
     print(f"  {found['replay']}")
     return False
 
 
 def _write_journals(run: Supervisor) -> None:
-    """What the latest lives told, line by line, next to the logs of master and peers."""
+    """Write the latest steps of each life, next to the logs of master and peers."""
     folder = run.settings.folder / "journals"
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
@@ -227,9 +227,9 @@ def _plot(run: Supervisor, path: Path) -> None:
         rates = [(after[index] - before[index]) / max(after[0] - before[0], 1e-9) for before, after in pairs]
         axis.plot(times[1:], rates, linewidth=0.8)
         axis.set(ylabel=label, ylim=(0, None))
-    tally = run.judge.tally
-    points = [(at - run.began_ns) / 1e9 for at in tally.recovered_ns]
-    axes[3].semilogy(points, [seconds * 1e3 for seconds in tally.recoveries], ".", markersize=3)
+    totals = run.judge.totals
+    points = [(at - run.began_ns) / 1e9 for at in totals.recovered_ns]
+    axes[3].semilogy(points, [seconds * 1e3 for seconds in totals.recoveries], ".", markersize=3)
     axes[3].set(xlabel="seconds", ylabel="ms from a kill until\nall survivors reduced")
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -1,15 +1,15 @@
-"""Reduces that stood still: the master's log says when one was given up because nothing moved, and that needs a cause.
+"""The law of stalls: the master's log says when a reduce was aborted because nothing moved, and that needs a cause.
 
-A kill closes connections, which everybody notices at once; only a stop, a silent link, or one that swallowed something
-makes a reduce wait for `stall_timeout`. A worker that sleeps through its work costs no more than that, which is less
-than any call may take, so it would go unnoticed between faults that never cease.
+A kill closes connections, which all neighbours detect at once. Only a stop, a silent link, or a link that lost bytes
+makes a reduce wait for `stall_timeout`. A worker that forgets to wake up costs no more than that, which is less than a
+call may take, so without this law it would go unnoticed between the faults.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .faults import PAUSES, Kind
+from .faults import PAUSES, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
     from .records import Bounds
 
 SIGN = "(stall_timeout)"
-SWALLOWS = frozenset({Kind.HALF_CLOSE_RING, Kind.HALF_CLOSE_MASTER, Kind.FLIP_RING, Kind.FLIP_MASTER})
+SWALLOWS = frozenset(
+    {FaultKind.HALF_CLOSE_RING, FaultKind.HALF_CLOSE_MASTER, FaultKind.FLIP_RING, FaultKind.FLIP_MASTER}
+)
 
 
 class Stalls:
-    """Reads the master's log as it grows, and objects to stalls that no fault explains."""
+    """Reads the growing log of the master, and reports stalls that no fault explains."""
 
-    def __init__(self, log: Path, bounds: Bounds, object_: Callable[[str, str], None]) -> None:
+    def __init__(self, log: Path, bounds: Bounds, add_violation: Callable[[str, str], None]) -> None:
         self._log = log
-        # Several peers may give a reduce up one after the other, each after its own longest pause.
+        # Several peers may abort a reduce one after the other, each after its own timeout.
         self._lasting = 2 * bounds.stall + bounds.silence + bounds.call
-        self._object = object_
+        self._add_violation = add_violation
         self._read = 0  # bytes of the log
         self._excuses: list[tuple[float, float]] = []  # begin and end, in seconds of the monotonic clock
 
-    def harmed(self, kind: Kind, now: float, pause: float) -> None:
-        """Something is done at this moment."""
+    def harmed(self, kind: FaultKind, now: float, pause: float) -> None:
+        """Take a fault that is committed now."""
         if kind in PAUSES | SWALLOWS:
             self._excuses.append((now, now + pause + self._lasting))
 
     def look(self) -> None:
-        """Judge what was logged since the last look."""
+        """Judge the lines that were logged since the last call."""
         with self._log.open("rb") as log:
             log.seek(self._read)
             whole, newline, _ = log.read().rpartition(b"\n")
@@ -51,4 +53,6 @@ class Stalls:
         at = float(line.split(" ", 1)[0])
         self._excuses = [(begin, end) for begin, end in self._excuses if end >= at]
         if not any(begin <= at for begin, _ in self._excuses):
-            self._object("stalls", f"a reduce stood still, though nobody was stopped and no link was silent: {line}")
+            self._add_violation(
+                "stalls", f"a reduce stalled, though no peer was stopped and no link was silent: {line}"
+            )

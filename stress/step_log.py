@@ -1,4 +1,4 @@
-"""A training process tells the supervisor of every call it makes, over a pipe, before it makes the next one."""
+"""The step log: a training process reports every call to the supervisor over a pipe, before it makes the next one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 CONNECT_ATTEMPTS = 5
 
 
-class Teller:
-    """Writes steps to the supervisor. A line is one write, so that two threads never mix theirs."""
+class StepLog:
+    """Writes steps to the supervisor. A line is one write, so the lines of two threads never mix."""
 
     def __init__(self, fd: int, task: Task) -> None:
         self._fd = fd
         self._task = task
 
-    def tell(
+    def record(
         self,
         call: str,
         start_ns: int,
@@ -35,47 +35,47 @@ class Teller:
         error: BaseException | None,
         fact: Fact | None = None,
     ) -> None:
-        """Tell of a call that has just ended."""
-        said = f"{type(error).__name__}: {error}" if error is not None else ""
+        """Report a call that has just ended."""
+        text = f"{type(error).__name__}: {error}" if error is not None else ""
         seen = Numbers(*numbers) if numbers else None
-        step = Step(self._task.life, self._task.group, call, start_ns, time.monotonic_ns(), seen, said, fact)
+        step = Step(self._task.life, self._task.group, call, start_ns, time.monotonic_ns(), seen, text, fact)
         os.write(self._fd, step.encode())
 
 
-class WatchedCommunicator(Communicator):
-    """Tells of every single round, also of those inside wait_for_world_size: only so can rounds be told apart."""
+class LoggedCommunicator(Communicator):
+    """Reports every topology round, including those inside wait_for_world_size, so that rounds can be compared."""
 
-    def __init__(self, teller: Teller, address: str, group: int, lanes: int, options: Options) -> None:
+    def __init__(self, step_log: StepLog, address: str, group: int, lanes: int, options: Options) -> None:
         super().__init__(address, group, lanes, options=options)
-        self._teller = teller
+        self._step_log = step_log
 
     def connect(self, n_attempts: int = CONNECT_ATTEMPTS) -> None:
         """As `Communicator.connect`."""
-        self._watch(CONNECT, lambda: super(WatchedCommunicator, self).connect(n_attempts))
+        self._watch(CONNECT, lambda: super(LoggedCommunicator, self).connect(n_attempts))
 
     def optimize_topology(self) -> None:
         """As `Communicator.optimize_topology`."""
         self._watch(OPTIMIZE, super().optimize_topology)
 
     def are_peers_pending(self) -> bool:
-        """As `Communicator.are_peers_pending`, of which nobody needs the numbers."""
+        """As `Communicator.are_peers_pending`; reported without numbers."""
         start_ns = time.monotonic_ns()
         try:
             pending = super().are_peers_pending()
         except PCCLError as error:
-            self._teller.tell(PENDING, start_ns, None, error)
+            self._step_log.record(PENDING, start_ns, None, error)
             raise
-        self._teller.tell(PENDING, start_ns, None, None)
+        self._step_log.record(PENDING, start_ns, None, None)
         return pending
 
     def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
-        self._watch(name, lambda: super(WatchedCommunicator, self)._update_topology(name, wanted, deadline_ns))
+        self._watch(name, lambda: super(LoggedCommunicator, self)._update_topology(name, wanted, deadline_ns))
 
     def _watch(self, name: str, call: Callable[[], Any]) -> None:
         start_ns = time.monotonic_ns()
         try:
             call()
         except PCCLError as error:
-            self._teller.tell(name, start_ns, None, error)
+            self._step_log.record(name, start_ns, None, error)
             raise
-        self._teller.tell(name, start_ns, self._numbers, None)
+        self._step_log.record(name, start_ns, self._numbers, None)

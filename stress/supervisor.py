@@ -1,8 +1,7 @@
-"""Runs the stress: starts a master and peers, commits the faults of the plan, fills empty places, owns the verdict.
+"""Runs the stress test: starts a master and peers, commits the faults of the plan, and replaces dead peers.
 
-One thread, one selector. Whatever processes tell goes to the `Judge`, what only an outsider can see to the `Watcher`;
-here is only what happens. A run has two phases: faults, then peace, in which all peers must find together before they
-are asked to leave.
+One thread, one selector. Reports of processes go to the `Judge`; the `Watcher` reads /proc. A run has two phases:
+faults, then peace, in which all peers must meet in one world before they are asked to leave.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from .faults import (
     LINK_FAULTS,
     STOPS,
     Fault,
-    Kind,
+    FaultKind,
     commit,
     draw_plan,
-    family_of,
     is_proxied,
+    processes_of,
     send,
 )
 from .paths import missing
@@ -45,27 +44,27 @@ from .procfs import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, fre
 from .proxy import Network
 from .records import ROUNDS, Bounds, Reduced, Step, Task, Violation
 from .stalls import Stalls
-from .timed_faults import TICK as HUNT_TICK
-from .timed_faults import Hunter
+from .timed_faults import TICK as TIMED_TICK
+from .timed_faults import TimedFaults
 from .watch import Watcher
 from .zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TICK = 0.05  # seconds of the longest sleep: faults come this late at most
-WATCH_INTERVAL = 1.0  # seconds between two looks from outside
-PEACE_TIMEOUT = 15.0  # seconds in which all peers must find together once the faults have stopped
-EXHIBIT_DELAY = 0.2  # seconds after which a tensor that was restored is looked at: nobody may have written to it since
+TICK = 0.05  # seconds of the longest sleep: the longest delay of a fault
+WATCH_INTERVAL = 1.0  # seconds between two samples of the watcher
+PEACE_TIMEOUT = 15.0  # seconds in which all peers must meet after the last fault
+EXHIBIT_DELAY = 0.2  # seconds after which a restored tensor is read again, to find late writes
 EXHIBIT_SECONDS_MAX = 1.2  # after that its owner may use it again
-DESCRIPTORS_SPARE = 32  # what a master holds beside its peers: listener, loop, strangers on their way in
-VIOLATIONS_MAX = 20  # a run that is this broken needs no more evidence
-JOURNAL_LINES = 400  # of each life, for whoever looks into a failure
+DESCRIPTORS_SPARE = 32  # descriptors of a master beside its peers: listener, loop, pending connections
+VIOLATIONS_MAX = 20  # the run ends after so many
+JOURNAL_LINES = 400  # lines of each life that are kept for a failure report
 JOURNALS_MAX = 64  # lives whose lines are kept
 
 
 def _options() -> Options:
-    """Bounds that suit one machine: what is lost is missed within two seconds, and links are measured in a moment."""
+    """Options for one machine: losses are detected within two seconds, and probes are short."""
     return Options(
         heartbeat_interval=0.2,
         heartbeat_timeout=2.0,
@@ -99,7 +98,7 @@ class Settings:
     bounds: Bounds = field(default_factory=Bounds)
 
     @property
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[FaultKind]:
         """What may be done in this run."""
         return {kind for name in self.families for kind in FAMILIES[name]}
 
@@ -134,8 +133,8 @@ class Supervisor:
         self.phase = "starting"
         self._show = show
         self._mark = uuid.uuid4().hex
-        self.watcher = Watcher(self._mark, settings.bounds, self._object)
-        self._stalls = Stalls(self.logs / "master.log", settings.bounds, self._object)
+        self.watcher = Watcher(self._mark, settings.bounds, self._add_violation)
+        self._stalls = Stalls(self.logs / "master.log", settings.bounds, self._add_violation)
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None
         self._network: Network | None = None
@@ -145,7 +144,7 @@ class Supervisor:
         self._ports: set[int] = set()
         self._lives = 0
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._hunter = Hunter()
+        self._timed_faults = TimedFaults()
         self._watched = 0.0
         self._places: dict[int, Peer] = {}
         self._interrupted = False
@@ -166,9 +165,9 @@ class Supervisor:
         return self.settings.folder / "scratch"
 
     def run(self) -> list[Violation]:
-        """Everything, from the first process to the last; Ctrl-C goes to the end in order."""
+        """The whole run; Ctrl-C ends it in order."""
         for folder in (self.logs, self.scratch):
-            shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, which must not speak for this one
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
         self.logs.mkdir(parents=True)
         checkpoints = self.scratch / "checkpoints"
         checkpoints.mkdir(parents=True)
@@ -178,9 +177,9 @@ class Supervisor:
             self._selector.register(self._zygote, selectors.EVENT_READ)
             self._start_master()
             self._start_proxy()
-            self._make_trouble()
-            self._make_peace()
-            self._say_goodbye()
+            self._run_faults()
+            self._run_peace()
+            self._run_goodbye()
         finally:
             signal.signal(signal.SIGINT, before)
             self._zygote.close()
@@ -193,13 +192,13 @@ class Supervisor:
         addresses = [parse_address(self._address, 0), *(("127.0.0.1", port) for port in self._ports)]
         self.watcher.judge_remains(addresses, self.scratch, self.logs)
         if self.settings.all_paths and not self._interrupted:
-            for path in missing(self.judge.tally.paths, self.settings.kinds, self.settings.groups):
-                self._object("paths", f"never happened: {path}")
+            for path in missing(self.judge.totals.paths, self.settings.kinds, self.settings.groups):
+                self._add_violation("paths", f"never happened: {path}")
         return self.judge.violations
 
     # ------------------------------------------------------------------------------------------ phases
 
-    def _make_trouble(self) -> None:
+    def _run_faults(self) -> None:
         settings = self.settings
         self.phase = "faults"
         self.began_ns = time.monotonic_ns()
@@ -213,10 +212,10 @@ class Supervisor:
                 fault = next(plan, None)
             self._serve()
 
-    def _make_peace(self) -> None:
-        """Faults have stopped: whoever is stopped goes on, places are filled, and everybody must meet."""
+    def _run_peace(self) -> None:
+        """No more faults: stopped peers continue, dead ones are replaced, and all peers must meet in one world."""
         self.phase = "peace"
-        self._hunter = Hunter()  # what still waits for its moment is called off
+        self._timed_faults = TimedFaults()  # faults that still wait are cancelled
         deadline = time.monotonic() + PEACE_TIMEOUT
         while not self._is_over():
             self._serve()
@@ -225,15 +224,15 @@ class Supervisor:
                 return
             if time.monotonic() > deadline:
                 worlds = {peer.life: peer.world for peer in members}
-                self._object("convergence", f"{PEACE_TIMEOUT:g} s after the last fault the worlds are {worlds}")
+                self._add_violation("convergence", f"{PEACE_TIMEOUT:g} s after the last fault the worlds are {worlds}")
                 return
 
-    def _say_goodbye(self) -> None:
+    def _run_goodbye(self) -> None:
         self.phase = "goodbye"
         self._timers.clear()
         for peer in list(self.peers.values()):
             self._let_go(peer)
-            self._harm(Kind.CLOSE, [peer], 0.0)
+            self._harm(FaultKind.CLOSE, [peer], 0.0)
         self._serve_until(lambda: not self.peers, "peers that were asked to close are still there")
         self.judge.finish(time.monotonic_ns())
         self.phase = "end"
@@ -241,7 +240,7 @@ class Supervisor:
             return  # it has ended by itself, which was objected to
         fds = count_descriptors(self._master_pid)
         if fds > DESCRIPTORS_SPARE:
-            self._object("remains", f"the master holds {fds} descriptors after everybody has left")
+            self._add_violation("remains", f"the master holds {fds} descriptors after everybody has left")
         send(self._master_pid, signal.SIGTERM)
         self._serve_until(lambda: not self._master_pid, "the master was terminated and is still there")
 
@@ -249,7 +248,7 @@ class Supervisor:
         deadline = time.monotonic() + self.settings.bounds.exit
         while not reached():
             if time.monotonic() > deadline:
-                self._object("remains", complaint)
+                self._add_violation("remains", complaint)
                 return
             self._serve()
 
@@ -273,7 +272,7 @@ class Supervisor:
             raise RuntimeError(f"the master did not start; see {self.logs / 'master.log'}")
 
     def _start_proxy(self) -> None:
-        """Only if something is to be done to links."""
+        """Start the proxy, if the run has link faults."""
         if not self.settings.kinds & set(LINK_FAULTS):
             return
         assert self._zygote is not None
@@ -316,7 +315,7 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ, peer)
 
     def _way_of(self, place: int) -> tuple[str, Options]:
-        """Where a peer finds the master and others find it: straight, or by the proxy, and then not by memory."""
+        """The master's address and the options of a peer: direct, or through the proxy and without host reads."""
         if self._network is None or not is_proxied(place):
             return self._address, self.settings.options
         port = free_port()
@@ -326,8 +325,8 @@ class Supervisor:
         way = {"port": port, "advertise": f"127.0.0.1:{ring}", "host_memory": False}
         return f"127.0.0.1:{master}", replace(self.settings.options, **way)
 
-    def _bury(self, peer: Peer) -> None:
-        """Its pipe is empty and its exit is known."""
+    def _reap(self, peer: Peer) -> None:
+        """Forget a peer whose pipe is empty and whose exit status is known."""
         assert peer.status is not None
         self.judge.ended(peer.life, peer.status, time.monotonic_ns())
         os.close(peer.pipe)
@@ -337,44 +336,44 @@ class Supervisor:
 
     def _commit(self, fault: Fault) -> None:
         self.done.append(fault)
-        if fault.kind is Kind.KILL_STATE_WORKER:
-            self._hunter.await_worker(fault)
+        if fault.kind is FaultKind.KILL_STATE_WORKER:
+            self._timed_faults.await_worker(fault)
             return
-        if fault.kind is Kind.KILL_TWO:
+        if fault.kind is FaultKind.KILL_TWO:
             self._kill_two(fault)
             return
-        if fault.kind is Kind.MASS_DEATH:
+        if fault.kind is FaultKind.MASS_DEATH:
             victims = [peer for place, peer in self._places.items() if place != fault.place and peer.status is None]
         else:
             victims = [peer for place, peer in self._places.items() if place == fault.place and peer.status is None]
-            # A process that stands still cannot obey; it can only be killed.
-            if any(peer.stopped for peer in victims) and fault.kind is not Kind.KILL_TRAINING:
+            # A stopped process handles no signal; it can only be killed.
+            if any(peer.stopped for peer in victims) and fault.kind is not FaultKind.KILL_TRAINING:
                 victims = []
         if not victims or not self._harm(fault.kind, victims, fault.pause):
-            self.judge.tally.missed += 1
+            self.judge.totals.missed += 1
 
     def _kill_two(self, fault: Fault) -> None:
         """One peer, and another one of its group when the others try again without the first."""
         group = fault.place % self.settings.groups
         others = [p for p in range(ELDER + 1, self.settings.peers) if p % self.settings.groups == group]
         second = others[(others.index(fault.place) + 1) % len(others)]
-        kill = dataclasses.replace(fault, kind=Kind.KILL_TRAINING)
+        kill = dataclasses.replace(fault, kind=FaultKind.KILL_TRAINING)
         self._commit(kill)
-        self._hunter.await_failure(dataclasses.replace(kill, place=second), group)
+        self._timed_faults.await_failure(dataclasses.replace(kill, place=second), group)
 
-    def _go_hunting(self) -> None:
-        """Commit what was waiting for this moment."""
-        for fault in self._hunter.due():
+    def _commit_timed_faults(self) -> None:
+        """Commit the timed faults that are due."""
+        for fault in self._timed_faults.due():
             self._commit(fault)
-        found = self._hunter.find(self._places.values())
+        found = self._timed_faults.find_worker(self._places.values())
         if found is None:
             return
         fault, peer = found
         if peer is None or not self._harm(fault.kind, [peer], fault.pause):
-            self.judge.tally.missed += 1
+            self.judge.totals.missed += 1
 
-    def _harm(self, kind: Kind, victims: list[Peer], pause: float) -> bool:
-        """Commit a deed. False if nobody was hit; the judge was told beforehand, because news must not overtake it."""
+    def _harm(self, kind: FaultKind, victims: list[Peer], pause: float) -> bool:
+        """Commit a fault; False if no process was hit. The judge is told first: no report may overtake it."""
         status = ENDINGS.get(kind)
         self.judge.harmed(kind, [peer.life for peer in victims], time.monotonic_ns(), pause, status)
         self._stalls.harmed(kind, time.monotonic(), pause)
@@ -389,21 +388,21 @@ class Supervisor:
                 self._later(pause, lambda place=peer.place: self._refill(place))  # type: ignore[misc]
         return bool(hit)
 
-    def _harm_links(self, kind: Kind, place: int, pause: float) -> bool:
+    def _harm_links(self, kind: FaultKind, place: int, pause: float) -> bool:
         assert self._network is not None
         order, sides = LINK_FAULTS[kind]
-        arguments = {"seconds": pause} if kind is Kind.BLACK_HOLE else {}
+        arguments = {"seconds": pause} if kind is FaultKind.BLACK_HOLE else {}
         for side in sides:
             self._network.order(order, f"{place}-{side}", **arguments)
         return True
 
     def _let_go(self, peer: Peer, pids: tuple[int, ...] = ()) -> None:
         peer.stopped = False
-        for pid in pids or family_of(peer.pid).everyone:
+        for pid in pids or processes_of(peer.pid).everyone:
             send(pid, signal.SIGCONT)
 
     def _refill(self, place: int) -> None:
-        """The next peer takes the place, once the one before has ended."""
+        """Start the next peer of a place, once the previous one has ended."""
         if self._places[place].status is None:
             self._later(TICK, lambda: self._refill(place))
         else:
@@ -415,12 +414,12 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------ the loop
 
     def _serve(self) -> None:
-        """One turn: what was told, who ended, what is due."""
+        """One turn: read reports and exits, run what is due."""
         slept = time.monotonic()
-        ready = self._selector.select(HUNT_TICK if self._hunter.waits else TICK)
-        self.judge.tally.lateness = max(self.judge.tally.lateness, time.monotonic() - slept - TICK)
-        if self._hunter.waits:
-            self._go_hunting()
+        ready = self._selector.select(TIMED_TICK if self._timed_faults.waits else TICK)
+        self.judge.totals.lateness = max(self.judge.totals.lateness, time.monotonic() - slept - TICK)
+        if self._timed_faults.waits:
+            self._commit_timed_faults()
         for key, _ in ready:
             if isinstance(key.data, Peer):
                 self._read(key.data)
@@ -443,17 +442,17 @@ class Supervisor:
             step = Step.decode(line)
             self.journals.get(peer.life, deque()).append(line)
             self.judge.told(step)
-            self._hunter.hear(step)
+            self._timed_faults.note(step)
             if isinstance(step.fact, Reduced) and step.fact.exhibit is not None:
                 self._later(EXHIBIT_DELAY, lambda step=step: self._inspect(peer, step))  # type: ignore[misc]
             if step.numbers is not None and (step.call in ROUNDS or not peer.world):
                 peer.world = step.numbers.global_world
         if not data:
-            # The last holder of the pipe is gone, with whatever half a line it was writing.
+            # The last writer of the pipe is gone; an incomplete line is dropped.
             self._selector.unregister(peer.pipe)
             peer.drained = True
             if peer.status is not None:
-                self._bury(peer)
+                self._reap(peer)
 
     def _note_exits(self) -> None:
         assert self._zygote is not None
@@ -461,19 +460,19 @@ class Supervisor:
             if pid == self._master_pid:
                 self._master_pid = 0
                 if status or self.phase != "end":
-                    self._object("exits", f"the master ended with status {status} in phase {self.phase!r}")
+                    self._add_violation("exits", f"the master ended with status {status} in phase {self.phase!r}")
                 continue
             if pid == self._proxy_pid:
                 raise RuntimeError(f"the proxy ended with status {status}; see {self.logs / 'proxy.log'}")
             peer = next(peer for peer in self.peers.values() if peer.pid == pid and peer.status is None)
             peer.status = status
             if peer.drained:
-                self._bury(peer)
+                self._reap(peer)
 
     # ------------------------------------------------------------------------------------------ from outside
 
     def _inspect(self, peer: Peer, step: Step) -> None:
-        """Look at a tensor whose reduce failed, in the memory of its owner, who leaves it alone for a while."""
+        """Read a tensor whose reduce failed, in the memory of its process, which leaves it unchanged for a while."""
         fact = step.fact
         assert isinstance(fact, Reduced)
         assert fact.exhibit is not None
@@ -482,19 +481,19 @@ class Supervisor:
         found = checksum_memory(peer.pid, *fact.exhibit)
         if found is None or time.monotonic_ns() - step.end_ns > EXHIBIT_SECONDS_MAX * 1e9:
             return
-        self.judge.tally.inspected += 1
+        self.judge.totals.inspected += 1
         if found != self.judge.ledger.contribution_of(step):
             where = f"the tensor of life {step.life} is {found:08x} in memory"
-            self._object("restoration", f"{where}, {EXHIBIT_DELAY} s after {fact}")
+            self._add_violation("restoration", f"{where}, {EXHIBIT_DELAY} s after {fact}")
 
     def _watch(self) -> None:
         assert self._zygote is not None
-        tally = self.judge.tally
+        totals = self.judge.totals
         members = sum(life.joined and not life.ended_ns for life in self.judge.lives.values())
-        self.timeline.append((self.elapsed, tally.reduces, sum(tally.faults.values()), members))
+        self.timeline.append((self.elapsed, totals.reduces, sum(totals.faults.values()), members))
         if (elder := self._places.get(ELDER)) is not None and elder.status is None:
             self.watcher.look(self._zygote.pid, self._master_pid, elder.pid)
             self._stalls.look()
 
-    def _object(self, law: str, text: str) -> None:
+    def _add_violation(self, law: str, text: str) -> None:
         self.judge.violations.append(Violation(time.monotonic_ns(), law, text))

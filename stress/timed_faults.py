@@ -1,8 +1,8 @@
-"""Faults that wait for their moment: the plan says about when, and what the run shows or tells says exactly.
+"""Faults that wait for an event: the plan says roughly when, an event of the run says exactly when.
 
-A state worker lives for milliseconds, and is killed when it shows itself. The second of two kills is to meet the retry
-that the first has made necessary: it comes a moment after somebody of the group has told that a reduce failed. What
-never comes is not waited for: then nobody is hit, or the second is killed all the same.
+A state worker lives for milliseconds; it is killed when it appears. The second of two kills must hit the retry that the
+first one causes: it follows shortly after a member of the group has reported a failed reduce. Every wait has a bound:
+if no state worker appears, no process is killed; if no failure is reported, the second kill happens anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .faults import Fault, family_of
+from .faults import Fault, processes_of
 from .records import Reduced, Step
 
 if TYPE_CHECKING:
@@ -19,66 +19,66 @@ if TYPE_CHECKING:
 
     from .supervisor import Peer
 
-HUNT = 1.5  # seconds in which a worker that lives for milliseconds is looked for
-FAILURE = 0.4  # seconds in which somebody must have told of a failure, or there was nothing to fail
-RETRY = 0.012  # seconds after that in which the retry is under way
-TICK = 0.001  # seconds between two looks
+WORKER_SEARCH_SECONDS = 1.5  # how long a state worker is searched for
+FAILURE_SECONDS = 0.4  # how long the second kill waits for the report of a failed reduce
+RETRY_SECONDS = 0.012  # the longest time from that report to the second kill: the retry is running
+TICK = 0.001  # seconds between two checks
 
 
 @dataclass(slots=True)
-class Ambush:
+class KillOnFailure:
     """A kill that waits for a failure."""
 
     fault: Fault
     group: int
-    at: float  # when it happens; sooner if the failure is told
+    at: float  # when it happens; earlier if a failure is reported
 
 
-class Hunter:
-    """Whatever waits. Its owner tells it what it hears and asks it at every turn whose moment has come."""
+class TimedFaults:
+    """The faults that wait. The supervisor passes steps to `note`, and commits what `due` and `find_worker` return."""
 
     def __init__(self) -> None:
-        self._ambushes: list[Ambush] = []
-        self._prey: tuple[float, Fault] | None = None  # until when a state worker is looked for
+        self._kills: list[KillOnFailure] = []
+        self._worker_search: tuple[float, Fault] | None = None  # end of the search, and the fault
 
     @property
     def waits(self) -> bool:
-        """Whether moments matter just now."""
-        return bool(self._prey or self._ambushes)
+        """Whether a fault waits, so that the supervisor must check often."""
+        return bool(self._worker_search or self._kills)
 
     def await_worker(self, fault: Fault) -> None:
-        """Hit the first state worker that shows itself."""
-        self._prey = time.monotonic() + HUNT, fault
+        """Kill the first state worker that appears."""
+        self._worker_search = time.monotonic() + WORKER_SEARCH_SECONDS, fault
 
     def await_failure(self, fault: Fault, group: int) -> None:
-        """Hit in the middle of a retry of this group."""
-        self._ambushes.append(Ambush(fault, group, time.monotonic() + FAILURE))
+        """Kill during a retry of this group."""
+        self._kills.append(KillOnFailure(fault, group, time.monotonic() + FAILURE_SECONDS))
 
-    def hear(self, step: Step) -> None:
-        """Somebody told of a call."""
-        if not self._ambushes or not isinstance(step.fact, Reduced) or step.fact.ok:
+    def note(self, step: Step) -> None:
+        """Take a step that a peer has reported."""
+        if not self._kills or not isinstance(step.fact, Reduced) or step.fact.ok:
             return
-        for ambush in self._ambushes:
-            if ambush.group == step.group:
-                ambush.at = min(ambush.at, time.monotonic() + RETRY * ambush.fault.pause)
+        for kill in self._kills:
+            if kill.group == step.group:
+                kill.at = min(kill.at, time.monotonic() + RETRY_SECONDS * kill.fault.pause)
 
     def due(self) -> list[Fault]:
-        """Kills whose moment has come."""
+        """The kills that are due now."""
         now = time.monotonic()
-        ripe = [ambush.fault for ambush in self._ambushes if ambush.at <= now]
-        self._ambushes = [ambush for ambush in self._ambushes if ambush.at > now]
-        return ripe
+        due = [kill.fault for kill in self._kills if kill.at <= now]
+        self._kills = [kill for kill in self._kills if kill.at > now]
+        return due
 
-    def find(self, peers: Iterable[Peer]) -> tuple[Fault, Peer | None] | None:
-        """The fault that a state worker is looked for, and whose it is; nobody's if it never came; else nothing."""
-        if self._prey is None:
+    def find_worker(self, peers: Iterable[Peer]) -> tuple[Fault, Peer | None] | None:
+        """The fault and the peer that has a state worker; the fault and None after the bound; else None."""
+        if self._worker_search is None:
             return None
-        until, fault = self._prey
+        until, fault = self._worker_search
         for peer in peers:
-            if peer.status is None and not peer.stopped and family_of(peer.pid).state_workers:
-                self._prey = None
+            if peer.status is None and not peer.stopped and processes_of(peer.pid).state_workers:
+                self._worker_search = None
                 return fault, peer
         if time.monotonic() <= until:
             return None
-        self._prey = None
+        self._worker_search = None
         return fault, None

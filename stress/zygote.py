@@ -1,9 +1,9 @@
-"""A clean process that has everything imported and no thread, and forks training processes on demand.
+"""The zygote: a process that has everything imported and no thread, and forks training processes on demand.
 
-A fresh interpreter for each peer would cost the harness more than the library under test: a fork takes a millisecond.
-The supervisor sends a task with two descriptors, the pipe for steps and the log; the answer is the child's pid, and
-later its exit status. Children die with the zygote and the zygote with the supervisor, so an interrupted run leaves
-nothing behind.
+A new interpreter for each peer would cost more than the library under test; a fork takes a millisecond. The supervisor
+sends a task with two descriptors, the pipe for steps and the log. The answer is the pid of the child, and later its
+exit status. Children die with the zygote, and the zygote with the supervisor, so an interrupted run leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MARK = "PCCL_STRESS_RUN"  # environment variable that tells the processes of thi
 
 
 class Exit(NamedTuple):
-    """A child ended."""
+    """A child that has ended."""
 
     pid: int
     status: int  # exit status, or minus the signal
 
 
 class Zygote:
-    """The supervisor's end."""
+    """The supervisor's side."""
 
     def __init__(self, mark: str, scratch: Path | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,11 +94,11 @@ class Zygote:
         return Exit(*json.loads(data))
 
 
-STARTED = 1 << 16  # in place of a status: no child ends with this
+STARTED = 1 << 16  # instead of a status: no child ends with this value
 
 
-class Nursery:
-    """The zygote's end."""
+class ForkServer:
+    """The zygote's side."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -111,7 +111,7 @@ class Nursery:
         while True:
             for fd, _ in self._poll.poll():
                 if fd in self._children:
-                    self._bury(fd)
+                    self._reap(fd)
                 elif not self._obey():
                     self._end_all()
                     return
@@ -120,7 +120,7 @@ class Nursery:
         try:
             data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 2)
         except ConnectionResetError:
-            return False  # the supervisor closed over news that it did not read
+            return False  # the supervisor closed the socket with unread messages
         if not data:
             return False
         report_fd, log_fd = fds
@@ -153,7 +153,7 @@ class Nursery:
         finally:
             os._exit(status)
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         pid = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -176,11 +176,11 @@ def main(arguments: list[str]) -> int:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 0  # the supervisor is gone already
-    # A child may be told to leave before it has said how it wants to: it hears of it once it is ready.
+    # A signal may arrive before a child has installed its handlers: it is delivered once the child is ready.
     signal.pthread_sigmask(signal.SIG_BLOCK, workload.ORDERS)
-    # What lives here lives as long as every child; walking over it in each of them would only copy pages.
+    # Objects of the zygote live as long as its children; collecting them in a child would only copy pages.
     gc.freeze()
-    Nursery(socket.socket(fileno=control_fd)).serve()
+    ForkServer(socket.socket(fileno=control_fd)).serve()
     return 0
 
 

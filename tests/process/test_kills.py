@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pccl.stress.checkers import StateConsensus
-from pccl.stress.faults import family_of
+from pccl.stress.faults import processes_of
 from pccl.stress.procfs import marked_processes
 from pccl.stress.records import ROUNDS, Step, Task, spread
+from pccl.stress.round_agreement import RoundAgreement
 from pccl.stress.zygote import Zygote
 
 from pccl import Options
@@ -61,7 +61,7 @@ class Ring:
         self.mark = uuid.uuid4().hex
         self.zygote = Zygote(self.mark)
         self.peers: dict[int, Peer] = {}
-        self.agreement = StateConsensus()
+        self.agreement = RoundAgreement()
         self._log = (folder / "log").open("ab")
         self._lives = 0
         reader, writer = os.pipe()
@@ -125,16 +125,16 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
         made.close()
 
 
-def kill_one(ring: Ring, chance: random.Random, epoch: int) -> tuple[str, float]:
+def kill_one(ring: Ring, rng: random.Random, epoch: int) -> tuple[str, float]:
     """Kill one of all processes; which, and how long it took until every survivor went on."""
-    families = {life: family_of(peer.pid) for life, peer in ring.peers.items()}
+    families = {life: processes_of(peer.pid) for life, peer in ring.peers.items()}
     roles = [
         (life, role, pid)
-        for life, family in families.items()
+        for life, processes in families.items()
         for role in ("training", "actors", "senders", "receivers")
-        for pid in ([family.training] if role == "training" else getattr(family, role))
+        for pid in ([processes.training] if role == "training" else getattr(processes, role))
     ]
-    life, role, pid = chance.choice(roles)
+    life, role, pid = rng.choice(roles)
     survivors = set(ring.peers)
     if role in ("training", "actors"):
         survivors.discard(life)
@@ -165,14 +165,14 @@ def kill_one(ring: Ring, chance: random.Random, epoch: int) -> tuple[str, float]
 def test_kills_of_any_process(ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: after each kill of any process of any peer, the survivors' update_topology returns within a
     second, all agree on the world size, and at the end nothing is left."""
-    chance = random.Random(20)
+    rng = random.Random(20)
     seconds: list[float] = []
     roles: Counter[str] = Counter()
     began = time.monotonic()
     for _ in range(KILLS):
         epoch = ring.until_whole()
-        time.sleep(chance.uniform(0, 0.01))  # so that the kill meets the round at any of its points
-        role, waited = kill_one(ring, chance, epoch)
+        time.sleep(rng.uniform(0, 0.01))  # so that the kill meets the round at any of its points
+        role, waited = kill_one(ring, rng, epoch)
         roles[role] += 1
         seconds.append(waited)
         ring.agreement.settle(time.monotonic_ns() - 1_000_000_000)

@@ -36,16 +36,16 @@ def test_a_minute_of_churn_passes(tmp_path: Path) -> None:
 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    tally = report["tally"]
+    totals = report["totals"]
     assert report["passed"]
     assert report["violations"] == []
-    assert tally["rounds"] > 100
-    assert tally["revisions"] > 100
-    assert tally["reduces"] > 1000
-    assert sum(tally["faults"].values()) > 50
-    assert min(tally["aborts"], tally["retries"], tally["inspected"], tally["received"]) > 0
-    assert tally["recoveries"]["count"] > 5
-    assert {RarePath.MADE_AGAIN, RarePath.RECEIVED, RarePath.REPLACED} <= set(tally["paths"])
+    assert totals["rounds"] > 100
+    assert totals["revisions"] > 100
+    assert totals["reduces"] > 1000
+    assert sum(totals["faults"].values()) > 50
+    assert min(totals["aborts"], totals["retries"], totals["inspected"], totals["received"]) > 0
+    assert totals["recoveries"]["count"] > 5
+    assert {RarePath.MADE_AGAIN, RarePath.RECEIVED, RarePath.REPLACED} <= set(totals["paths"])
     assert (tmp_path / "logs" / "master.log").stat().st_size > 0
     assert not list((tmp_path / "scratch").iterdir())
 

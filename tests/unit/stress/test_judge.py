@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from pccl.stress.checkers import SECOND, Judge, Round, StateConsensus, judge_growth, judge_round
-from pccl.stress.faults import Kind
+from pccl.stress.checkers import SECOND, Judge, judge_growth
+from pccl.stress.faults import FaultKind
 from pccl.stress.records import (
     CONNECT,
     PENDING,
@@ -22,6 +22,7 @@ from pccl.stress.records import (
     Task,
     spread,
 )
+from pccl.stress.round_agreement import Round, RoundAgreement, judge_round
 
 BOUNDS = Bounds(call=1.0, silence=2.0, join=5.0, hang=10.0)
 
@@ -54,22 +55,22 @@ def laws(judge: Judge) -> list[str]:
 
 def rounds_of(lives: int, rounds: int, seed: int) -> list[Step]:
     """A sound run, as it would be told: rounds with one end each, uneven wake-ups, newcomers, given-up calls."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     steps: list[Step] = []
     ready = dict.fromkeys(range(1, lives // 2 + 1), 0.0)
     for index in range(1, rounds + 1):
-        starts = {life: at + chance.uniform(0, 0.01) for life, at in ready.items()}
+        starts = {life: at + rng.uniform(0, 0.01) for life, at in ready.items()}
         instant = max(starts.values()) + 0.0001
-        newcomer = len(ready) + 1 if len(ready) < lives and chance.random() < 0.1 else None
+        newcomer = len(ready) + 1 if len(ready) < lives and rng.random() < 0.1 else None
         size = len(ready) + bool(newcomer)
         told = numbers(number=index, epoch=index, world=size, group=size, largest=size)
         for life, start in starts.items():
-            back = instant + chance.uniform(0, 0.02)
-            given_up = chance.random() < 0.03  # answered, but too late: told of nothing, though the round took place
+            back = instant + rng.uniform(0, 0.02)
+            given_up = rng.random() < 0.03  # answered, but too late: told of nothing, though the round took place
             steps.append(step(life, start, back, None if given_up else told, WAIT if given_up else TOPOLOGY))
             ready[life] = back
         if newcomer:
-            ready[newcomer] = instant + chance.uniform(0, 0.02)
+            ready[newcomer] = instant + rng.uniform(0, 0.02)
             steps.append(step(newcomer, max(instant - 0.5, 0.0), ready[newcomer], told, CONNECT))
     return steps
 
@@ -79,10 +80,10 @@ def shuffled(steps: list[Step], seed: int) -> list[Step]:
     queues: dict[int, list[Step]] = {}
     for told in steps:
         queues.setdefault(told.life, []).append(told)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     mixed: list[Step] = []
     while queues:
-        life = chance.choice(list(queues))
+        life = rng.choice(list(queues))
         mixed.append(queues[life].pop(0))
         if not queues[life]:
             del queues[life]
@@ -92,7 +93,7 @@ def shuffled(steps: list[Step], seed: int) -> list[Step]:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sound_run_is_sorted_into_its_rounds(seed: int) -> None:
     """Goal: no false alarm, however late peers wake up, also around newcomers and calls that were given up."""
-    agreement = StateConsensus()
+    agreement = RoundAgreement()
 
     for told in shuffled(rounds_of(6, 300, seed), seed):
         agreement.add(told)
@@ -111,7 +112,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
     told = steps[index]
     assert told.numbers is not None
     steps[index] = Step(told.life, 0, TOPOLOGY, told.start_ns, told.end_ns, told.numbers._replace(global_world=99))
-    agreement = StateConsensus()
+    agreement = RoundAgreement()
 
     for told in shuffled(steps, seed):
         agreement.add(told)
@@ -121,7 +122,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
 
 def test_a_newcomer_that_is_told_something_else_is_found() -> None:
     """Goal: what connect() returned with is compared with what the members were told in that round."""
-    agreement = StateConsensus()
+    agreement = RoundAgreement()
     agreement.add(step(1, 1.0, 1.1, numbers(world=2)))
     agreement.add(step(2, 0.5, 1.1, numbers(2, world=3), CONNECT))
 
@@ -131,7 +132,7 @@ def test_a_newcomer_that_is_told_something_else_is_found() -> None:
 @pytest.mark.parametrize(("number", "epoch"), [(5, 0), (4, 2), (6, 2)])
 def test_an_epoch_that_falls_and_a_round_that_is_missed_are_found(number: int, epoch: int) -> None:
     """Goal: epochs only grow within a membership, and rounds follow each other; both may jump in the next one."""
-    agreement = StateConsensus()
+    agreement = RoundAgreement()
     for index, (peer, count, old) in enumerate([(1, 1, 5), (1, 2, 6), (9, 3, 1), (9, 4, 1)]):
         agreement.add(step(1, index, index + 0.5, numbers(peer, number=count, epoch=old)))
     assert agreement.found == []
@@ -164,7 +165,7 @@ def test_a_slow_call_needs_an_excuse() -> None:
     """Goal: a second from the call or from the last fault is allowed, not more; a stop excuses until it is noticed."""
     judge = judge_of(1, 2)
     judge.told(step(1, 1.0, 1.9, numbers()))
-    judge.harmed(Kind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
     judge.told(step(1, 1.9, 2.9, numbers()))
     assert laws(judge) == []
 
@@ -172,7 +173,7 @@ def test_a_slow_call_needs_an_excuse() -> None:
     assert laws(judge) == ["promptness"]
 
     judge = judge_of(1, 2)
-    judge.harmed(Kind.STOP_ACTOR, [2], 1 * SECOND, 10.0, None)
+    judge.harmed(FaultKind.STOP_ACTOR, [2], 1 * SECOND, 10.0, None)
     judge.told(step(1, 1.0, 3.9, numbers()))
     assert laws(judge) == []
     judge.told(step(1, 1.0, 4.1, numbers()))
@@ -182,7 +183,7 @@ def test_a_slow_call_needs_an_excuse() -> None:
 def test_a_call_that_never_returns_is_found() -> None:
     """Goal: a hang is noticed though nothing is told; somebody known to be dead is not waited for."""
     judge = judge_of(1, 2)
-    judge.harmed(Kind.KILL_TRAINING, [2], 1 * SECOND, 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [2], 1 * SECOND, 0.0, -9)
 
     judge.tick(11 * SECOND)
     assert laws(judge) == []
@@ -203,7 +204,7 @@ def test_late_admission_is_found() -> None:
 def test_the_innocent_do_not_lose_their_membership(error: str) -> None:
     """Goal: only what was done to a peer itself explains that it is out; nothing explains a usage error."""
     judge = judge_of(1, 2)
-    judge.harmed(Kind.KILL_ACTOR, [2], 1 * SECOND, 0.0, None)
+    judge.harmed(FaultKind.KILL_ACTOR, [2], 1 * SECOND, 0.0, None)
     judge.told(step(2, 1.0, 1.1, None, TOPOLOGY, error))
     assert laws(judge) == (["innocence"] if error.startswith("Usage") else [])
 
@@ -222,7 +223,7 @@ def test_too_few_peers_is_an_answer_to_waiting_only() -> None:
 @pytest.mark.parametrize(("pause", "found"), [(0.3, ["innocence"]), (3.0, [])])
 def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> None:
     """Goal: a stop or a silence that the run can sit out must be sat out."""
-    for kind in (Kind.STOP_PEER, Kind.BLACK_HOLE):
+    for kind in (FaultKind.STOP_PEER, FaultKind.BLACK_HOLE):
         judge = judge_of(1, 2)
         judge.harmed(kind, [2], SECOND, pause, None)
         judge.told(step(2, 1.0, 1.5, None, TOPOLOGY, "MasterLostError: silent"))
@@ -238,7 +239,7 @@ def test_a_lost_state_needs_a_reason(error: str) -> None:
     judge = judge_of(1, 2)
     judge.told(step(1, 1.0, 1.1, None, SYNC, error))
     assert laws(judge) == ["innocence"]
-    judge.harmed(Kind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
     judge.told(step(1, 2.0, 2.1, None, SYNC, error))
     assert laws(judge) == ["innocence"]
 
@@ -248,20 +249,20 @@ def test_the_time_to_the_next_reduce_is_measured() -> None:
     judge = judge_of(1, 2, 3)
     judge.born(4, 0, group=1)
     judge.told(Step(4, 1, CONNECT, 0, SECOND // 2, numbers(4, world=4)))
-    judge.harmed(Kind.KILL_TRAINING, [3], SECOND, 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [3], SECOND, 0.0, -9)
     for life, start, end, ok in [(1, 0.99, 1.01, False), (1, 1.02, 1.04, True), (2, 1.02, 1.05, True)]:
         fact = Reduced(1, 0, 1, ok, 2 * ok, 7, 7)
         judge.told(Step(life, 0, REDUCE, int(start * SECOND), int(end * SECOND), fact=fact))
 
-    assert judge.tally.recoveries == [pytest.approx(0.05)]
-    assert (judge.tally.reduces, judge.tally.aborts) == (2, 1)
+    assert judge.totals.recoveries == [pytest.approx(0.05)]
+    assert (judge.totals.reduces, judge.totals.aborts) == (2, 1)
 
 
 def test_exits_must_follow_from_what_was_done() -> None:
     """Goal: a killed process ends by that signal; one that nobody touched does not end."""
     judge = judge_of(1, 2, 3)
-    judge.harmed(Kind.KILL_TRAINING, [1], SECOND, 0.0, -9)
-    judge.harmed(Kind.CLOSE, [2], SECOND, 0.0, 0)
+    judge.harmed(FaultKind.KILL_TRAINING, [1], SECOND, 0.0, -9)
+    judge.harmed(FaultKind.CLOSE, [2], SECOND, 0.0, 0)
     judge.ended(1, -9, 2 * SECOND)
     judge.ended(2, 1, 2 * SECOND)
     judge.ended(3, 0, 2 * SECOND)
@@ -273,7 +274,7 @@ def test_the_dead_are_not_counted_for_long() -> None:
     """Goal: a second after a kill no round may count the dead; until then it may."""
     for start, expected in [(1.4, []), (3.0, ["world"])]:
         judge = judge_of(1, 2)
-        judge.harmed(Kind.KILL_TRAINING, [2], SECOND, 0.0, -9)
+        judge.harmed(FaultKind.KILL_TRAINING, [2], SECOND, 0.0, -9)
         judge.told(step(1, start, start + 0.1, numbers(number=2, world=2)))
         judge.finish(4 * SECOND)
         assert laws(judge) == expected
@@ -282,20 +283,20 @@ def test_the_dead_are_not_counted_for_long() -> None:
 def test_the_answer_to_a_fault_is_measured() -> None:
     """Goal: from the fault to the return of the last survivor's next call."""
     judge = judge_of(1, 2, 3)
-    judge.harmed(Kind.KILL_TRAINING, [3], SECOND, 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [3], SECOND, 0.0, -9)
     judge.told(step(1, 0.9, 1.01, numbers()))
     judge.told(step(1, 1.02, 1.10, numbers()))
     judge.told(step(2, 1.02, 1.25, numbers(2)))
 
-    assert judge.tally.responses == [pytest.approx(0.25)]
-    assert spread(judge.tally.responses)["max"] == 0.25
+    assert judge.totals.responses == [pytest.approx(0.25)]
+    assert spread(judge.totals.responses)["max"] == 0.25
 
 
 @pytest.mark.parametrize(("gain", "found"), [(0, False), (100_000, True)])
 def test_growth_is_told_from_noise(gain: int, found: bool) -> None:
     """Goal: a leak shows over a minute; noise and the first allocations do not."""
-    chance = random.Random(1)
-    sizes = [5_000_000] * 5 + [20_000_000 + gain * index + chance.randrange(500_000) for index in range(60)]
+    rng = random.Random(1)
+    sizes = [5_000_000] * 5 + [20_000_000 + gain * index + rng.randrange(500_000) for index in range(60)]
 
     assert bool(judge_growth("master", sizes, 1 << 20)) == found
 

@@ -16,10 +16,10 @@ from pccl.stress.arithmetic import (
     contribution,
     draw_operations,
     expected,
-    how_far,
     is_optimized,
-    move_on,
-    who_took_part,
+    participants_of,
+    progress_of,
+    update_state,
 )
 from pccl.stress.ledger import Ledger
 from pccl.stress.paths import Path
@@ -59,7 +59,7 @@ def facts_of(rounds: int) -> list[Step]:
                 for place, life in LIVES.items()
             })  # fmt: skip
             results.append((operation.index, after))
-            move_on(weights, notes, operation, result, after)
+            update_state(weights, notes, operation, result, after)
         notes[0] = number
         moved = Applied(number, number, held, checksum(weights, notes), tuple(results))
         tell(APPLY, dict.fromkeys(LIVES.values(), moved))
@@ -171,7 +171,7 @@ def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
     assert judged([*steps, replace(late, end_ns=FOREVER - 1, fact=replace(late.fact, after=3))]) == ["agreement"]
 
 
-def test_the_list_in_a_result_names_who_took_part() -> None:
+def test_the_list_in_a_result_names_participants_of() -> None:
     """Goal: contributions add up to what is expected of their members, and to nothing else."""
     for number in range(1, 40):
         for operation in draw_operations(SEED, 1, number, PLACES):
@@ -179,7 +179,7 @@ def test_the_list_in_a_result_names_who_took_part() -> None:
                 continue
             parts = [contribution(operation, number, place, PLACES, life) for place, life in LIVES.items()]
             total = sum(parts[1:], parts[0])
-            assert who_took_part(total, PLACES) == tuple(LIVES.items())
+            assert participants_of(total, PLACES) == tuple(LIVES.items())
             assert np.array_equal(total, expected(operation, number, PLACES, LIVES.items()))
 
 
@@ -211,13 +211,13 @@ def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[
         ([2, 2], Path.UNDONE_COMPLETE),
     ],
 )
-def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | None) -> None:
+def test_a_target_tells_progress_of_a_reduce_got(counts: list[int], path: Path | None) -> None:
     """Goal: a peer that reduces completes one chunk itself; more than one complete chunk was spread to it."""
     ledger = Ledger(SEED, PLACES)
     ledger.born(11, 0, 0)
     operation = draw_operations(SEED, 0, 1, PLACES)[0]
     before = checksum(contribution(operation, 1, 0, PLACES, 11))
-    fact = Reduced(1, 0, 1, False, 0, before, before, progress=how_far(target_of(counts), PLACES + 1))
+    fact = Reduced(1, 0, 1, False, 0, before, before, progress=progress_of(target_of(counts), PLACES + 1))
     ledger.add(Step(11, 0, REDUCE, 0, 1, fact=fact))
     ledger.settle(FOREVER)
 
@@ -229,7 +229,9 @@ def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | Non
 @pytest.mark.parametrize("elements", [0, 4, 12, 13, 256])
 def test_a_short_target_tells_little(elements: int) -> None:
     """Goal: no tensor is too short to be looked at."""
-    most, share = how_far(target_of([3], elements=elements) if elements > PLACES else np.zeros(elements), PLACES + 1)
+    most, share = progress_of(
+        target_of([3], elements=elements) if elements > PLACES else np.zeros(elements), PLACES + 1
+    )
 
     assert (most, share) in {(0, 0.0), (3, 1.0)}
 

@@ -6,12 +6,13 @@ import pathlib
 from dataclasses import replace
 
 import pytest
-from pccl.stress.checkers import SECOND, Judge, StateConsensus
-from pccl.stress.faults import Fault, Kind
+from pccl.stress.checkers import SECOND, Judge
+from pccl.stress.faults import Fault, FaultKind
 from pccl.stress.paths import Path
 from pccl.stress.records import CONNECT, OPTIMIZE, REDUCE, TOPOLOGY, Bounds, Numbers, Reduced, Step
+from pccl.stress.round_agreement import RoundAgreement
 from pccl.stress.stalls import Stalls
-from pccl.stress.timed_faults import FAILURE, RETRY, Hunter
+from pccl.stress.timed_faults import FAILURE_SECONDS, RETRY_SECONDS, TimedFaults
 
 BOUNDS = Bounds(call=1.0, measuring=0.5)
 REFUSAL = "UsageError: optimize_topology needs at least 2 peers in the run, and there is 1: let others join first"
@@ -42,7 +43,7 @@ def laws(judge: Judge) -> list[str]:
 
 def test_optimisations_are_told_to_all_alike() -> None:
     """Goal: an optimisation makes no round, may raise epochs, and tells the same to everybody."""
-    agreement = StateConsensus()
+    agreement = RoundAgreement()
     for life in (1, 2):
         agreement.add(step(life, 1.0, 1.1, numbers(life, 4)))
         agreement.add(step(life, 2.0, 2.5, numbers(life, 4, 2), OPTIMIZE))
@@ -63,7 +64,7 @@ def test_only_who_is_alone_has_nothing_to_optimise() -> None:
     other = "UsageError: deadlock"
     for victims, error, found in [([2], REFUSAL, []), ([], REFUSAL, ["innocence"]), ([2], other, ["innocence"])]:
         judge = judge_of_two()
-        judge.harmed(Kind.KILL_TRAINING, victims, SECOND, 0.0, -9)
+        judge.harmed(FaultKind.KILL_TRAINING, victims, SECOND, 0.0, -9)
         judge.told(step(1, 1.1, 1.2, None, OPTIMIZE, error))
         assert laws(judge) == found
 
@@ -79,14 +80,14 @@ def test_what_happens_during_an_optimisation_is_noticed(asked: float, died: floa
     judge.born(3, 0)
     judge.told(step(3, 0.5, 0.6, numbers(3, 2, world=3), CONNECT))
     judge.born(4, int(asked * SECOND))
-    judge.harmed(Kind.KILL_TRAINING, [3], int(died * SECOND), 0.0, -9)
+    judge.harmed(FaultKind.KILL_TRAINING, [3], int(died * SECOND), 0.0, -9)
     for life in (1, 2):
         judge.told(step(life, 1.0 + life / 100, 1.98 + life / 100, numbers(life), OPTIMIZE))
     judge.told(step(4, asked, 3.0, numbers(4, 3, world=3), CONNECT))
     judge.finish(4 * SECOND)
 
     assert laws(judge) == []
-    assert paths == {Path.JOINED_OPTIMIZING, Path.DIED_OPTIMIZING} & judge.tally.paths.keys()
+    assert paths == {Path.JOINED_OPTIMIZING, Path.DIED_OPTIMIZING} & judge.totals.paths.keys()
 
 
 def test_measuring_takes_its_time_and_no_more() -> None:
@@ -101,34 +102,36 @@ def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.Monkey
     """Goal: it meets the retry of its own group; where nothing fails it comes all the same."""
     now = 100.0
     monkeypatch.setattr("pccl.stress.timed_faults.time.monotonic", lambda: now)
-    hunter = Hunter()
-    first, second = (Fault(place, 0.0, Kind.KILL_TRAINING, place, 1.0) for place in (2, 3))
+    timed = TimedFaults()
+    first, second = (Fault(place, 0.0, FaultKind.KILL_TRAINING, place, 1.0) for place in (2, 3))
     failed = Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, False, 0, 7, 7))
-    hunter.await_failure(first, 0)
-    hunter.await_failure(second, 1)
-    hunter.hear(replace(failed, fact=Reduced(1, 0, 1, True, 2, 7, 8)))
-    hunter.hear(failed)
-    assert hunter.due() == []
+    timed.await_failure(first, 0)
+    timed.await_failure(second, 1)
+    timed.note(replace(failed, fact=Reduced(1, 0, 1, True, 2, 7, 8)))
+    timed.note(failed)
+    assert timed.due() == []
 
-    now += RETRY + 1e-6
-    assert hunter.due() == [first]
-    now += FAILURE
-    assert hunter.waits
-    assert hunter.due() == [second]
-    assert not hunter.waits
+    now += RETRY_SECONDS + 1e-6
+    assert timed.due() == [first]
+    now += FAILURE_SECONDS
+    assert timed.waits
+    assert timed.due() == [second]
+    assert not timed.waits
 
 
 @pytest.mark.parametrize(
     ("kind", "at", "found"),
     [
-        (Kind.STOP_ACTOR, 9.0, 0),
-        (Kind.BLACK_HOLE, 4.0, 0),
-        (Kind.FLIP_RING, 9.0, 0),
-        (Kind.KILL_TRAINING, 9.0, 1),
-        (Kind.STOP_ACTOR, 10.5, 1),
+        (FaultKind.STOP_ACTOR, 9.0, 0),
+        (FaultKind.BLACK_HOLE, 4.0, 0),
+        (FaultKind.FLIP_RING, 9.0, 0),
+        (FaultKind.KILL_TRAINING, 9.0, 1),
+        (FaultKind.STOP_ACTOR, 10.5, 1),
     ],
 )
-def test_a_reduce_that_stands_still_needs_a_cause(tmp_path: pathlib.Path, kind: Kind, at: float, found: int) -> None:
+def test_a_reduce_that_stands_still_needs_a_cause(
+    tmp_path: pathlib.Path, kind: FaultKind, at: float, found: int
+) -> None:
     """Goal: a stop or a silence, not long ago; a kill is noticed at once, and what comes later explains nothing."""
     log = tmp_path / "master.log"
     log.touch()

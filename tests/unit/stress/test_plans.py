@@ -1,4 +1,4 @@
-"""Plans of the stress harness: drawn from a seed, switched by family, read from a command line and from a bundle."""
+"""Plans of the stress harness: drawn from a seed, switched by processes, read from a command line and from a bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pccl.cli.stress import stress
-from pccl.stress.faults import ALL_FAMILIES, ELDER, FAMILIES, LINK_FAULTS, MENDED, Kind, draw_plan, is_proxied
+from pccl.stress.faults import ALL_FAMILIES, ELDER, FAMILIES, LINK_FAULTS, MENDED, FaultKind, draw_plan, is_proxied
 from pccl.stress.paths import Path as RarePath
 from pccl.stress.paths import missing
 from pccl.stress.records import Bounds
@@ -28,9 +28,9 @@ def test_a_plan_has_everything_and_spares_the_elder() -> None:
     """Goal: every kind of fault is drawn; place 0 only loses what is mended; times lie within the interval."""
     plan = list(islice(draw_plan(3, 5, (0.5, 1.0), 2.0), 5000))
 
-    assert {fault.kind for fault in plan} == set(Kind)
+    assert {fault.kind for fault in plan} == set(FaultKind)
     elder = {fault.kind for fault in plan if fault.place == ELDER}
-    assert elder == (MENDED | {Kind.MASS_DEATH}) - set(LINK_FAULTS)
+    assert elder == (MENDED | {FaultKind.MASS_DEATH}) - set(LINK_FAULTS)
     assert {fault.place for fault in plan} == set(range(5))
     assert all(is_proxied(fault.place) for fault in plan if fault.kind in LINK_FAULTS)
     gaps = [after.at - before.at for before, after in pairwise(plan)]
@@ -42,10 +42,10 @@ def test_faults_are_switched_by_family() -> None:
     """Goal: only what was asked for is drawn; with nothing there is no plan, and rare paths ask for no more."""
     plan = islice(draw_plan(3, 5, (0.5, 1.0), 2.0, ("term", "mass")), 500)
 
-    assert {fault.kind for fault in plan} == {Kind.TERMINATE, Kind.MASS_DEATH}
+    assert {fault.kind for fault in plan} == {FaultKind.TERMINATE, FaultKind.MASS_DEATH}
     assert list(draw_plan(3, 5, (0.5, 1.0), 2.0, ())) == []
-    assert {kind for family in FAMILIES.values() for kind in family} == set(Kind)
-    asked = missing({RarePath.MADE_AGAIN: 1}, {Kind.TERMINATE}, 2)
+    assert {kind for processes in FAMILIES.values() for kind in processes} == set(FaultKind)
+    asked = missing({RarePath.MADE_AGAIN: 1}, {FaultKind.TERMINATE}, 2)
     assert RarePath.MASS_DEATH not in asked
     assert RarePath.MADE_AGAIN not in asked
     assert RarePath.DIED_AFTER_VOTE in asked
