@@ -1,8 +1,8 @@
 """Results as Markdown: a table for each benchmark, from its file in `results/` and from nothing else.
 
-A cell that has a goal shows it in brackets, and says so where it is missed; a `Tally` counts both. What is wanted is in
-the results beside what was measured, so that a page is about the goals of its numbers and not about later ones. Tables
-of `wan` are in `wan_tables`.
+A cell that has a target shows it in brackets, and says so if it is missed; a `GoalCount` counts both. Targets are in
+the results beside the measurements, so that a page shows the targets of its own measurements. Tables of `wan` are in
+`wan_tables`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 MISSED = "missed"
 
 
-class Tally:
-    """How many goals there were, and how many were missed."""
+class GoalCount:
+    """The number of targets, and of those that were missed."""
 
     def __init__(self) -> None:
-        self.wanted = 0
+        self.targets = 0
         self.missed = 0
 
     def least(self, value: float, goal: float | None, show: Callable[[float], str]) -> str:
@@ -38,7 +38,7 @@ class Tally:
     def _judged(self, text: str, goal: float | None, rule: str, is_met: bool) -> str:
         if goal is None:
             return text
-        self.wanted += 1
+        self.targets += 1
         self.missed += not is_met
         return f"{text} ({rule})" if is_met else f"**{text}** ({rule}, {MISSED})"
 
@@ -79,24 +79,24 @@ def megabytes(row: Results) -> str:
 # --- One function for each file -----------------------------------------------
 
 
-def all_reduce(results: Results, tally: Tally) -> str:
+def all_reduce(results: Results, goals: GoalCount) -> str:
     """Throughput and ratios: as we come, and with everything through TCP."""
-    as_it_comes = _next_to_gloo(results, tally, "", [("zero-copy", "gloo"), ("staged", "gloo")])
+    as_it_comes = _next_to_gloo(results, goals, "", [("zero-copy", "gloo"), ("staged", "gloo")])
     pairs = [
         ("tcp zero-copy", "gloo"),
         ("tcp staged", "gloo"),
         ("tcp zero-copy", "gloo alike"),
         ("tcp checked", "gloo alike"),
     ]
-    through_tcp = _next_to_gloo(results, tally, "tcp ", pairs)
+    through_tcp = _next_to_gloo(results, goals, "tcp ", pairs)
     said = (
-        "The same rounds, with `host_memory` off: every byte goes through TCP. In the last column peers take each other"
-        "\nfor different hosts: blocks have checksums, and sockets the system's buffers."
+        "The same rounds with `host_memory` off: every byte goes through TCP. In the last column peers treat each other"
+        "\nas different hosts: blocks have checksums, and sockets have the system's buffers."
     )
     return f"{as_it_comes}\n{said}\n\n{through_tcp}"
 
 
-def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[str, str]]) -> str:
+def _next_to_gloo(results: Results, goals: GoalCount, way: str, pairs: list[tuple[str, str]]) -> str:
     """One table: speeds of Gloo and of us, then the ratios of these pairs."""
     judged = {
         (str(entry["world"]), str(entry["bytes"]), entry["name"], entry["rival"]): entry for entry in results["ratios"]
@@ -109,15 +109,15 @@ def _next_to_gloo(results: Results, tally: Tally, way: str, pairs: list[tuple[st
             cells += [megabytes(numbers[name]) if name in numbers else "" for name in names]
             for pair in pairs:
                 entry = judged.get((str(world), str(nbytes), *pair))
-                cells.append(tally.least(entry["ratio"], entry["wanted"], times) if entry else "")
+                cells.append(goals.least(entry["ratio"], entry["wanted"], times) if entry else "")
             rows.append(cells)
     speeds = ("Gloo, MB/s", "zero-copy, MB/s", "staged, MB/s")
-    alike = "zero-copy by Gloo, one congestion control"
-    titles = ("zero-copy by Gloo", "staged by Gloo", alike, f"{alike}, as between hosts")[: len(pairs)]
+    alike = "zero-copy / Gloo, same congestion control"
+    titles = ("zero-copy / Gloo", "staged / Gloo", alike, f"{alike}, as between hosts")[: len(pairs)]
     return table(("", *speeds, *titles), rows)
 
 
-def latency(results: Results, _tally: Tally) -> str:
+def latency(results: Results, _goals: GoalCount) -> str:
     """Each kind of call."""
     keys = ("median_us", "best_us", "worst_us")
     return table(
@@ -125,21 +125,21 @@ def latency(results: Results, _tally: Tally) -> str:
     )
 
 
-def pool(results: Results, tally: Tally) -> str:
+def pool(results: Results, goals: GoalCount) -> str:
     """Contenders, then who is compared with whom."""
     speeds = [
         (name, *spread(row, "median_us", "p25_us", "p75_us"), megabytes(row), row["rounds"])
         for name, row in results["contenders"].items()
     ]
     ratios = [
-        (f"{entry['name']} by {entry['rival']}", tally.least(entry["ratio"], entry["wanted"], times))
+        (f"{entry['name']} / {entry['rival']}", goals.least(entry["ratio"], entry["wanted"], times))
         for entry in results["ratios"]
     ]
     heads = (size_text(results["bytes"]), "median", "quartile", "quartile", "MB/s", "rounds")
     return table(heads, speeds) + "\n" + table(("throughput", "ratio"), ratios)
 
 
-def quantized(results: Results, tally: Tally) -> str:
+def quantized(results: Results, goals: GoalCount) -> str:
     """Times over the link, if there was one, and the error of each way."""
     parts = []
     if "contenders" in results:
@@ -147,7 +147,7 @@ def quantized(results: Results, tally: Tally) -> str:
         rows = []
         for name, row in results["contenders"].items():
             entry = found.get(name)
-            ratio = tally.least(entry["ratio"], entry["wanted"], times) if entry else ""
+            ratio = goals.least(entry["ratio"], entry["wanted"], times) if entry else ""
             rows.append((name, time_text(row["median_us"]), f"{row['sent_bytes'] / 1e6:.1f}", ratio))
         what = f"{size_text(results['bytes'])} over {results['rate_mbit']} Mbit/s"
         parts.append(table((what, "median", "MB sent", "times as fast"), rows))
@@ -158,7 +158,7 @@ def quantized(results: Results, tally: Tally) -> str:
     return "\n".join(parts)
 
 
-def topology(results: Results, tally: Tally) -> str:
+def topology(results: Results, goals: GoalCount) -> str:
     """Rings, and what the optimised one gains over the others."""
     gains = {gain["over"]: gain for gain in results["gains"]}
     rows = []
@@ -170,8 +170,8 @@ def topology(results: Results, tally: Tally) -> str:
         rows.append((f"{row['ring']}: {order}", f"{row['bottleneck_mbit']} Mbit/s", taken, ratio))
     kept = []
     for promise, is_kept in results["kept"].items():
-        tally.wanted += 1
-        tally.missed += not is_kept
+        goals.targets += 1
+        goals.missed += not is_kept
         kept.append((promise, "yes" if is_kept else f"**no** ({MISSED})"))
     heads = ("ring", "slowest link", "median", "optimised is faster by")
     notes = f"\nAll links were measured in {results['optimize_seconds']:.1f} s; at most "
@@ -179,21 +179,21 @@ def topology(results: Results, tally: Tally) -> str:
     return table(heads, rows) + notes + table(("promised", "kept"), kept)
 
 
-def recovery(results: Results, tally: Tally) -> str:
+def recovery(results: Results, goals: GoalCount) -> str:
     """From the kill to the next reduce."""
     rows = [
         (
             f"{world} peers, {row['count']} kills",
-            tally.most(row["median"] * 1e3, results["wanted_ms"], milliseconds),
+            goals.most(row["median"] * 1e3, results["wanted_ms"], milliseconds),
             milliseconds(row["p99"] * 1e3),
             milliseconds(row["max"] * 1e3),
         )
         for world, row in results["worlds"].items()
     ]
-    return table(("", "median", "99 of 100", "slowest"), rows)
+    return table(("", "median", "p99", "slowest"), rows)
 
 
-def shared_state(results: Results, _tally: Tally) -> str:
+def shared_state(results: Results, _goals: GoalCount) -> str:
     """When all agree, and when somebody has nothing."""
     keys = ("median_us", "best_us", "worst_us")
     steady = [(kind, *spread(row, *keys)) for kind, row in results["steady"].items()]
@@ -209,7 +209,7 @@ def shared_state(results: Results, _tally: Tally) -> str:
     return table(("all have the state", "median", "best", "worst"), steady) + "\n" + table(heads, rows)
 
 
-def digest(results: Results, _tally: Tally) -> str:
+def digest(results: Results, _goals: GoalCount) -> str:
     """Beside plain reading, and for states of ordinary sizes."""
     rows = [
         (
@@ -226,7 +226,7 @@ def digest(results: Results, _tally: Tally) -> str:
     return table(heads, rows) + "\n" + table(("state in cache", "median"), states)
 
 
-def control(results: Results, tally: Tally) -> str:
+def control(results: Results, goals: GoalCount) -> str:
     """Calls by world, and what starting costs."""
     rows = [
         (f"{name}, {world} peers", *spread(row, "median_us", "best_us", "worst_us"))
@@ -235,18 +235,18 @@ def control(results: Results, tally: Tally) -> str:
     ]
     wanted = results.get("wanted", {})
     starts = [
-        (text, tally.most(results[key]["median"], wanted.get(key), milliseconds))
+        (text, goals.most(results[key]["median"], wanted.get(key), milliseconds))
         for text, key in (
             ("first connect() of a run", "actor_start_ms"),
             ("start of a lane's worker", "worker_start_ms"),
         )
     ]
-    memory = tally.most(results["worker_private_kib"], wanted.get("worker_private_kib"), lambda kib: f"{kib:.0f} KiB")
+    memory = goals.most(results["worker_private_kib"], wanted.get("worker_private_kib"), lambda kib: f"{kib:.0f} KiB")
     starts.append(("private memory of an idle worker", memory))
     return table(("call", "median", "best", "worst"), rows) + "\n" + table(("", "median"), starts)
 
 
-def solver(results: Results, _tally: Tally) -> str:
+def solver(results: Results, _goals: GoalCount) -> str:
     """The worst of the seeds, by sort, size and time."""
     rows = []
     for sort, sizes in results["sorts"].items():
@@ -258,7 +258,7 @@ def solver(results: Results, _tally: Tally) -> str:
     return table(("network", *(f"within {budget} s" for budget in budgets), "proven in"), rows)
 
 
-def growth(results: Results, _tally: Tally) -> str:
+def growth(results: Results, _goals: GoalCount) -> str:
     """CPU time of the master's machine per peer, in microseconds."""
     by_peers = results["per_peer"]
     works = next(iter(by_peers.values()))
@@ -266,7 +266,7 @@ def growth(results: Results, _tally: Tally) -> str:
     return table(("per peer", *(f"{peers} peers" for peers in by_peers)), rows)
 
 
-def kernels(results: Results, _tally: Tally) -> str:
+def kernels(results: Results, _goals: GoalCount) -> str:
     """Rates by instruction set."""
     rates = results["gigabytes_per_second"]
     sets = list(next(iter(rates.values())))

@@ -10,32 +10,32 @@ from .wan_hidden import KINDS
 from .wan_optimised import ring_text
 
 if TYPE_CHECKING:
-    from .tables import Tally
+    from .tables import GoalCount
 
     Rows = list[dict[str, Any]]
 
 
-def connections(rows: Rows, tally: Tally) -> str:
+def connections(rows: Rows, goals: GoalCount) -> str:
     """Round trips by connections, and in each cell the share of the link: warm, then after idleness."""
     lanes = list(dict.fromkeys(row["connections"] for row in rows))
     lines = []
     for milliseconds in dict.fromkeys(row["round_trip_ms"] for row in rows):
         own = {row["connections"]: row for row in rows if row["round_trip_ms"] == milliseconds}
-        lines.append((f"{milliseconds:g} ms", *(_shares(own[number], tally) for number in lanes if number in own)))
+        lines.append((f"{milliseconds:g} ms", *(_shares(own[number], goals) for number in lanes if number in own)))
     return table((f"{size_text(rows[0]['bytes'])}, connections:", *lanes), lines)
 
 
-def _shares(row: dict[str, Any], tally: Tally) -> str:
-    return f"{tally.least(row['warm_share'], row['wanted'], percent)}, {percent(row['idle_share'])}"
+def _shares(row: dict[str, Any], goals: GoalCount) -> str:
+    return f"{goals.least(row['warm_share'], row['wanted'], percent)}, {percent(row['idle_share'])}"
 
 
-def contenders(rows: Rows, tally: Tally) -> str:
+def contenders(rows: Rows, goals: GoalCount) -> str:
     """A line for each contender."""
     lines = [
         (
             f"{row['round_trip_ms']:g} ms, {row['name']}",
             time_text(row["warm"]["median_us"]),
-            tally.least(row["warm_share"], row["wanted"], percent),
+            goals.least(row["warm_share"], row["wanted"], percent),
             time_text(row["idle"]["median_us"]),
             percent(row["idle_share"]),
         )
@@ -45,7 +45,7 @@ def contenders(rows: Rows, tally: Tally) -> str:
     return table(heads, lines)
 
 
-def optimised(found: dict[str, Any], tally: Tally) -> str:
+def optimised(found: dict[str, Any], goals: GoalCount) -> str:
     """Both rings, the gain, and every link."""
     rings = [
         (
@@ -57,7 +57,7 @@ def optimised(found: dict[str, Any], tally: Tally) -> str:
         for row in found["rings"]
     ]
     gain = found["gain"]
-    faster = (tally.least(gain["measured"], gain["wanted"], times), times(gain["predicted"]))
+    faster = (goals.least(gain["measured"], gain["wanted"], times), times(gain["predicted"]))
     heads = (f"ring, {size_text(found['bytes'])}", "slowest link", "measured", "predicted")
     links = [
         (
@@ -73,7 +73,7 @@ def optimised(found: dict[str, Any], tally: Tally) -> str:
     return text + table(("link", "rate", "delay", "measured by `optimize_topology()`"), links)
 
 
-def hidden(found: dict[str, Any], tally: Tally) -> str:
+def hidden(found: dict[str, Any], goals: GoalCount) -> str:
     """A line for each load: what each part takes alone, and a step of both ways beside sum and maximum.
 
     A row that says that it was disturbed by others on the machine meets no goal and misses none.
@@ -89,7 +89,7 @@ def hidden(found: dict[str, Any], tally: Tally) -> str:
                 f"{time_text(asynchronous)} ({time_text(max(compute, communication))})",
                 f"{times(row['by_longer'])} (disturbed)"
                 if row["is_disturbed"]
-                else tally.most(row["by_longer"], found["wanted"], times),
+                else goals.most(row["by_longer"], found["wanted"], times),
             )
         )
     heads = ("compute", "communication", "waited for (sum)", "hidden (the longer one)", "hidden by the longer one")

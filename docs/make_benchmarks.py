@@ -1,9 +1,9 @@
-"""Writes `docs/benchmarks.md` and its pictures, from the files in `benchmarks/results/` and from nothing else.
+"""Writes `docs/benchmarks.md` and its pictures from the files in `benchmarks/results/`, and from nothing else.
 
     python docs/make_benchmarks.py
 
-Nothing is measured here. A test compares the page with what this would write, and each picture with its results: a
-picture carries a digest of what it was drawn from, because its bytes depend on the version of matplotlib.
+This script measures nothing. A test compares the page with the output of this script, and each picture with its
+results: a picture carries a digest of its results, because its bytes depend on the version of matplotlib.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "img"
-KEYWORD = b"Source"  # of the text in a picture that says what it was drawn from
+KEYWORD = b"Source"  # of the text in a picture that names its results
 HEADER_BYTES = 33  # of a PNG: signature, and the chunk that must be the first
 
 HEAD = """# Benchmarks
 
-Written by `docs/make_benchmarks.py` from the files in `benchmarks/results/`. Each section says what is asked, what was
-measured when and where, and how to measure it again; the docstring of each benchmark says how it measures. Times are
-medians unless something else is said. What is wanted stands in brackets behind what was measured, and what misses it
-is bold. After measuring, `python docs/make_benchmarks.py` brings this page and its pictures up to date.
+Written by `docs/make_benchmarks.py` from the files in `benchmarks/results/`. Each section has the question, the
+measurements with time and machine, and the command that measures again; the docstring of each benchmark describes its
+method. Times are medians unless a table says otherwise. The target is in brackets after each measurement; a measurement
+that misses its target is bold. After measuring, run `python docs/make_benchmarks.py` to update this page and its
+pictures.
 
 """
 
@@ -52,30 +53,30 @@ class Section:
     title: str
     question: str
     source: str  # the benchmark, and its file of results
-    table: Callable[[Any, tables.Tally], str]
+    table: Callable[[Any, tables.GoalCount], str]
     experiment: str = ""  # of that benchmark
     picture: str = ""  # what it shows, if there is one
 
     @property
     def name(self) -> str:
-        """Of the picture's file."""
+        """The name of the picture's file."""
         return "_".join((self.source, *self.experiment.split()))
 
     @property
     def command(self) -> str:
-        """What measures it again."""
+        """The command that measures it again."""
         only = f' --only "{self.experiment}"' if " " in self.experiment else f" --only {self.experiment}"
         return f"python -m benchmarks.{self.source}" + (only if self.experiment else "")
 
     @property
     def found(self) -> Any:
-        """What its table and picture are made from; None if it was not measured."""
+        """The results of its table and picture; None if it was not measured."""
         results = load(self.source)
         return results["experiments"].get(self.experiment) if results and self.experiment else results
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """Where and when."""
+        """The facts of its measurement: time, machine, versions."""
         results = load(self.source) or {}
         facts: dict[str, Any] | None = results["runs"][self.experiment] if self.experiment else results.get("facts")
         return facts
@@ -84,17 +85,17 @@ class Section:
 SECTIONS = (
     Section(
         "All-reduce next to Gloo",
-        "How fast is a sum of float32 among peers of one host, next to Gloo in the same processes and rounds? As they "
-        "come, such peers read blocks in each other's memory; peers of different hosts use TCP, as Gloo does here. In "
-        "worlds with more peers than the machine has cores, contenders differ in how well they share those.",
+        "How fast is a sum of float32 among peers of one host, compared with Gloo in the same processes and rounds? By "
+        "default such peers read blocks from each other's memory; peers of different hosts use TCP, as Gloo does here. "
+        "With more peers than cores, the results also show how well each library shares the cores.",
         "all_reduce",
         tables.all_reduce,
         picture="Throughput against size, next to Gloo",
     ),
     Section(
         "Over a wide-area link",
-        "How much of a link with a delay does one all-reduce fill, by round trip and connections: right after another "
-        "one, and after idleness?",
+        "Which share of a link with a delay does one all-reduce use, by round trip and number of connections: directly "
+        "after another one, and after an idle time?",
         "wan",
         wan_tables.connections,
         "connections",
@@ -102,7 +103,7 @@ SECTIONS = (
     ),
     Section(
         "Over a wide-area link, next to Gloo",
-        "The same link, a smaller tensor, and Gloo in the same rounds.",
+        "The same link, with a smaller tensor, and Gloo in the same rounds.",
         "wan",
         wan_tables.contenders,
         "gloo",
@@ -110,16 +111,16 @@ SECTIONS = (
     ),
     Section(
         "Over a wide-area link, many at once",
-        "Does it matter whether the same bytes travel as one striped reduce, or as many that run at the same time?",
+        "Is there a difference between one reduce over all connections and many reduces of the same bytes at once?",
         "wan",
         wan_tables.contenders,
         "at once",
     ),
     Section(
         "Communication hidden behind training",
-        "What does an outer step of DiLoCo take if training waits for the all-reduce, and if it goes on meanwhile, as "
-        "in [`examples/async_diloco.py`](../examples/async_diloco.py)? Peers compute on half of the cores; the other "
-        "half has the network, and the emulator that stands for one.",
+        "How long does an outer step of DiLoCo take if training waits for the all-reduce, and if it continues "
+        "meanwhile, as in [`examples/async_diloco.py`](../examples/async_diloco.py)? Peers compute on half of the "
+        "cores; the other half runs the network processes and the emulator.",
         "wan",
         wan_tables.hidden,
         "hidden",
@@ -127,8 +128,8 @@ SECTIONS = (
     ),
     Section(
         "Two sites, and the ring that suits them",
-        "Two sites, fast within, slow between but for one faster link each way; peers join in turns. What is "
-        "`optimize_topology()` worth, beside what the links predict?",
+        "Two sites with fast links inside and slow links between them, except for one faster link in each direction; "
+        "peers of both sites join in turns. What does `optimize_topology()` gain, compared with the prediction?",
         "wan",
         wan_tables.optimised,
         "optimised",
@@ -136,72 +137,71 @@ SECTIONS = (
     ),
     Section(
         "Rings over known links",
-        "Every pair of hosts has a link with a rate of its own, drawn by chance. Are these rates measured rightly, is "
-        "the best ring found, and is it as fast as its slowest link says?",
+        "Every pair of hosts has a link with a random rate. Are these rates measured correctly, is the best ring "
+        "found, and is it as fast as its slowest link predicts?",
         "topology",
         tables.topology,
     ),
     Section(
         "Pools of connections",
-        "What does a pool cost where one connection would do, and what does it save where one of its connections is "
-        "slow?",
+        "What does a pool cost where one connection is enough, and what does it gain if one connection is slow?",
         "pool",
         tables.pool,
     ),
     Section(
         "Quantization",
-        "What do fewer bits save on a slow link, and what do they cost in precision (root of the mean square, by that "
-        "of the data)? More in [quantization](quantization.md).",
+        "What do fewer bits gain on a slow link, and what is their error (root mean square, relative to that of the "
+        "data)? More in [quantization](quantization.md).",
         "quantized",
         tables.quantized,
     ),
     Section(
         "After a kill",
-        "How long from a SIGKILL until the last survivor has completed a reduce without the dead?",
+        "How long does it take from a SIGKILL until the last survivor has completed a reduce without the dead peer?",
         "recovery",
         tables.recovery,
     ),
     Section(
         "Latency",
-        "How long does a small all-reduce take between two peers, next to Gloo, and how long does launching one keep "
+        "How long does a small all-reduce between two peers take, compared with Gloo, and how long does a launch block "
         "the training process?",
         "latency",
         tables.latency,
     ),
     Section(
         "Shared state",
-        "What does `sync_shared_state` cost when all agree, and how fast does a newcomer get what it lacks?",
+        "What does `sync_shared_state` cost if all peers agree, and how fast does a newcomer receive the state?",
         "shared_state",
         tables.shared_state,
     ),
     Section(
         "Digests",
-        "What does a digest cost, next to a loop that only reads the same memory? More in [simplehash](simplehash.md).",
+        "What does a digest cost, compared with only reading the memory? More in [simplehash](simplehash.md).",
         "digest",
         tables.digest,
     ),
     Section(
         "Control calls",
-        "What does agreeing on who is in cost, next to Gloo's barrier, and what does it cost to start?",
+        "What do topology calls cost, compared with Gloo's barrier, and what does a start cost?",
         "control",
         tables.control,
     ),
     Section(
         "Solving rings",
-        "How good a ring is found in how much time? In each cell: its bottleneck as a share of the best one known, and "
-        "how far its total is above; the worst of the seeds.",
+        "How good is the ring that the solver finds in a given time? Each cell has its slowest edge as a share of the "
+        "best known one, and by how much its total cost exceeds the best; the worst of all seeds.",
         "solver",
         tables.solver,
     ),
     Section(
         "The master and many peers",
-        "Does the master's work per peer stay the same when a run grows? CPU time of its machine alone.",
+        "Does the master's work per peer stay constant when a run grows? CPU time of its machine, without I/O.",
         "growth",
         tables.growth,
     ),
     Section(
         "Kernels",
-        "How fast are blocks reduced and summed in cache, by instruction set, next to memcpy?",
+        "How fast are the kernels on blocks in the cache, by instruction set, compared with memcpy?",
         "kernels",
         tables.kernels,
     ),
@@ -210,7 +210,7 @@ SECTIONS = (
 
 @cache
 def load(source: str) -> dict[str, Any] | None:
-    """A file of results, if it is there."""
+    """The results of a benchmark; None if there is no file."""
     path = RESULTS / f"{source}.json"
     results: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
     return results
@@ -225,21 +225,21 @@ def render() -> str:
     for section in SECTIONS:
         if section.found is None:
             continue
-        tally = tables.Tally()
-        parts.append(show(section, tally))
-        if tally.wanted:
+        goals = tables.GoalCount()
+        parts.append(show(section, goals))
+        if goals.targets:
             anchor = section.title.lower().replace(" ", "-").replace(",", "")
-            rows.append((f"[{section.title}](#{anchor})", tally.wanted, tally.missed))
+            rows.append((f"[{section.title}](#{anchor})", goals.targets, goals.missed))
     total = ("all", sum(row[1] for row in rows), sum(row[2] for row in rows))
-    return HEAD + tables.table(("goals", "wanted", "missed"), [*rows, total]) + "".join(parts)
+    return HEAD + tables.table(("section", "targets", "missed"), [*rows, total]) + "".join(parts)
 
 
-def show(section: Section, tally: tables.Tally) -> str:
-    """Question, table, picture, and how to get them again."""
-    lines = [f"\n## {section.title}\n", wrapped(section.question), section.table(section.found, tally)]
+def show(section: Section, goals: tables.GoalCount) -> str:
+    """Question, table, picture, and how to measure again."""
+    lines = [f"\n## {section.title}\n", wrapped(section.question), section.table(section.found, goals)]
     if section.picture:
         lines.append(f"![{section.picture}](img/{section.name}.png)\n")
-    return "\n".join([*lines, wrapped(measured(section.facts)), f"Again: `{section.command}`\n"])
+    return "\n".join([*lines, wrapped(measured(section.facts)), f"Measure again: `{section.command}`\n"])
 
 
 def wrapped(text: str) -> str:
@@ -248,7 +248,7 @@ def wrapped(text: str) -> str:
 
 
 def measured(facts: dict[str, Any] | None) -> str:
-    """When, where and with what, in a sentence."""
+    """Time, machine and versions in one sentence."""
     if facts is None:
         return "The results do not say when and where they were measured."
     machine, versions = facts["machine"], facts["versions"]
@@ -264,7 +264,7 @@ def measured(facts: dict[str, Any] | None) -> str:
 
 
 def pictured() -> dict[Path, str]:
-    """Every picture of the page, and what it must say that it was drawn from."""
+    """Every picture of the page, with the digest of its results."""
     return {
         PICTURES / f"{section.name}.png": source_text(section.found)
         for section in SECTIONS
@@ -273,12 +273,12 @@ def pictured() -> dict[Path, str]:
 
 
 def source_text(found: Any) -> str:
-    """A name for results."""
+    """The digest of results."""
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def draw() -> None:
-    """All pictures anew, by the benchmarks that they belong to."""
+    """Draw all pictures, by the code of their benchmarks."""
     with tempfile.TemporaryDirectory(prefix="pccl-pictures-") as folder:
         if (results := load("all_reduce")) is not None:
             all_reduce.plot(numbered(results), Path(folder) / "all_reduce.png")
@@ -291,7 +291,7 @@ def draw() -> None:
 
 
 def numbered(results: dict[str, Any]) -> dict[str, Any]:
-    """Worlds and sizes as the numbers that they were before they became JSON."""
+    """Results of `all_reduce` with worlds and sizes as numbers, which are strings in JSON."""
     worlds = {
         int(world): measured | {"sizes": {int(size): row for size, row in measured["sizes"].items()}}
         for world, measured in results["worlds"].items()
@@ -300,14 +300,14 @@ def numbered(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_source(png: bytes, text: str) -> bytes:
-    """The same picture, which says what it was drawn from."""
+    """The picture with the digest of its results in it."""
     body = b"tEXt" + KEYWORD + b"\0" + text.encode()
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return png[:HEADER_BYTES] + chunk + png[HEADER_BYTES:]
 
 
 def source_of(png: bytes) -> str:
-    """What a picture says that it was drawn from; empty if it says nothing."""
+    """The digest of the results in a picture; empty if there is none."""
     begin = HEADER_BYTES + 8 + len(KEYWORD) + 1
     (length,) = struct.unpack(">I", png[HEADER_BYTES : HEADER_BYTES + 4])
     has_source = png[HEADER_BYTES + 4 : begin] == b"tEXt" + KEYWORD + b"\0"

@@ -19,28 +19,28 @@ import pccl.torch
 
 HEAD = """# API reference
 
-Printed from the docstrings by `docs/make_reference.py`. How it all fits together is in
-[the programming model](programming-model.md); what to do about an error is in [troubleshooting](troubleshooting.md).
+Printed from the docstrings by `docs/make_reference.py`. [The programming model](programming-model.md) explains how the
+parts work together; [troubleshooting](troubleshooting.md) explains errors.
 
 """
 
-# Sections in the order in which a newcomer needs them; a test of completeness is in `render`.
+# Sections in the order in which a new user needs them; `render` checks that they are complete.
 SECTIONS = {
-    "Taking part": ["Communicator", "AsyncReduceHandle", "MasterNode", "Options"],
+    "Membership": ["Communicator", "AsyncReduceHandle", "MasterNode", "Options"],
     "Tensors in shared memory": ["empty", "zeros", *(f"torch.{name}" for name in pccl.torch.__all__)],
-    "OpRunner": [
+    "Reduces": [
         *("ReduceOp", "ReduceInfo", "DataType", "DistributionHint", "QuantizationAlgorithm", "QuantizationOptions"),
         *("ReduceOperandDescriptor", "ReduceDescriptor", "ReduceOpDescriptor"),
     ],
     "Shared state": ["SharedState", "TensorInfo", "SharedStateSyncStrategy", "SharedStateSyncInfo"],
-    "What the run looks like": ["Attribute", "DeviceType", "cuda"],
+    "The run and the machine": ["Attribute", "DeviceType", "cuda"],
     "Errors": [
         *("PCCLError", "TooFewPeersError", "PeerLostError", "KickedError", "MasterLostError"),
         *("MasterConnectionError", "UsageError", "Result"),
     ],
 }
 
-# Classes whose constructor says nothing: handles are made by the library, options have a table.
+# Classes without a shown constructor: the library creates handles, and options have a table.
 MADE_OTHERWISE = (pccl.AsyncReduceHandle, pccl.Options)
 
 
@@ -118,14 +118,14 @@ def _members(cls: type) -> list[str]:
 
 
 def _signature(function: Any) -> str:
-    """As a caller writes it: without self, and with short names of our types."""
+    """The signature as a caller writes it: without self, and with short names of our types."""
     try:
         signature = inspect.signature(function)
     except ValueError:
         return ""
     shown = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     text = str(signature.replace(parameters=shown))
-    # Types are texts of the sources, which come in quotes; enum members are shown by their long repr.
+    # Types are strings and come in quotes; enum members come with their long repr.
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     return re.sub(r"\b(?:pccl\.\w+|typing|collections\.abc)\.(?=\w)", "", text).replace(" -> None", "")

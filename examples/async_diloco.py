@@ -1,21 +1,21 @@
 """DiLoCo with communication hidden behind training, while peers come and go.
 
 The all-reduce of an outer step runs in the background during the inner steps of the next one, and its result is applied
-one step late. If training takes longer than the all-reduce, communication costs nothing.
+one step late. If training takes longer than the all-reduce, communication costs no time.
 
-One iteration of a veteran, from top to bottom:
+One iteration of an older member, from top to bottom:
 
-    does anybody wait?  ──yes──▶  finish the reduce under way, admit them, give them the outer state
-    inner steps, while the reduce of the previous iteration's delta goes on
-    wait for that reduce; measure this iteration's delta against the outer state that it started from
-    apply the previous one; the outer state has moved
-    somebody joined in this iteration?  ──yes──▶  second sync, SEND_ONLY
+    does a peer wait?  ──yes──▶  finish the running reduce, admit the peer, give it the outer state
+    inner steps, while the reduce of the previous iteration's delta runs
+    wait for that reduce; compute this iteration's delta against the outer state that it started from
+    apply the previous one; the outer state has changed
+    did a peer join in this iteration?  ──yes──▶  second sync, SEND_ONLY
     launch the reduce of this iteration's delta
 
-A newcomer enters below the first line. Its inner steps start from the same outer state as everybody's, so its delta
-counts. But it has no part in the reduce that was under way when it came, and so it cannot apply the result. That is
-what the second sync is for: newcomers, RECEIVE_ONLY, take over the state that veterans have moved on to. With these
-strategies no number of newcomers outvotes a veteran.
+A newcomer starts below the first line. Its inner steps start from the same outer state as those of all peers, so its
+delta counts. But it takes no part in the reduce that was running when it joined, so it cannot apply the result. The
+second sync solves this: newcomers use RECEIVE_ONLY and receive the updated state of the older members. With these
+strategies no number of newcomers outvotes an older member.
 
 The second sync comes before the launch, because a sync and a reduce of one group may not overlap.
 """
@@ -53,49 +53,49 @@ if TYPE_CHECKING:
 
 
 class Outer:
-    """The outer state that all peers agree on, and two deltas: one on its way round the ring, one being measured."""
+    """The shared outer state, and two deltas: one in the running reduce, one being computed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.parameters = pccl.torch.share_(parameters_to_vector(model.parameters()).detach())
         self._measured, self._sent = (pccl.torch.zeros(self.parameters.numel()) for _ in range(2))
-        # Less momentum than without the delay: what comes a step late is easily overdone.
+        # Less momentum than without the delay: a gradient that is a step late overshoots more easily.
         self._optimizer = torch.optim.SGD([self.parameters], lr=0.4, momentum=0.2, nesterov=True)
-        # Syncs are rarer than steps, so the revision does not count these; a tensor of the state does.
+        # Syncs are rarer than steps, so the revision does not count steps; a tensor of the state does.
         self.count = torch.zeros((), dtype=torch.int64)
         memory = named("optimizer", optimizer_tensors(self._optimizer))
         self.tensors = {"outer": self.parameters, "steps": self.count, **memory}
-        # How many took part in the last reduce or round: the same number for all of them, because they were together in
-        # it. What get_attribute says may be newer on one peer than on another, so nothing may hang on that here.
+        # The number of members in the last reduce or topology round: the same on all of them. get_attribute may be
+        # newer on one peer than on another, so no decision may depend on it here.
         self.world = 1
         self._handle: AsyncReduceHandle | None = None
         self._is_pending = False
 
     @property
     def steps(self) -> int:
-        """How many deltas were sent round the ring since the run began."""
+        """The number of deltas that were reduced since the run began."""
         return int(self.count)
 
     def restart_model(self) -> None:
-        """Inner training starts where the outer parameters are. A copy: it must not move them."""
+        """Set the model to a copy of the outer parameters, where inner training starts."""
         vector_to_parameters(self.parameters.clone(), self._model.parameters())
 
     def measure(self) -> None:
-        """How far the inner steps have moved the model: old minus new, which is the sign of a gradient."""
+        """Compute the delta of the inner steps: old minus new, which has the sign of a gradient."""
         torch.sub(self.parameters, parameters_to_vector(self._model.parameters()).detach(), out=self._measured)
 
     def launch(self, comm: Any) -> None:
-        """Send the delta that was measured round the ring, in the background."""
+        """Launch the reduce of the computed delta."""
         self._measured, self._sent = self._sent, self._measured
         self._is_pending = True
         self.count += 1
         try:
             self._handle = comm.all_reduce_async(self._sent, self._sent, op=ReduceOp.AVG)
         except TooFewPeersError:
-            self._handle, self.world = None, 1  # nobody else is left, and the average of one is itself
+            self._handle, self.world = None, 1  # no other peer is left, and the average of one is itself
 
     def finish(self, comm: Any) -> float:
-        """Wait for the reduce under way, if there is one, and say for how long: what training did not hide.
+        """Wait for the running reduce, if there is one. Returns the seconds of waiting, which training did not hide.
 
         If a peer was lost in it, the delta is as it was, and the others average it again.
         """
@@ -108,28 +108,28 @@ class Outer:
         return time.monotonic() - began
 
     def apply(self) -> None:
-        """Move the outer parameters by the average of the deltas that were sent, unless there is none yet."""
+        """Update the outer parameters with the average delta, if there is one."""
         if self._is_pending:
             self.parameters.grad = self._sent
             self._optimizer.step()
             self._is_pending = False
 
     def forget(self) -> None:
-        """What was under way belongs to a membership that is over."""
+        """Forget the running reduce: it belongs to a membership that has ended."""
         self._handle, self._is_pending = None, False
 
 
 def give_or_take(comm: Any, state: SharedState, is_newcomer: bool) -> None:
-    """The second sync of an iteration in which somebody joined: newcomers catch up with what veterans have applied."""
+    """The second sync of an iteration in which a peer joined: newcomers receive what older members have applied."""
     if not is_newcomer:
         state.push_revision()
         comm.sync_shared_state(state, SharedStateSyncStrategy.SEND_ONLY)
         return
     try:
         received = comm.sync_shared_state(state, SharedStateSyncStrategy.RECEIVE_ONLY).rx_bytes
-        say(f"received {received} bytes, the update that was under way when we joined")
+        say(f"received {received} bytes, the update of the reduce that was running when we joined")
     except UsageError:
-        # Nobody is left who has it: all veterans died, or all resume from checkpoints. Then it never was.
+        # No older member is left: all died, or all resume from checkpoints. Then the update is lost for all.
         comm.sync_shared_state(state)
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     """Train until the run has made all its outer steps."""
     flags = parser(__doc__, steps=40)
     flags.add_argument("--inner-steps", type=int, default=10, metavar="N", help="between two all-reduces")
-    flags.add_argument("--sync-every", type=int, default=10, metavar="N", help="outer steps between two comparisons")
+    flags.add_argument("--sync-every", type=int, default=10, metavar="N", help="outer steps between two syncs")
     arguments = flags.parse_args()
     task, model = Regression(arguments), small_model(arguments.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -145,11 +145,11 @@ def main() -> None:
     state = shared_state(outer.tensors, arguments.checkpoint)
 
     def meet(comm: Any, is_newcomer: bool) -> bool:
-        """Where membership changes: between two reduces. Returns whether somebody may have joined."""
+        """Admit waiting peers, between two reduces. Returns whether a peer may have joined."""
         if is_newcomer:
             joined = True
         else:
-            # All peers hear the same answer, and were in the same reduce: they decide alike.
+            # All peers get the same answer and were in the same reduce, so they take the same decision.
             joined = comm.are_peers_pending() or outer.world < arguments.min_peers
             if not joined and outer.steps % arguments.sync_every:
                 return False

@@ -1,8 +1,8 @@
 """What the examples share and what belongs to none of their algorithms: arguments, a task, checkpoints, digests.
 
-What is reduced and when is in the examples; here is only how a reduce or a membership begins again when it was
-disturbed. The task is made from a seed, so there is nothing to download, and the batch of a step depends only on the
-step and on the peer, so that a run which is resumed goes on as if it had not ended.
+The examples decide what is reduced and when; this file only repeats a reduce or a membership that was disturbed. The
+task is made from a seed, so there is nothing to download. The batch of a step depends only on the step and on the peer,
+so a resumed run continues as if it had not ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-REJOINS_MAX = 10  # memberships that may end for a reason outside of this process before it gives up
+REJOINS_MAX = 10  # memberships that may end without a fault of this process before it gives up
 FEATURES, HIDDEN, NOISE = 8, 32, 0.1
 
 
@@ -58,7 +58,7 @@ def parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
 
 
 def batch_size(arguments: argparse.Namespace, one: int = 32) -> int:
-    """How many samples a peer sees in a step; a process that trains alone sees those of all."""
+    """The number of samples of a peer in a step; a process that trains alone uses those of all peers."""
     return one * (arguments.min_peers if arguments.alone else 1)
 
 
@@ -71,12 +71,12 @@ def say(*words: object) -> None:
 
 
 class Alone:
-    """What stands in for a communicator in a run of one process: agrees with itself, and is its own average."""
+    """Replaces a communicator in a run of one process."""
 
     peer_id = 0
 
     def wait_for_world_size(self, *_: object, **__: object) -> int:
-        """One is enough."""
+        """One peer is enough."""
         return 1
 
     def get_attribute(self, _: Attribute) -> int:
@@ -84,14 +84,14 @@ class Alone:
         return 1
 
     def update_topology(self) -> None:
-        """Nobody waits."""
+        """No peer waits."""
 
     def are_peers_pending(self) -> bool:
-        """Nobody waits."""
+        """No peer waits."""
         return False
 
     def sync_shared_state(self, *_: object) -> SharedStateSyncInfo:
-        """Nobody differs."""
+        """No peer differs."""
         return SharedStateSyncInfo(0, 0)
 
     def all_reduce(self, *_: object, **__: object) -> ReduceInfo:
@@ -112,15 +112,16 @@ class Alone:
 
 
 def take_part(arguments: argparse.Namespace, train: Callable[[Any], None]) -> None:
-    """Train as a member of the run. Who falls out of it through no fault of its own comes back as a newcomer.
+    """Train as a member of the run; join again as a newcomer if the membership ends without a fault of this process.
 
-    That is so when the master was restarted, and when the only peer that had the state died while it sent it to us.
+    That happens when the master was restarted, and when every peer that had the state died while it sent the state. (In
+    the second case a sync may also be called again; a new membership handles both cases alike.)
     """
     for attempt in range(REJOINS_MAX):
         try:
             with _membership(arguments) as comm:
                 if not arguments.alone:
-                    say("waiting to be let in")
+                    say("waiting to join")
                     comm.connect(n_attempts=30)
                 return train(comm)
         except (MasterLostError, PeerLostError) as error:
@@ -137,7 +138,7 @@ def _membership(arguments: argparse.Namespace) -> AbstractContextManager[Any]:
 
 
 def average(comm: Any, tensor: Tensor) -> ReduceInfo | None:
-    """The mean of this tensor over the peers, in place; None if this peer is the only one left."""
+    """Average this tensor over the peers, in place. Returns None if no other peer is left."""
     while True:
         try:
             info: ReduceInfo = comm.all_reduce(tensor, tensor, op=ReduceOp.AVG)
@@ -149,7 +150,7 @@ def average(comm: Any, tensor: Tensor) -> ReduceInfo | None:
 
 
 def after_sync(arguments: argparse.Namespace, comm: Any, state: SharedState, tensors: dict[str, Tensor]) -> None:
-    """What may follow a sync, where all peers hold the same state: save it, now and then look for a better ring."""
+    """After a sync, when all peers hold the same state: write a checkpoint, and sometimes look for a better ring."""
     if arguments.checkpoint:
         save(arguments.checkpoint, state.revision, tensors)
     if arguments.optimize_every and state.revision and state.revision % arguments.optimize_every == 0:
@@ -184,7 +185,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def shared_state(tensors: dict[str, Tensor], checkpoint: Path | None) -> SharedState:
-    """These tensors as what all peers agree on, with the content and revision of a checkpoint if there is one."""
+    """A shared state of these tensors, with the content and revision of a checkpoint if there is one."""
     state = SharedState([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
     if checkpoint and checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -197,14 +198,14 @@ def shared_state(tensors: dict[str, Tensor], checkpoint: Path | None) -> SharedS
 
 
 def save(checkpoint: Path, revision: int, tensors: dict[str, Tensor]) -> None:
-    """Write a checkpoint that is whole or not there: whoever is killed in here keeps the one before."""
+    """Write a checkpoint atomically: a process that is killed here keeps the previous one."""
     draft = checkpoint.with_suffix(f".{os.getpid()}")
     torch.save({"revision": revision, "tensors": {name: tensor.detach() for name, tensor in tensors.items()}}, draft)
     draft.replace(checkpoint)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A name for all the bits in these tensors: peers that print the same one hold the same bits."""
+    """A digest of these tensors: peers that print the same digest hold the same bits."""
     hasher = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         hasher.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -226,11 +227,11 @@ class Regression:
         self._held_out = self._draw(generator, 1024)
 
     def batch(self, step: int, peer: int) -> tuple[Tensor, Tensor]:
-        """What this peer sees in this step, and nobody else in any other."""
+        """The samples of this peer in this step; they differ from those of every other peer and step."""
         return self._draw(generator_of(self._seed, step, peer), self._batch_size)
 
     def held_out_loss(self, model: nn.Module) -> float:
-        """How good a model is on samples that nobody trains with."""
+        """The loss of a model on samples that no peer trains with."""
         with torch.no_grad():
             return float(loss_of(model, self._held_out))
 
@@ -241,7 +242,7 @@ class Regression:
 
 
 def generator_of(seed: int, step: int, peer: int) -> torch.Generator:
-    """Chance that belongs to one step of one peer."""
+    """A random generator for one step of one peer."""
     name = hashlib.blake2b(f"{seed} {step} {peer}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(name, "little"))
 
@@ -254,6 +255,6 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def small_model(seed: int) -> nn.Module:
     """Two layers, the same on every peer that has this seed."""
-    torch.set_num_threads(1)  # peers of one machine share its cores, and this is too small for two
+    torch.set_num_threads(1)  # peers of one machine share its cores, and the model is too small for two
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))

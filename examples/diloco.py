@@ -1,12 +1,12 @@
-"""DiLoCo that survives killed peers: every peer trains by itself for a while, then all average how far they have come.
+"""DiLoCo that survives killed peers: every peer trains alone for a while, then all average their changes.
 
-An outer step is a number of inner steps without any communication, then one all-reduce of the *delta*: how far this
-peer has moved away from the outer parameters. The average of the deltas is a gradient for the outer optimizer. With ten
-inner steps that is a tenth of the traffic of naive_ddp.py; real runs make hundreds, which is what makes training over
-the internet possible.
+An outer step is a number of inner steps without communication, then one all-reduce of the *delta*: the change of this
+peer's parameters since the last outer step. The average of the deltas is the gradient of the outer optimizer. With ten
+inner steps the traffic is a tenth of that of naive_ddp.py; real runs make hundreds of inner steps, which makes training
+over the internet possible.
 
-What the peers agree on are the outer parameters and the outer optimizer's state. The inner optimizer is everybody's
-own: a newcomer starts with an empty one.
+The shared state contains the outer parameters and the state of the outer optimizer. The inner optimizer is local to
+each peer; a newcomer starts with an empty one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Outer:
-    """The parameters that all peers agree on, as one vector in shared memory, and the optimizer that moves them."""
+    """The outer parameters as one vector in shared memory, and the optimizer that updates them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -48,20 +48,20 @@ class Outer:
         self.tensors = {"outer": self.parameters, **named("optimizer", optimizer_tensors(self._optimizer))}
 
     def restart_model(self) -> None:
-        """Inner training starts where the outer parameters are. A copy: it must not move them."""
+        """Set the model to a copy of the outer parameters, where inner training starts."""
         vector_to_parameters(self.parameters.clone(), self._model.parameters())
 
     def measure(self) -> Tensor:
-        """How far the model has moved: old minus new, which is the sign of a gradient."""
+        """The delta of the inner steps: old minus new, which has the sign of a gradient."""
         return torch.sub(self.parameters, parameters_to_vector(self._model.parameters()).detach(), out=self.delta)
 
     def step(self) -> None:
-        """Follow the average of all deltas, which is the gradient by now."""
+        """Make an outer step with the average of all deltas as the gradient."""
         self._optimizer.step()
 
 
 def train_inner(model: nn.Module, optimizer: torch.optim.Optimizer, task: Regression, steps: range, peer: int) -> float:
-    """The part without communication; returns the mean loss."""
+    """Make the inner steps, without communication. Returns the mean loss."""
     losses = []
     for step in steps:
         optimizer.zero_grad()
@@ -100,7 +100,7 @@ def main() -> None:
                 state.push_revision()
                 say(f"step {state.revision}  loss {loss:.4f}  peers {info.world_size}")
             time.sleep(arguments.pace)
-            comm.update_topology()  # lets in who waits; alone, the step is made again when somebody has come
+            comm.update_topology()  # admits waiting peers; a peer that is alone repeats the step later
 
     take_part(arguments, train)
     loss = task.held_out_loss(model)

@@ -1,12 +1,12 @@
 """A small language model, trained on a short text by peers that come and go.
 
-The text is text.txt, character by character; the model is a transformer with two layers. Every peer cuts passages of
-its own out of the text. As in naive_ddp.py all peers average their gradients in every step, with two differences that
-larger models need: AdamW, whose moments are part of the shared state, and a reduce for each parameter, four of them
-at a time.
+The text is text.txt, character by character; the model is a transformer with two layers. Every peer draws its own
+passages from the text. As in naive_ddp.py all peers average their gradients in every step, with two differences that
+larger models need: AdamW, whose moments are part of the shared state, and one reduce for each parameter, four at a
+time.
 
-`share_` moves parameters and gradients into shared memory. So gradients are reduced where they are, and a newcomer
-receives parameters where they are used.
+`share_` moves parameters and gradients into shared memory. So gradients are reduced in place, and a newcomer receives
+parameters directly into the model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 48, 48, 4, 2, 16
 
 
 class LanguageModel(nn.Module):
-    """What comes next, for each character of a passage, given those before it."""
+    """A transformer that predicts the next character of a passage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class LanguageModel(nn.Module):
         return scores
 
     def loss(self, passages: Tensor) -> Tensor:
-        """How surprised it is by each character, in nats."""
+        """The cross entropy per character, in nats."""
         scores = self(passages[:, :-1])
         return nn.functional.cross_entropy(scores.flatten(0, 1), passages[:, 1:].flatten())
 
     def write(self, beginning: str, length: int, seed: int) -> str:
-        """Some text of its own."""
+        """Generate some text."""
         generator, text = torch.Generator().manual_seed(seed), beginning
         with torch.no_grad():
             for _ in range(length):
@@ -77,18 +77,18 @@ class LanguageModel(nn.Module):
 
 
 def encode(text: str) -> Tensor:
-    """Characters as their places in the alphabet."""
+    """Characters as their indices in the alphabet."""
     return torch.tensor([ALPHABET.index(character) for character in text])
 
 
 def passages(text: Tensor, generator: torch.Generator, count: int) -> Tensor:
-    """Pieces of the text from anywhere in it."""
+    """Random passages of the text."""
     starts = torch.randint(len(text) - CONTEXT, (count,), generator=generator)
     return torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()])
 
 
 def reduces(model: nn.Module) -> list[ReduceOpDescriptor]:
-    """One reduce for each gradient, in place, each with a tag of its own."""
+    """One reduce for each gradient, in place, each with its own tag."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     operand = ReduceOperandDescriptor(DataType.FLOAT)
     return [
@@ -100,14 +100,14 @@ def reduces(model: nn.Module) -> list[ReduceOpDescriptor]:
 
 
 def main() -> None:
-    """Train until the run has made all its steps, then let the model write."""
+    """Train until the run has made all its steps, then generate text."""
     arguments = parser(__doc__, steps=300).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     model, text = LanguageModel(), encode(TEXT)
     train_text, held_out = text.tensor_split([len(text) * 9 // 10])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    moments = optimizer_tensors(optimizer)  # makes the gradients as well
+    moments = optimizer_tensors(optimizer)  # creates the gradients as well
     pccl.torch.share_(model)
     gradients = reduces(model)
     tensors = {**dict(model.named_parameters()), **named("optimizer", moments)}
@@ -122,7 +122,7 @@ def main() -> None:
             after_sync(arguments, comm, state, tensors)
             if state.revision >= arguments.steps:
                 return
-            optimizer.zero_grad(set_to_none=False)  # the gradients stay where the reduces know them
+            optimizer.zero_grad(set_to_none=False)  # keeps the gradients in their shared memory
             generator = generator_of(arguments.seed, state.revision, comm.peer_id)
             loss = model.loss(passages(train_text, generator, batch_size(arguments, BATCH)))
             loss.backward()
@@ -132,7 +132,7 @@ def main() -> None:
                 state.push_revision()
                 say(f"step {state.revision}  loss {loss.item():.4f}  peers {info.world_size}")
             except TooFewPeersError:
-                say("alone")  # the step is made again when somebody has come
+                say("alone")  # repeats the step when another peer has joined
             time.sleep(arguments.pace)
             comm.update_topology()
 

@@ -1,11 +1,11 @@
 """Distributed data parallel training that survives killed peers: every step averages the gradients of all peers.
 
-The peers hold the same parameters and the same optimizer state, all of it bit for bit, and each computes gradients on
-samples of its own. They average those and make the same step. A newcomer receives parameters, optimizer state and
-revision in its first `sync_shared_state`; for everybody else that call compares digests and moves nothing.
+The peers hold bit-identical parameters and optimizer state, and each computes gradients on its own samples. They
+average the gradients and make the same step. A newcomer receives parameters, optimizer state and revision in its first
+`sync_shared_state`; on all other peers that call compares digests and moves nothing.
 
-Every peer goes round the loop in the same order, and `connect` returns to a newcomer when `update_topology` returns to
-the others. So a newcomer enters the loop at its top while they come round to it.
+All peers run the loop in the same order, and `connect` returns on a newcomer when `update_topology` returns on the
+members. So a newcomer starts at the top of the loop at the moment when the members return to it.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def main() -> None:
             loss.backward()
             info = average(comm, gradient)
             if info is not None:
-                optimizer.step()  # the same on all peers, because everything that it reads is
+                optimizer.step()  # the same on all peers, because its inputs are
                 state.push_revision()
                 say(f"step {state.revision}  loss {loss.item():.4f}  peers {info.world_size}")
             time.sleep(arguments.pace)
-            comm.update_topology()  # lets in who waits; alone, the step is made again when somebody has come
+            comm.update_topology()  # admits waiting peers; a peer that is alone repeats the step later
 
     take_part(arguments, train)
     say(f"done  loss {task.held_out_loss(model):.6f}  revision {state.revision}  digest {digest(tensors.values())}")

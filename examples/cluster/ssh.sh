@@ -34,9 +34,9 @@ on() {
   "${ssh[@]}" -tt "$host" "cd $folder && export PATH=\"\$PWD/.venv/bin:\$PATH\" && $(printf '%q ' "$@")" </dev/null
 }
 
-# The run's secret, in a file that only its owner can read: everybody on a host can read command lines.
+# The run's token, in a new file that only its owner can read: all users of a host can read command lines.
 give_token() {
-  "${ssh[@]}" "$1" "cd $folder && umask 077 && cat >.pccl-token" <<<"$token"
+  "${ssh[@]}" "$1" "cd $folder && umask 077 && rm -f .pccl-token && cat >.pccl-token" <<<"$token"
 }
 
 peer() {

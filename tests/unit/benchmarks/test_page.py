@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tables import Tally, table, times
+from benchmarks.tables import GoalCount, table, times
 from benchmarks.wan_hidden import row_of
 from benchmarks.wan_tables import hidden
 from tests import ROOT
@@ -54,14 +54,14 @@ def test_a_picture_says_what_it_was_drawn_from(script: dict[str, Any]) -> None:
 
 
 def test_what_is_missed_is_marked_and_counted() -> None:
-    tally = Tally()
+    goals = GoalCount()
 
-    assert tally.least(1.5, 1.2, times) == "1.50 (≥ 1.20)"
-    assert tally.least(1.0, 1.2, times) == "**1.00** (≥ 1.20, missed)"
-    assert tally.most(1.0, 1.2, times) == "1.00 (≤ 1.20)"
-    assert tally.most(1.5, 1.2, times) == "**1.50** (≤ 1.20, missed)"
-    assert tally.least(0.1, None, times) == "0.10"
-    assert (tally.wanted, tally.missed) == (4, 2)
+    assert goals.least(1.5, 1.2, times) == "1.50 (≥ 1.20)"
+    assert goals.least(1.0, 1.2, times) == "**1.00** (≥ 1.20, missed)"
+    assert goals.most(1.0, 1.2, times) == "1.00 (≤ 1.20)"
+    assert goals.most(1.5, 1.2, times) == "**1.50** (≤ 1.20, missed)"
+    assert goals.least(0.1, None, times) == "0.10"
+    assert (goals.targets, goals.missed) == (4, 2)
 
 
 def test_a_table_is_markdown() -> None:
@@ -79,7 +79,7 @@ def test_a_step_shorter_than_its_computing_is_no_success(hidden_ms: int, cell: s
     spent_ms = {"compute": 20, "communication": 10, "waited for": 30, "hidden": hidden_ms}
     rank = {kind: [(0, value * 1_000_000)] for kind, value in spent_ms.items()}
     found = {"bytes": 4, "rate_bits": 1e8, "round_trip_ms": 100, "wanted": 1.1, "loads": [row_of(2.0, [rank], 4)]}
-    tally = Tally()
+    goals = GoalCount()
 
-    assert f"| {cell} |" in hidden(found, tally)
-    assert (tally.wanted, tally.missed) == (wanted, missed)
+    assert f"| {cell} |" in hidden(found, goals)
+    assert (goals.targets, goals.missed) == (wanted, missed)
