@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 
 from .plan cimport Plan
 
@@ -19,6 +20,8 @@ cdef inline uint64_t marks_offset(uint64_t nbytes) noexcept nogil:
 # The mark of a block: how many of its bytes are saved.
 cdef inline uint32_t *mark_of(char *backup, const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block) noexcept nogil:
     cdef char *marks = backup + marks_offset(plan.count * itemsize)
+    check(chunk < plan.world, "a chunk that is marked is one of its plan")
+    check(block < plan.blocks_each, "a block that is marked is one of its plan")
     posix.atomic_store_u32(<uint32_t *> marks, plan.world)
     return <uint32_t *> (marks + MARKS_BYTES) + chunk * plan.blocks_each + block
 

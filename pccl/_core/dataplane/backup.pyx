@@ -12,17 +12,19 @@ The order is what makes it safe to kill a worker anywhere: copy, then mark, then
 changed. The training process restores, because it is the one that is there whatever happened to its actor.
 """
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from pccl._core.kernels.arithmetic cimport keep_block
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 
 from .plan cimport BLOCK_BYTES_MIN, block_range, blocks_of, make_plan
 
 
 cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) noexcept nogil:
     cdef uint64_t done = posix.atomic_load_u32(mark)
+    check(upto <= UINT32_MAX, "the mark of a block has room for its length")
     if done < upto:
         keep_block(backup + done, local + done, upto - done)
         posix.atomic_store_u32(mark, <uint32_t> upto)
@@ -33,6 +35,7 @@ cdef void save_block(
 ) noexcept nogil:
     cdef uint64_t begin, end
     block_range(plan, chunk, block, &begin, &end)
+    check(end <= plan.count, "a block that is saved lies within its tensor")
     save(mark_of(backup, plan, itemsize, chunk, block), local, backup + begin * itemsize, (end - begin) * itemsize)
 
 
@@ -62,6 +65,10 @@ def restore(uintptr_t tensor, uintptr_t backup, uint64_t count, uint32_t itemsiz
         for chunk in range(world):
             for block in range(blocks_of(&plan, chunk)):
                 block_range(&plan, chunk, block, &begin, &end)
+                check(
+                    mark_of(old, &plan, itemsize, chunk, block)[0] <= (end - begin) * itemsize,
+                    "no more of a block is restored than it has",
+                )
                 begin *= itemsize
                 memcpy(target + begin, old + begin, mark_of(old, &plan, itemsize, chunk, block)[0])
 

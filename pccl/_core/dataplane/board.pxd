@@ -18,6 +18,7 @@ cdef enum:
     QUEUE_CELLS = 1 << QUEUE_BITS   # twice BLOCKS_ADMITTED: stale entries of aborted operations need room as well
     BLOCKS_ADMITTED = 1 << 16       # blocks of all operations on the board together, so that a queue is never full
     SMALL_BYTES_MAX = 1 << 20       # operations up to this size go ahead of larger ones
+    ARRIVAL_WORDS = 512             # of 64 bits: one bit for each block of each hop, which are less than 2 * BLOCKS_MAX
 
 # What an operation on the board is.
 cdef enum:
@@ -28,6 +29,11 @@ cdef enum:
 # Flags of an operation, set by the communicator.
 cdef enum:
     BACKED_UP = 1                   # in place and zero-copy: what is overwritten is saved first
+
+
+cdef inline uint64_t lane_bit(int lane) noexcept nogil:
+    """The bit of a lane in its word."""
+    return <uint64_t> 1 << lane % 64
 
 
 # One operation, from commence to verdict. The actor writes the lower part before it publishes the state.
@@ -108,6 +114,7 @@ cdef struct Shared:
     uint64_t finished[OPERATION_WORDS]   # operations that the actor should look at
     LaneCount lanes[2][LANES_MAX]   # receivers, senders
     Op ops[OPERATIONS_MAX]
+    uint64_t arrivals[OPERATIONS_MAX][ARRIVAL_WORDS]  # blocks whose frames have begun to arrive, by operation
     Queue queues[2]                 # blocks of large operations, of small ones
 
 
@@ -135,6 +142,8 @@ cdef class Board:
     # Whether an operation of that sequence is running; if so, the caller must `leave` it.
     cdef Op *enter(self, uint64_t sequence) noexcept nogil
     cdef void leave(self, Op *op) noexcept nogil
+    # Whether this is the first frame of a block at a hop: only that one may touch memory or be counted.
+    cdef bint is_first(self, Op *op, uint32_t hop, uint32_t block) noexcept nogil
     # One block less to receive or to send.
     cdef void account(self, Op *op) noexcept nogil
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil

@@ -10,6 +10,9 @@ early and waits; one at or below it whose operation is not running belongs to th
 looks at the state; the actor changes the state, then looks at the count. So either the worker sees the abort or the actor
 sees the worker, and the last one to leave an aborted operation rings the actor.
 
+**Each block once.** The first frame of a block at a hop claims it, and any other ends its connection. So a receiver that
+is inside an operation holds a block that is not counted yet, and an operation ends only when no receiver is inside.
+
 **Ready blocks** are in two queues, of small operations and of large ones. Receivers push what they have added or written;
 senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
 in the cache. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
@@ -27,10 +30,12 @@ cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from pccl._core.kernels.arithmetic cimport itemsize_of
 from pccl._core.protocol.operations cimport PackedOperation, read_operation
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
 
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
@@ -101,7 +106,10 @@ cdef class Board:
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)
         op.own_next = 0
+        memset(self.shared.arrivals[sequence % OPERATIONS_MAX], 0, 8 * (arrivals_of(&plan) // 64 + 1))
         op.own_blocks = blocks_of(&plan, rank)
+        check(op.own_blocks <= plan.blocks_each, "a chunk has no more blocks than the plan numbers")
+        check(sequence > self.shared.commenced, "operations begin in the order of their sequences")
         posix.atomic_store_u32(&op.state, RUNNING)
         posix.atomic_store_u64(&self.shared.commenced, sequence)
         if op.own_blocks:
@@ -119,6 +127,7 @@ cdef class Board:
         cdef Op *op = self.find(sequence)
         if op == NULL:
             return True
+        check(op.state != FREE, "an operation that is aborted is on the board")
         posix.atomic_exchange_u32(&op.state, ABORTED)
         posix.atomic_clear_bits_u64(&self.shared.owning[op.small][sequence % OPERATIONS_MAX // 64], bit_of(sequence))
         if posix.atomic_load_u32(&op.users) == 0:
@@ -136,6 +145,7 @@ cdef class Board:
         """Take an operation down; it has ended, or is aborted and quiet."""
         cdef Op *op = self.find(sequence)
         if op != NULL:
+            check(blocks_numbered(&op.plan) <= self.admitted, "blocks that are released were admitted")
             self.admitted -= blocks_numbered(&op.plan)
             posix.atomic_store_u32(&op.state, FREE)
 
@@ -237,10 +247,18 @@ cdef class Board:
         return NULL
 
     cdef void leave(self, Op *op) noexcept nogil:
+        check(op.users != 0, "an operation that is left was entered")
         if posix.atomic_add_u32(&op.users, <uint32_t> -1) == 0 and posix.atomic_load_u32(&op.state) == ABORTED:
             self.tell_actor(op)
 
+    cdef bint is_first(self, Op *op, uint32_t hop, uint32_t block) noexcept nogil:
+        cdef uint64_t number = hop * op.plan.blocks_each + block
+        cdef uint64_t *word = &self.shared.arrivals[op.sequence % OPERATIONS_MAX][number // 64]
+        check(number < arrivals_of(&op.plan), "a block that arrives is one of its operation")
+        return not posix.atomic_set_bits_u64(word, bit_of(number)) & bit_of(number)
+
     cdef void account(self, Op *op) noexcept nogil:
+        check(op.remaining != 0, "no more blocks are counted than an operation has")
         if posix.atomic_add_u64(&op.remaining, <uint64_t> -1) == 0:
             self.tell_actor(op)
 
@@ -251,6 +269,8 @@ cdef class Board:
 
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil:
         cdef QueueCell cell
+        check(hop < 2 * op.plan.world - 2, "a hop that is ready is one of its operation")
+        check(block < op.plan.blocks_each, "a block that is ready is one of its plan")
         cell.sequence, cell.hop, cell.block, cell.crc, cell.summed = op.sequence, hop, block, crc, summed
         if not push_cell(&self.shared.queues[op.small], &cell):
             return 0
@@ -269,6 +289,7 @@ cdef class Board:
             job.op = self.enter(cell.sequence)
             if job.op != NULL:
                 job.hop, job.block, job.crc, job.summed = cell.hop, cell.block, cell.crc, cell.summed
+                check(job.block < job.op.plan.blocks_each, "a block that is taken is one of its plan")
                 return 1
         return 0
 
@@ -339,6 +360,11 @@ cdef class Board:
                     return
 
 
+cdef inline uint64_t arrivals_of(const Plan *plan) noexcept nogil:
+    """The bits that tell which blocks have arrived at which hop."""
+    return (2 * plan.world - 2) * plan.blocks_each
+
+
 cdef inline uint64_t bit_of(uint64_t place) noexcept nogil:
     return <uint64_t> 1 << place % 64
 
@@ -352,6 +378,7 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
         lap = 2 * (place >> QUEUE_BITS)
         cell = &queue.cells[place % QUEUE_CELLS]
         state = posix.atomic_load_u64(&cell.state)
+        check(place - posix.atomic_load_u64(&queue.tail) <= QUEUE_CELLS, "a queue holds no more than it has cells")
         if state < lap:
             return False
         if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):

@@ -22,8 +22,11 @@ import fcntl
 import os
 from libc.stdint cimport uint32_t, uint64_t
 
+from pccl._core.system.check cimport check
+
 
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil:
+    check(loans.count < LOANS_MAX, "no more blocks are lent than there is room for")
     cdef Loan *loan = &loans.loans[(loans.first + loans.count) % LOANS_MAX]
     loan.sequence, loan.nbytes = sequence, nbytes
     loans.count += 1
@@ -31,6 +34,7 @@ cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil:
 
 cdef Loan take_back(Loans *loans) noexcept nogil:
     cdef Loan loan = loans.loans[loans.first]
+    check(loans.count != 0, "a block that comes back was lent")
     loans.first = (loans.first + 1) % LOANS_MAX
     loans.count -= 1
     return loan

@@ -26,6 +26,7 @@ from libc.string cimport memcpy, memset
 
 from pccl._core.kernels.arithmetic cimport crc32c
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport raise_errno
 
 # Python's view of the codes.
@@ -51,6 +52,8 @@ cdef class Lane:
         self.connection = -1
         self.reason = b""
         self.segments = SegmentTable()
+        if not 0 <= lane < board.lanes:
+            raise ValueError(f"a board of {board.lanes} lanes has no lane {lane}")
         self.count = &board.shared.lanes[sends][lane]
         memset(self.count, 0, sizeof(LaneCount))
         self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
@@ -112,6 +115,7 @@ cdef class Lane:
 
     cdef int visit(self) noexcept nogil:
         """A frame is whole, and nothing else was done about it: the worst moment for a mishap."""
+        check(self.connection >= 0, "a frame is moved over a connection")
         if self.frames_until_fault:
             self.frames_until_fault -= 1
             if self.frames_until_fault == 0:

@@ -24,6 +24,7 @@ from libc.string cimport memcmp, memcpy, memmove
 
 from pccl._core.kernels.arithmetic cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
 
 from .backup cimport mark_of, save
@@ -88,8 +89,8 @@ cdef class Receiver(Lane):
             finally:
                 os.close(fd)
             accepted = True
-        except (OSError, ValueError, MemoryError):
-            accepted = False  # another user, another namespace, not wanted: then everything is sent
+        except (OSError, OverflowError, ValueError, MemoryError):
+            accepted = False  # another user, another namespace, no process at all, not wanted: then everything is sent
         self.write_note(offer.serial, accepted)
 
     cdef int run(self) noexcept nogil:
@@ -127,6 +128,7 @@ cdef class Receiver(Lane):
         """Whatever has come; sleep if nothing has."""
         cdef ssize_t count
         cdef int code
+        check(self.have < sizeof(self.ahead), "there is room to read ahead")
         count = posix.recv(self.connection, self.ahead + self.have, sizeof(self.ahead) - self.have, posix.MSG_DONTWAIT)
         if count == 0:
             return self.end(0, b"closed by the other side")
@@ -167,6 +169,7 @@ cdef class Receiver(Lane):
 
     cdef void skip(self, uint64_t nbytes) noexcept nogil:
         """That much of what was read ahead is dealt with."""
+        check(nbytes <= self.have, "what is skipped was read")
         self.have -= nbytes
         memmove(self.ahead, self.ahead + nbytes, self.have)
 
@@ -174,6 +177,7 @@ cdef class Receiver(Lane):
         """Find the operation of the frame; wait for it if it has not begun here."""
         cdef uint64_t sequence = self.header.sequence
         cdef int code
+        check(self.op == NULL, "a frame begins when the last one was left")
         self.stage = EARLY
         if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
             posix.atomic_add_u32(&self.board.shared.early, 1)
@@ -222,6 +226,8 @@ cdef class Receiver(Lane):
         self.wanted = self.missing_segment(op)
         if self.wanted:
             return UNMAPPED
+        if not self.board.is_first(op, self.header.hop, self.header.block):
+            return self.end(0, b"a block that has come before")
         self.target = NULL
         spreads = <uint32_t> self.header.hop + 1 >= op.plan.world
         if spreads and op.codec.bits == 0:
@@ -244,6 +250,8 @@ cdef class Receiver(Lane):
         cdef Place place
         cdef uint64_t begin, end
         block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
+        check(begin < end, "a block has elements")
+        check(end <= op.plan.count, "a block that is received lies within its tensor")
         place.count = end - begin
         begin *= op.itemsize
         place.local = self.segments.base_of(op.send_segment) + op.send_offset + begin
@@ -259,6 +267,7 @@ cdef class Receiver(Lane):
         """Where the block of this frame lies coded until it is sent on."""
         cdef Op *op = self.op
         cdef uint64_t offset = coded_offset(&op.codec, &op.plan, self.header.chunk, self.header.block)
+        check(self.header.block < op.plan.blocks_each, "a coded block is one of its plan")
         return self.segments.base_of(op.area_segment) + op.area_offset + offset
 
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil:
@@ -391,6 +400,7 @@ cdef class Receiver(Lane):
         cdef uint32_t crc = self.header.crc
         cdef bint summed = self.header.kind == BLOCK, reduces
         cdef int64_t began
+        check(self.stage == AT_PAYLOAD, "a frame that is closed was open")
         self.stage = AT_HEADER
         self.count.frames += 1
         self.count.payload_bytes += self.received

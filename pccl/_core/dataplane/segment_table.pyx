@@ -12,6 +12,7 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from pccl._core.system.check cimport check
 from pccl._core.system.mapping cimport Mapping
 
 cdef enum:
@@ -79,6 +80,7 @@ cdef class SegmentTable:
         cdef Place *places
         while size < 2 * len(self.mappings):
             size *= 2
+        check(2 * len(self.mappings) <= size, "a table of segments is at most half full")
         places = <Place *> calloc(size, sizeof(Place))
         if places == NULL:
             raise MemoryError

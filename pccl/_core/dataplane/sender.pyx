@@ -18,10 +18,11 @@ from libc.string cimport memcpy, memmove, memset
 
 from pccl._core.kernels.arithmetic cimport coded_bytes, crc32c, encode_block
 from pccl._core.system cimport posix
+from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
 
 from .backup cimport save_block
-from .board cimport ABORTED, BACKED_UP, Op
+from .board cimport ABORTED, BACKED_UP, Op, lane_bit
 from .host_read cimport INTRODUCED, LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
 from .inflight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
 from .lane cimport (
@@ -156,6 +157,8 @@ cdef class Sender(Lane):
         cdef Op *op = self.job.op
         cdef uint32_t chunk = chunk_sent(&op.plan, op.rank, self.job.hop)
         cdef int code
+        check(self.payload_left == 0, "a frame is begun when the last one is whole")
+        check(posix.atomic_load_u32(&op.users) != 0, "the operation of a block that is sent is held")
         self.entered = True
         self.pending = False
         code = self.find_payload(chunk)
@@ -187,6 +190,7 @@ cdef class Sender(Lane):
             return UNMAPPED
         base = self.place.base
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
+        check(end <= op.plan.count, "a block that is sent lies within its tensor")
         if coded:
             self.payload = base + op.area_offset + coded_offset(&op.codec, &op.plan, chunk, self.job.block)
             self.length = self.payload_left = coded_bytes(&op.codec, end - begin)
@@ -280,6 +284,7 @@ cdef class Sender(Lane):
             if errno == posix.EAGAIN:
                 return self.await_room()
             return GO_ON if errno == posix.EINTR else self.end(errno, b"")
+        check(<uint64_t> sent <= self.header_left + self.payload_left, "no more is sent than the frame has")
         taken = <uint64_t> sent if <uint64_t> sent < self.header_left else self.header_left
         self.header_left -= taken
         sent -= taken
@@ -354,18 +359,18 @@ cdef class Sender(Lane):
 
     cdef int hear(self) noexcept nogil:
         """Read what the neighbour says about blocks and memory."""
+        cdef char *room = <char *> self.notes + self.notes_length
         cdef ssize_t count
         cdef uint64_t index, whole
         cdef int code
-        count = posix.recv(
-            self.connection, <char *> self.notes + self.notes_length, sizeof(self.notes) - self.notes_length, posix.MSG_DONTWAIT
-        )
+        count = posix.recv(self.connection, room, sizeof(self.notes) - self.notes_length, posix.MSG_DONTWAIT)
         if count == 0:
             return self.end(0, b"closed by the other side")
         if count < 0:
             self.heard = errno != posix.EAGAIN
             return GO_ON if errno in (posix.EAGAIN, posix.EINTR) else self.end(errno, b"")
         self.notes_length += count
+        check(self.notes_length <= sizeof(self.notes), "answers fit the room for them")
         whole = self.notes_length // sizeof(Note)
         for index in range(whole):
             code = self.obey(&self.notes[index])
@@ -493,7 +498,3 @@ cdef class Sender(Lane):
         self.entered = False
         self.board.leave(self.job.op)
         return GO_ON
-
-
-cdef inline uint64_t lane_bit(int lane) noexcept nogil:
-    return <uint64_t> 1 << lane % 64

@@ -21,6 +21,7 @@ from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, U
 from pccl.actors.io import fork
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
 from pccl.actors.io.loop import Bell
+from pccl.actors.io.ready import wait_writable
 from pccl.actors.workers.lane_worker import LaneWorker
 from pccl.memory.segments import Segment
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pccl.actors.io.loop import Loop
 
 REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
+MAIL_WAIT_MS = 1000  # for a worker to make room in its full mailbox: one that runs does so within milliseconds
 
 
 class Worker:
@@ -171,16 +173,22 @@ class LanePool:
             fork.wait(crew.zombies)
 
     def _fork(self, crew: Crew, sends: bool, index: int) -> Worker:
-        kept = [self._life_fd, self._bell, *crew.bells[True], crew.bells[sends][index]]
+        bell = crew.bells[sends][index]
+        # Segments are inherited and not sent: there may be more of them than a mailbox takes before it is first read.
+        inherited = [fd for fd, _ in self._segments.values()]
         pid, mailbox = fork.fork(
             f"pccl-{'send' if sends else 'recv'}-{index}",
-            kept,
-            lambda theirs: LaneWorker(crew.board, theirs, kept[-1], sends, index).serve(),
+            [self._life_fd, self._bell, bell, *crew.bells[True], *inherited],
+            lambda theirs: LaneWorker(crew.board, theirs, bell, sends, index, segments=self._segments).serve(),
         )
         worker = Worker(pid, mailbox, sends, index)
-        self._loop.watch(mailbox.fileno(), lambda _: self._heard(worker))
-        for segment, (fd, nbytes) in self._segments.items():
-            self._send(worker, MapSegment(segment, nbytes), [fd])
+        try:
+            self._loop.watch(mailbox.fileno(), lambda _: self._heard(worker))
+        except BaseException:
+            mailbox.close()
+            fork.kill(pid)
+            fork.wait({pid})
+            raise
         return worker
 
     def _end(self, crew: Crew, worker: Worker) -> None:
@@ -241,7 +249,12 @@ class LanePool:
             return
         for worker in self.crew.workers.values():
             try:
-                self._send(worker, message, fds)
+                try:
+                    self._send(worker, message, fds)
+                except BlockingIOError:
+                    # It has not run for a few hundred messages, which may well be for want of a processor.
+                    wait_writable(worker.mailbox, MAIL_WAIT_MS)
+                    self._send(worker, message, fds)
             except OSError:
                 # Its mailbox is full or broken: it is stopped or dead, and a block in that segment would never move.
                 reason = f"{worker} takes no mail"

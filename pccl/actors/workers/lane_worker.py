@@ -9,7 +9,6 @@ closes it when told to. A segment is mapped when the first block needs it: lanes
 from __future__ import annotations
 
 import os
-import select
 import socket
 from hashlib import sha256
 
@@ -21,14 +20,16 @@ from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.io.ready import wait_readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from pccl._core.dataplane.board import Board
 
-MAP_TIMEOUT = 5.0  # a segment is announced before any block in it; this long it cannot be under way
+MAP_TIMEOUT_MS = 5000  # a segment is announced before any block in it; this long it cannot be under way
 LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
 UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what waits there, no other lane can take
 UNSENT_BYTES_FAR = 1 << 18  # the same for a link of long round trips: one block
@@ -44,13 +45,23 @@ MAPPED = "::ffff:"  # ahead of an IPv4 address, for the end whose listener takes
 class LaneWorker:
     """Serves one connection at a time, and the mailbox beside it."""
 
-    def __init__(self, board: Board, mailbox: socket.socket, bell: int, sends: bool, index: int) -> None:
+    def __init__(
+        self,
+        board: Board,
+        mailbox: socket.socket,
+        bell: int,
+        sends: bool,
+        index: int,
+        *,
+        segments: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        """Serve lane `index`; `segments`, by number, are the descriptors inherited from the actor, and their sizes."""
         self._board = board
         self._mailbox = mailbox
         mailbox.setblocking(False)
         self._sends = sends
         self._lane: Sender | Receiver = (Sender if sends else Receiver)(board, index, sends, mailbox.fileno(), bell)
-        self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size, whether mapped or not
+        self._segments = dict(segments or {})  # number -> descriptor and size, whether mapped or not
         self._link = 0
         self._connection: socket.socket | None = None
         self._fault = planned()
@@ -119,8 +130,7 @@ class LaneWorker:
     def _map(self, segment: int) -> None:
         """A block lies in a segment that is not mapped yet. Its announcement may still be in the mailbox."""
         while segment not in self._segments:
-            ready, _, _ = select.select([self._mailbox], [], [], MAP_TIMEOUT)
-            if not ready or not self._read_mailbox():
+            if not wait_readable(self._mailbox, MAP_TIMEOUT_MS) or not self._read_mailbox():
                 raise RuntimeError(f"segment {segment} was never announced")
         fd, nbytes = self._segments[segment]
         self._lane.segments.add(segment, fd, nbytes)

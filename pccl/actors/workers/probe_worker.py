@@ -24,6 +24,7 @@ from pccl._core.protocol.mailbox import ProbeEnded
 from pccl._core.records import record
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.fault_points import planned
+from pccl.actors.io.ready import wait_readable, wait_writable
 
 from .lane_worker import suit
 
@@ -74,7 +75,7 @@ def _work(mailbox: socket.socket, connections: Sequence[socket.socket], measure:
         for connection in connections:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
             connection.close()
-    select.select([], [mailbox], [], LAST_WORDS_MS / 1000)
+    wait_writable(mailbox, LAST_WORDS_MS)
     try:
         mailbox.send(pack(last_word))
     except OSError:
@@ -211,7 +212,7 @@ def _answer(connection: socket.socket, waste: bytearray, answer: bytes, limit_ns
     """Say it, and read on until the source has heard: to close with bytes unread could destroy the answer."""
     connection.send(answer)
     while monotonic_ns() < limit_ns:
-        if select.select([connection], [], [], _left_ms(limit_ns) / 1000)[0]:
+        if wait_readable(connection, _left_ms(limit_ns)):
             try:
                 _drain(connection, waste)
             except (ProbeError, OSError):

@@ -35,6 +35,7 @@ from pccl._core.protocol.state_stream import (
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.io.ready import wait_writable
 from pccl.memory.segments import Segment
 from pccl.memory.window import WindowError
 
@@ -87,7 +88,7 @@ class StateWorker:
         except OSError as error:
             last_word = StateLinkEnded(False, os.strerror(error.errno or 0))
         self._report()
-        _wait_for(self._mailbox, select.POLLOUT, LAST_WORDS_MS)
+        wait_writable(self._mailbox, LAST_WORDS_MS)
         self._mail(last_word)
 
     def _work(self) -> None:
@@ -189,7 +190,7 @@ class ServeWorker(StateWorker):
                 sent = self._connection.send(view, flags)
             except BlockingIOError:
                 self._check_stall()
-                _wait_for(self._connection, select.POLLOUT, LOOK_MS)
+                wait_writable(self._connection, LOOK_MS)
             else:
                 view = view[sent:]
                 self._has_moved()
@@ -343,10 +344,3 @@ class FetchWorker(StateWorker):
                 raise StateLinkError(f"{self._own.rows[request.key].name!r}: {where} is not what its table says")
             self._digests = self._digests[len(found) :]
             self._compared = whole
-
-
-def _wait_for(sock: socket.socket, event: int, timeout_ms: int) -> None:
-    """Wait for one socket; unlike `select`, of any number."""
-    poll = select.poll()
-    poll.register(sock, event)
-    poll.poll(timeout_ms)

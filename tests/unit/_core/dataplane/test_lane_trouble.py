@@ -117,6 +117,7 @@ def right(**wrong: int) -> bytes:
 
 
 NO_FRAME = "what came is no frame"
+REPEATED = "a block that has come before"
 FOREIGN = "a frame that does not belong to its operation"
 LENGTH = "a frame whose length does not fit its block"
 CHECKSUM = "a block whose checksum is wrong"
@@ -158,6 +159,27 @@ def test_a_wrong_frame_ends_the_connection_and_changes_nothing(data: bytes, prob
         assert (target.recv == (target.old if in_place else CANARY)).all()
         member.abort(1)
         target.restore()
+
+
+@pytest.mark.parametrize("cut", [HEADER_BYTES + 1, None])
+@pytest.mark.parametrize("hop", [0, 1])
+def test_a_block_that_comes_twice_ends_the_second_connection(hop: int, cut: int | None) -> None:
+    """Goal: whole or half arrived over another lane, a block counts once, and nothing is written after the end."""
+    with lone_member(lanes=2) as (member, _, (first, second)):
+        target = Target(member)
+        target.begin(1)
+        chunk = 1 - hop
+        data = frame(1, hop, chunk, 0, bytes([3]) * len(target.old[target.chunk(chunk)]))[:cut]
+        first.sendall(data)
+        arrived = len(target.old[target.chunk(0)]) + len(data) - HEADER_BYTES
+        eventually(lambda: member.board.moved(1) >= arrived, "the first arrival")
+        second.sendall(data)
+        repeated = worker_of(member, False, 1)
+        eventually(lambda: repeated.problems, "the end of the second connection")
+        assert member.problems == [REPEATED]
+        assert not member.board.has_ended(1)
+        assert target.canaries_live()
+        member.abort(1)
 
 
 def test_a_ring_of_one_takes_no_frame() -> None:

@@ -1,0 +1,30 @@
+# Contents of `check`: assertions in compiled code, for the debug build alone.
+#
+# `make debug` and `make sanitize` compile with PCCL_DEBUG. Without it the macro drops its arguments unevaluated, and the
+# code is the same as if the line were not there. So a condition is one plain comparison: Cython computes `and`, `or`
+# and chained comparisons ahead of the call, where the macro cannot drop them.
+#
+# A condition that fails is a defect of this process, never of a peer: it says which and aborts, and the dump shows where.
+
+cdef extern from * nogil:
+    """
+    #ifdef PCCL_DEBUG
+    #include <stdio.h>
+    #include <stdlib.h>
+
+    static inline void pccl_fail(const char *invariant)
+    {
+        fprintf(stderr, "pccl: this does not hold: %s\\n", invariant);
+        fflush(stderr);
+        abort();
+    }
+
+    #define pccl_check(condition, invariant) ((condition) ? (void) 0 : pccl_fail(invariant))
+    #define PCCL_CHECKED 1
+    #else
+    #define pccl_check(condition, invariant) ((void) 0)
+    #define PCCL_CHECKED 0
+    #endif
+    """
+    void check "pccl_check" (bint condition, const char *invariant)
+    bint CHECKED "PCCL_CHECKED"     # whether this is a debug build: for what takes more than one comparison
