@@ -1,15 +1,15 @@
-"""All-reduce next to Gloo: float32 SUM among ranks of one host, in the same processes and the same rounds.
+"""All-reduce compared with Gloo: float32 SUM among ranks of one host, in the same processes and the same rounds.
 
 For each world size that many ranks run, each a process that holds both a Gloo group and a Communicator. Contenders take
-turns round by round, so that a noisy neighbour hits all alike: Gloo, Gloo with the congestion control of our sockets,
-and ours with a tensor in shared memory (zero-copy), with an ordinary one (staged), and from one shared tensor into
-another (out of place; the others are in place). As they come, peers of one host read blocks in each other's memory;
-ours also take part with every byte through TCP. `ranks` says what a round is and how results are checked, `contenders`
-how Gloo gets our congestion control, and why there are three of us.
+turns in each round, so that noise hits all of them equally: Gloo, Gloo with the congestion control of our sockets, and
+pccl with a tensor in shared memory (zero-copy), with an ordinary tensor (staged), and from one shared tensor into
+another (out of place; the others are in place). By default peers of one host read blocks from each other's memory; pccl
+also takes part with every byte through TCP. `ranks` describes a round and the check of results, `contenders` how Gloo
+gets our congestion control.
 
-A time is the median over rounds; effective throughput is the bytes of one peer's contribution by that time. Ratios are
-of throughput, ours to Gloo's, with what we want beside them. Worlds larger than the machine's number of cores measure
-how well the contenders share those.
+A time is the median over rounds. The effective throughput is the size of one peer's contribution divided by that time.
+Ratios are ours to Gloo's throughput, with the target beside them. Worlds with more ranks than cores also measure how
+well the contenders share the cores.
 
     python -m benchmarks.all_reduce --quick
     python -m benchmarks.all_reduce --worlds 2 4 --sizes 4K 64M --plot build/all_reduce.png

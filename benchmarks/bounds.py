@@ -1,8 +1,8 @@
-"""What no ring can beat, by arguments that have nothing to do with how the solver searches.
+"""Bounds that no ring can beat, by arguments that are independent of the solver.
 
-A ring connects everybody with everybody, so its slowest step is no faster than the slowest edge that is needed for
-that. And it gives every member one target and every target one source, which an assignment does too, but may do in
-several circles; so no ring over edges of some rate costs less than the cheapest assignment over them.
+A ring connects all members, so its slowest step is not faster than the slowest edge that is needed to connect all
+members. A ring also gives every member one target and every target one source. An assignment does this too, possibly in
+several cycles, so no ring over edges of some rate costs less than the cheapest assignment over them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_EDGE = 1e9  # costs more than any ring over rates above a millionth
 
 
 def bottleneck_bound(rates: array[float], count: int) -> float:
-    """No ring has a faster slowest step: over faster edges somebody does not reach, or is not reached by, member 0."""
+    """The best possible slowest step: over faster edges some member does not reach member 0, or is not reached."""
     table = np.array(rates).reshape(count, count)
     return min(_widest(table), _widest(table.T))
 
@@ -44,7 +44,7 @@ def _cheapest_assignment(costs: Any) -> float:
     """The Hungarian method: sources come in one by one, each along the cheapest path that makes room for it."""
     count = len(costs)
     of_source, of_target = np.zeros(count + 1), np.zeros(count + 1)  # prices; place 0 is where a newcomer waits
-    source_of = np.zeros(count + 1, int)  # numbered from 1; 0: nobody's
+    source_of = np.zeros(count + 1, int)  # numbered from 1; 0: none
     before = np.zeros(count + 1, int)
     for newcomer in range(1, count + 1):
         source_of[0], here = newcomer, 0

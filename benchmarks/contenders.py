@@ -1,19 +1,19 @@
-"""Who competes in `all_reduce`, and what a rank does: the same process holds Gloo's groups and our communicator.
+"""The contenders of `all_reduce`, and the work of a rank: one process holds the groups of Gloo and our communicator.
 
-Gloo takes part twice. Its first group is Gloo as it comes: its sockets have the system's congestion control. Ours
-choose their own, and a pacing default such as bbr costs half the throughput of loopback, so a part of any lead is that
-choice. The second group shows what is left without it: after it has connected, its sockets are given the control that
-ours chose. That needs neither root nor a network namespace (in which only controls that anybody may use can be made the
-default), and lets both groups run in the same rounds.
+Gloo takes part twice. Its first group is Gloo with its defaults: its sockets have the system's congestion control. Our
+sockets choose their own, and a pacing default such as bbr costs half the throughput of loopback, so a part of any lead
+is that choice. The second group shows the rest: after it has connected, its sockets get the congestion control that
+ours chose. That needs neither root nor a network namespace (in which only unprivileged congestion controls can be the
+default), and both groups run in the same rounds.
 
-We take part three times. Ranks of one host read blocks in each other's memory, as peers of one host do in a run; that
-is what users see, but no network is like it. The contenders called TCP have that switched off, so that every byte goes
-through the sockets, as with Gloo. Between hosts we also send a checksum with every block, which Gloo does not, and
-leave the size of buffers to the system; that is the checked one, whose ranks take each other for different hosts
-because of their address.
+pccl takes part three times. Ranks of one host read blocks from each other's memory, as peers of one host do in a run;
+users see this, but it is not a network. The contenders called TCP have it switched off, so that every byte goes through
+the sockets, as with Gloo. Between hosts pccl also sends a checksum with every block, which Gloo does not, and leaves
+the size of buffers to the system; the checked contender does this, because its ranks have addresses that make them
+treat each other as different hosts.
 
-Contenders take turns in an order that is drawn anew for every round. If it only moved on, everybody would always follow
-the same one, and who is the first of its processes to wake up pays for it: a fifth at 400 KiB between two ranks.
+The order of contenders is random in every round. In a fixed order a contender would always follow the same one, and the
+first one whose processes wake up pays for it: a fifth at 400 KiB between two ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Contender(NamedTuple):
 
 def be_rank(plan: dict[str, Any]) -> None:
     """One rank: says first how it is connected, then for each size every contender's starts and ends."""
-    # Threads of torch that spin after filling a tensor would take the cores from whoever is timed next.
+    # Threads of torch that spin after filling a tensor would take cores from the next contender.
     torch.set_num_threads(1)
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def be_rank(plan: dict[str, Any]) -> None:
             contenders = _contenders(communicators, alike, nbytes // 4)
             say(_measure(meeting, contenders, plan["rounds"], plan["seconds"]))
             del contenders  # before the next size takes memory
-        meeting.meet()  # nobody leaves while another still reduces
+        meeting.meet()  # no rank leaves while another still reduces
         distributed.destroy_process_group()
 
 

@@ -1,16 +1,16 @@
-"""Latency of the control calls on this machine: what agreeing on who is in costs.
+"""Latency of the control calls on this machine.
 
-For each world size a master and that many training processes run on loopback. Blocks of calls are interleaved (ours,
-then Gloo's barrier if torch is here, and round again), so that a noisy neighbour hits both alike; each peer reports its
-own durations, and the table shows medians over all peers and rounds. Also: how fast an actor and a lane's worker
-start, and the private memory of an idle worker.
+For each world size a master and that many training processes run on loopback. Blocks of calls alternate (ours, then
+Gloo's barrier if torch is installed), so that noise hits both equally. Each peer reports its own durations; the table
+shows medians over all peers and rounds. The benchmark also measures how fast an actor and a lane worker start, and the
+private memory of an idle worker.
 
-What a round consists of, by `strace -c` and by the threads' CPU clocks, with 2 peers on 2 cores: four wake-ups in a row
-(training process, actor, master, actor, training process), six system calls of each actor (two epoll_wait, two recv,
-one send, one futex) and no others. Loop, connections and wire are compiled: in Python they were a third of the CPU time
-of actor and master (77 and 67 µs a call, now 59 and 51, about half of it in the kernel). Of the rest, waking processes
-is the most: actors and master that look for 100 µs before they sleep took a loop of 2 peers from 253-327 to 165-208 µs
-in the same minutes (30 µs of looking changed nothing), but they would burn that after every event on cores that train.
+A round with 2 peers on 2 cores, by `strace -c` and by the CPU clocks of the threads: four wake-ups in a row (training
+process, actor, master, actor, training process), six system calls of each actor (two epoll_wait, two recv, one send,
+one futex) and no others. Loop, connections and codec are compiled: in Python they were a third of the CPU time of actor
+and master (77 and 67 µs a call, now 59 and 51, about half of it in the kernel). Most of the rest is waking processes:
+actors and a master that poll for 100 µs before they sleep took a loop of 2 peers from 253-327 to 165-208 µs in the same
+minutes (30 µs of polling changed nothing), but they would spend that time after every event on cores that train.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def be_peer(plan: dict[str, Any], rank: int) -> None:
     report: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(plan["rounds"]):
         for name, call in kinds.items():
-            communicator.update_topology()  # everybody begins the block together
+            communicator.update_topology()  # all peers begin the block together
             report[name].append(statistics.median(_durations(call, plan["calls"])))
     sys.stdout.write(json.dumps(report))
     communicator.update_topology()

@@ -1,9 +1,9 @@
-"""What digests cost: next to a loop that reads the same memory and only adds it up, and for states of ordinary sizes.
+"""The cost of digests: compared with a loop that only adds up the same memory, and for states of ordinary sizes.
 
-The large tensor is far beyond all caches, so what counts is memory. Reading and digesting take turns, on every number
-of threads and with every instruction set, so that a noisy neighbour disturbs them alike; figures are medians over
-rounds. Rates are by the clock on the wall. The share, what is left of the speed of reading, is by CPU time, which says
-the same on a machine that is busy with other things. The digests of all must be equal.
+The large tensor is far larger than all caches, so the speed of memory counts. Reading and digesting take turns, with
+every number of threads and every instruction set, so that noise hits them equally; figures are medians over rounds.
+Rates are by wall-clock time. The share, the speed of digesting divided by that of reading, is by CPU time, which is
+valid on a busy machine too. All digests must be equal.
 
     python -m benchmarks.digest --size 1G --threads 1 2
 """

@@ -1,4 +1,4 @@
-"""What a number needs beside it to mean something later: machine, date, versions, congestion control, commit."""
+"""The facts beside every result: machine, date, versions, congestion control, commit."""
 
 from __future__ import annotations
 

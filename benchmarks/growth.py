@@ -1,7 +1,7 @@
-"""How the master's work grows with the number of peers: its machine alone, without sockets, in virtual time.
+"""How the master's work grows with the number of peers: its machine only, without sockets, in virtual time.
 
-Every figure is per peer: what one more peer costs in one more round. A flat row means that a run of a thousand is only
-a thousand times the work of a run of one; a row that grows is a bug in `master_state`.
+Every figure is per peer: the cost of one more peer in one more round. A flat row means that a run of a thousand peers
+is a thousand times the work of a run of one; a row that grows is a bug in `master_state`.
 
     python -m benchmarks.growth --peers 10,100,1000,3000
 """
@@ -31,10 +31,10 @@ MILLISECOND = 1_000_000
 # What is measured, in the order of the table.
 WORKS = {
     "join": "all peers but the first are admitted in one round",
-    "update_topology": "a settled round: everybody votes, everybody is told the numbers",
-    "are_peers_pending": "everybody asks, everybody is told the same",
-    "heartbeats": "one interval: everybody is heard of, everybody is sent a beat, one sweep",
-    "held heartbeats": "the same while everybody waits for a larger group",
+    "update_topology": "a settled round: all peers vote, all get the numbers",
+    "are_peers_pending": "all peers ask, all get the same answer",
+    "heartbeats": "one interval: a heartbeat from and to every peer, one sweep",
+    "held heartbeats": "the same while all peers wait for a larger group",
     "loss": "a member is lost, its ring is ordered and wired anew",
 }
 
@@ -69,7 +69,7 @@ class Bench:
         return self.feed(PeerCame(conn, Register(bytes(32), 0, 1, "10.0.0.1", 1 + conn % 65535), "10.0.0.1"))
 
     def join(self) -> None:
-        """Everybody comes; the first one votes them all in."""
+        """All peers register; the first one admits them."""
         accepted = self.answer(self.come(1))
         for conn in range(2, self.peers + 1):
             self.come(conn)
@@ -79,7 +79,7 @@ class Bench:
         )
 
     def vote(self, message: Any) -> None:
-        """Everybody makes the same call."""
+        """All peers make the same call."""
         for conn in self.conns:
             self.feed(PeerSaid(conn, message))
         assert not any(self.state.votes.values())

@@ -1,8 +1,8 @@
-"""How fast blocks are reduced, quantized and summed, per instruction set, next to a memcpy of the same size.
+"""The speed of reducing, quantizing and checksumming blocks, per instruction set, compared with memcpy.
 
-A block and its companions lie in the second cache, as they do in a lane worker. Every figure is the median of rounds in
-which all works take turns, so that a noisy neighbour disturbs them alike. GB/s count the bytes of one block: a sum
-without backup touches three times as many, a memcpy twice. Of quantization, too, they count the bytes of elements.
+A block and its operands lie in the second-level cache, as they do in a lane worker. Every figure is the median of
+rounds in which all kernels take turns, so that noise hits them equally. GB/s count the bytes of one block: a sum
+without backup touches three times as many, a memcpy twice. For quantization they count the bytes of the elements.
 
     python -m benchmarks.kernels --block-bytes 262144
 """

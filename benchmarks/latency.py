@@ -1,10 +1,10 @@
-"""Latency of an all-reduce between two peers, next to Gloo, and what launching one costs the training process.
+"""Latency of an all-reduce between two peers, compared with Gloo, and the cost of a launch for the training process.
 
-Calls follow each other without a pause, in blocks; blocks take turns (ours, then Gloo's), so that a noisy neighbour
-hits both alike. A block's figure is the median of its calls on the slower peer, the table's is the median over blocks.
-Filling the tensor before each call is not timed; the last result of every block is checked.
+Calls follow each other without a pause, in blocks; blocks take turns (ours, then Gloo's), so that noise hits both
+equally. The figure of a block is the median of its calls on the slower peer; the figure of the table is the median over
+blocks. Filling the tensor before each call is not timed; the last result of every block is checked.
 
-A launch is `all_reduce_async` of a zero-copy tensor alone, up to its return; waiting for it is not timed.
+A launch is `all_reduce_async` of a zero-copy tensor, up to its return; waiting for it is not timed.
 
     python -m benchmarks.latency --calls 200
 """
@@ -92,7 +92,7 @@ def be_rank(plan: dict[str, Any]) -> None:
                 if number >= 0:
                     report[name].append(median)
         say(report)
-        meeting.meet()  # nobody leaves while the other still reduces
+        meeting.meet()  # no rank leaves while the other still reduces
 
 
 def _kinds(communicator: Communicator, plan: dict[str, Any]) -> dict[str, Kind]:

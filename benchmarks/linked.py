@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 TOOLS = ("unshare", "ip", "tc", "sh")
-NEAR, FAR = "10.77.0.1", "10.77.0.2"  # nobody else is in there, so no address can be taken
+NEAR, FAR = "10.77.0.1", "10.77.0.2"  # the namespaces are private, so these addresses are free
 BURST = "256k"  # a veth carries up to 64 KiB at a time, and a bucket with less in it would never let that pass
 QUEUE = "100ms"  # what may wait for the link: a router's buffer, deep enough for one connection to fill the link
 CLONE_NEWNET = 0x40000000

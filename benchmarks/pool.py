@@ -6,7 +6,7 @@ Three questions, each answered by contenders that take turns in the same process
 
 - One large reduce over a pool of 8 against a pool of 1. On loopback one connection fills the machine, so seven more
   can only cost.
-- Eight reduces at once, each an eighth, against one large: the pool is shared fairly, and nobody pays for being many.
+- Eight reduces at once, each an eighth, against one large: they share the pool fairly and cost no more.
 - One of 8 connections throttled to a tenth. A split in equal parts would be as slow as that tenth; what is wanted is
   that the others take over its share, so that (7 + 0.1) / 8 of the throughput is left. Runs in a network namespace of
   its own, where every connection has a rate far below what the machine could do; left out, with the reason, where
@@ -115,7 +115,7 @@ def be_rank(plan: dict[str, Any]) -> None:
             # The rates are the namespace's, so one rank sets them for both.
             throttle = Throttle(plan["rate_mbit"]) if plan["rank"] == 0 else None
             say(_measure(meeting, tensor, _throttled(tensor, communicators[0]), plan["rounds"], throttle))
-        meeting.meet()  # nobody leaves while the other still reduces
+        meeting.meet()  # no rank leaves while the other still reduces
 
 
 def _pools(tensor: np.ndarray[Any, Any], pool: Communicator, single: Communicator) -> Calls:

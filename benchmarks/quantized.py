@@ -123,7 +123,7 @@ def be_rank(plan: dict[str, Any]) -> None:
         peer.connect()
         peer.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
         say(_measure(meeting, peer, plan["bytes"] // 4, plan["rounds"]))
-        meeting.meet()  # nobody leaves while the other still reduces
+        meeting.meet()  # no rank leaves while the other still reduces
 
 
 def _measure(meeting: Meeting, peer: Communicator, count: int, rounds: int) -> dict[str, Any]:

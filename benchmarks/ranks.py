@@ -1,18 +1,17 @@
-"""Ranks of a measurement: each a process of its own, all begin a round together, and one clock times them.
+"""The ranks of a measurement: each is a process, all start a round together, and one clock times them.
 
-Theory of operation. The ranks share one page of memory that the parent made. In it each rank has a cell in which it
-says how many rounds it is ready for, and there is one cell with the time at which the round begins. Rank 0 waits for
-everybody, then writes a time shortly ahead; all sleep until then. So no library that is measured is needed to begin
-together, nobody spins on a core that another rank needs, and a round begins with idle sockets and sleeping processes,
-as in training.
+The ranks share one page of memory that the parent created. Each rank has a cell in it that says for how many rounds it
+is ready, and one cell has the start time of the round. Rank 0 waits for all ranks, then writes a time shortly in the
+future; all sleep until then. So the start needs none of the measured libraries, no rank spins on a core that another
+rank needs, and a round starts with idle sockets and sleeping processes, as in training.
 
-The clock is CLOCK_MONOTONIC, which is one for all processes of a machine. A round lasts from the start of the *last*
-rank to the end of the last rank. Who is late to start (a world may have more ranks than the machine has cores) costs
-nobody anything; counting from the first start, we would measure the scheduler.
+The clock is CLOCK_MONOTONIC, which is common to all processes of a machine. A round lasts from the start of the *last*
+rank to the end of the last rank. A rank that starts late (a world may have more ranks than cores) costs nothing;
+counted from the first start, the round would measure the scheduler.
 
 A result is checked after every round, outside the timed part: each rank contributes a pattern that depends on rank,
-position and round, in whole numbers that float32 adds exactly in any order. So neither a stale result, nor a block in
-the wrong place, nor one that was never reduced is taken for a fast one.
+position and round, in whole numbers that float32 adds exactly in any order. So a stale result, a block at a wrong
+position, or a block that was never reduced does not count as a fast one.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Meeting:
         # The kernel may let a sleeper oversleep by 50 µs to save power; a measurement cannot.
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
-        # Whoever started the ranks may be killed; they must not go on by themselves.
+        # The parent of the ranks may be killed; they must not continue without it.
         prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
     def meet(self) -> None:
@@ -78,7 +77,7 @@ class Meeting:
             self._cells[self._agreed] = value
         self.meet()
         agreed = self._cells[self._agreed]
-        self.meet()  # nobody agrees on the next value before all have read this one
+        self.meet()  # no rank writes the next value before all have read this one
         return agreed
 
     def timed(self, call: Callable[[], object]) -> tuple[int, int]:
@@ -130,7 +129,7 @@ def run_ranks(
 
 
 def say(line: object) -> None:
-    """A rank's line to whoever started it."""
+    """A rank's line to its parent."""
     print(json.dumps(line), flush=True)
 
 

@@ -1,9 +1,9 @@
-"""After a kill: how long until the survivors have completed a reduce without the dead.
+"""Recovery after a kill: the time until the survivors have completed a reduce without the dead peer.
 
 Peers reduce 400 KB in a loop, in place; one of them is killed with SIGKILL at a random moment. The clock runs from the
-kill until the last survivor's next reduce has returned: the loss was noticed, all agreed that the reduce had failed,
-the buffers were restored (each survivor compares every bit), the ring was closed again, and the retry succeeded. Then
-the next peer takes the place of the dead one.
+kill until the next reduce of the last survivor has returned: the loss was detected, the reduce failed on all members,
+the buffers were restored (each survivor compares every bit), the ring was closed again, and the retry succeeded. Then a
+new peer replaces the dead one.
 
     python -m benchmarks.recovery --kills 50
 """

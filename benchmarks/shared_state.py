@@ -1,12 +1,12 @@
-"""What `sync_shared_state` costs when all agree, and how fast a newcomer gets the state when it does not have it.
+"""The cost of `sync_shared_state` if all peers agree, and the time in which a newcomer receives the state.
 
-Steady state: two peers with a model of 100,000 parameters, the one of the report; each call hashes all of it, votes and
-returns. Beside it, in turns: the same with one peer that has a wrong number, and `update_topology`, which is the same
-round trip without a state. A block's figure is the median of its calls on the slower peer, the table's the median over
-blocks.
+Steady state: two peers with a model of 100,000 parameters; each call hashes all of it, votes and returns. Two other
+calls take turns with it: the same with one peer that has a wrong number, and `update_topology`, which is the same round
+trip without a state. The figure of a block is the median of its calls on the slower peer; the figure of the table is
+the median over blocks.
 
 Newcomer: four peers have the state; a fifth has nothing, then all but 1 % of the blocks, then nothing again while one
-of the four is killed in the middle. Times are the newcomer's call, from entering to returning; bytes are payload.
+of the four is killed in the middle. Times are those of the newcomer's call; bytes are payload.
 
     python -m benchmarks.shared_state --bytes 1G
 """
@@ -134,7 +134,7 @@ def be_steady(plan: dict[str, Any]) -> None:
                 if number >= 0:
                     report[name].append(median)
         say(report)
-        meeting.meet()  # nobody leaves while the other still syncs
+        meeting.meet()  # no rank leaves while the other still syncs
 
 
 def _durations(prepare: Callable[[], None], call: Callable[[], None], calls: int) -> list[float]:
@@ -153,7 +153,7 @@ def _durations(prepare: Callable[[], None], call: Callable[[], None], calls: int
 def be_source_or_newcomer(plan: dict[str, Any]) -> None:
     """One of four that have the state, or the fifth that has not; says what it saw, twice."""
     if plan["rank"] == VICTIM and (child := os.fork()):
-        os.waitpid(child, 0)  # it is going to be killed; somebody has to say its second line
+        os.waitpid(child, 0)  # it is killed on purpose; its parent prints its second line
         say({})
         return
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])

@@ -1,16 +1,15 @@
-"""How good a ring is found in how much time, next to the best ring that is known.
+"""The quality of the ring that the solver finds in a given time, compared with the best known ring.
 
-Three sorts of networks (`networks`): every edge for itself, machines at several sites, and one that hides its best ring
-behind faster edges that lead nowhere. What is best is proven for up to a dozen members and where it was hidden;
-otherwise it is the ring that long runs of the same search have found, kept in `best_rings.json`. A long run begins
+Three kinds of networks (`networks`): independent edges, machines at several sites, and a network that hides its best
+ring behind faster edges that lead nowhere. The best ring is proven for up to a dozen members and where it was hidden;
+otherwise it is the ring that long runs of the same search have found, kept in `best_rings.json`. A long run starts
 where the last one ended:
 
     python -m benchmarks.solver --long 60
 
-A figure is the worst of the seeds: the bottleneck as a share of the best one, and by how much the total is above the
-best one's. `bounds` are what no ring at all can beat (`bounds`): how close the last search came to those is beyond
-doubt, but they need not be reachable. `proven in` is the time after which the solver itself knew that there is nothing
-better, if it ever did.
+A figure is the worst of the seeds: the slowest edge as a share of the best one, and by how much the total cost exceeds
+the best. `bounds` are limits that no ring can beat: the distance to them is certain, but they may not be reachable.
+`proven in` is the time after which the solver itself knew that there is no better ring, if it did.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def measure(rates: array[float], count: int, best: list[int], budget_ns: int) ->
 
 
 def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of several seeds, what nobody can complain about."""
+    """The worst of several seeds."""
     return {
         "us": max(row["us"] for row in rows),
         "proven": all(row["proven"] for row in rows),

@@ -194,7 +194,7 @@ def recovery(results: Results, goals: GoalCount) -> str:
 
 
 def shared_state(results: Results, _goals: GoalCount) -> str:
-    """When all agree, and when somebody has nothing."""
+    """Syncs if all peers agree, and if a newcomer has nothing."""
     keys = ("median_us", "best_us", "worst_us")
     steady = [(kind, *spread(row, *keys)) for kind, row in results["steady"].items()]
     found = results["newcomer"]

@@ -1,12 +1,12 @@
-"""A loopback of one's own on which each connection has its own rate, and one of them may be slow.
+"""A private loopback on which each connection has its own rate, and one of them may be slow.
 
-`in_namespace` starts a module in a fresh network namespace that has no name, so it is gone with its last process,
-whatever happens. Inside, `Throttle` gives every connection of a lane a class of its own (HTB, chosen by the sender's
-port, since a lane's bytes flow one way) and everything else, acknowledgements above all, a class without a limit worth
-the name. Needs root, or user namespaces, and `ip`, `tc` and `ss`.
+`in_namespace` starts a module in a new network namespace without a name, so it disappears with its last process.
+Inside, `Throttle` gives every connection of a lane its own class (HTB, chosen by the sender's port, since the bytes of
+a lane flow in one direction) and everything else, mainly acknowledgements, a class without a practical limit. Needs
+root, or user namespaces, and `ip`, `tc` and `ss`.
 
-The queues of the classes stay as deep as they come. With 128 KiB each, two packets of loopback, the connections lose so
-many that all of them together reach a quarter of their rates, and a slow one among them hardly shows.
+The queues of the classes keep their default depth. With 128 KiB each, two packets of loopback, the connections lose so
+many packets that together they reach a quarter of their rates, and a slow one among them is hardly visible.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Throttle:
 
     @staticmethod
     def _set(verb: str, number: int, rate_mbit: float) -> None:
-        # The quantum is for borrowing, which nobody does here; without it tc warns about every class.
+        # The quantum is for borrowing, which no class does here; without it tc warns about every class.
         rate = ("rate", f"{round(rate_mbit * 1000)}kbit", "burst", BURST, "cburst", BURST, "quantum", "60000")
         _tc("class", verb, "dev", "lo", "parent", "1:", "classid", f"1:{number:x}", "htb", *rate)
 

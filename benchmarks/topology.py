@@ -1,12 +1,12 @@
-"""optimize_topology over links of known rates: what is measured, which ring is chosen, and what that is worth.
+"""optimize_topology over links of known rates: the measured rates, the chosen ring, and its gain.
 
-Hosts in a box (`benchmarks.box`) have a link for every ordered pair, with a rate of its own, drawn from a seed over one
-decade. Peers join three times: in the worst order that these rates allow, in the order of their numbers, and then,
-after `optimize_topology()`, in the order that it found. Over each ring a float32 tensor is reduced, SUM, in place.
+Hosts in a box (`benchmarks.box`) have a link for every ordered pair, with a rate that is drawn from a seed over one
+decade. Peers join three times: in the worst order for these rates, in the order of their numbers, and then, after
+`optimize_topology()`, in the order that it found. Over each ring a float32 tensor is reduced, SUM, in place.
 
-A ring of n moves 2 (n - 1) / n of the tensor over every link, so its time is that of the slowest one, and the ratio of
-two rings should be the ratio of their bottlenecks. Three things are promised: each measured rate is within 15 % of its
-link, the chosen ring has the best bottleneck there is, and it beats the others by at least 80 % of what they predict.
+A ring of n moves 2 (n - 1) / n of the tensor over every link, so its time is that of the slowest link, and the ratio of
+two rings should be the ratio of their slowest links. Three things are checked: each measured rate is within 15 % of its
+link, the chosen ring has the best possible slowest link, and it beats the others by at least 80 % of the prediction.
 
     python -m benchmarks.topology --quick
     python -m benchmarks.topology --hosts 6 --seed 3
@@ -236,7 +236,7 @@ def be_rank(plan: dict[str, Any]) -> None:
                 said["status"] = inquire(host, int(port), Options())
             said["after"] = reduces()
         say(said)
-        meeting.meet()  # nobody leaves while another still reduces
+        meeting.meet()  # no rank leaves while another still reduces
 
 
 def join(peer: Communicator, place: int, meeting: Meeting) -> None:

@@ -1,23 +1,23 @@
 """All-reduce over a wide-area network in a box: 1 Gbit/s, round trips of 10 to 100 ms, real TCP (`benchmarks.box`).
 
-* **Connections**: one reduce striped over pools of 1 to 32 connections, for each round trip.
-* **At once**: the same bytes as one striped reduce, and as many reduces that run at the same time; longest round trip.
-* **Gloo** beside it, in the same rounds and over the same link, with a smaller tensor, because Gloo takes its time.
-* **Optimised**: two sites, on the ring as peers joined and on the one that was measured; see `wan_optimised`.
-* **Hidden**: training that waits for its all-reduce, and training that goes on; see `wan_hidden`.
+* **Connections**: one reduce over pools of 1 to 32 connections, for each round trip.
+* **At once**: the same bytes as one reduce, and as many reduces that run at the same time; longest round trip.
+* **Gloo**, in the same rounds and over the same link, with a smaller tensor, because Gloo is slow here.
+* **Optimised**: two sites, on the ring as peers joined and on the optimised one; see `wan_optimised`.
+* **Hidden**: training that waits for its all-reduce, and training that continues; see `wan_hidden`.
 
 The last two have links of their own. The others:
 
-Two peers, a float32 tensor in shared memory, SUM, in place. Over two peers each sends as many bytes as the tensor has,
-so the share of the link is the bits of the tensor by time and rate. 96.5 % can be reached at most: that is what headers
-leave of a packet of 1,500 bytes. A reduce also votes twice, at its begin and its end, which costs a round trip each,
-and the last block needs half of one to arrive: with 512 MiB at 1 Gbit/s and 100 ms no more than 91 % are left.
+Two peers, a float32 tensor in shared memory, SUM, in place. With two peers each sends as many bytes as the tensor has,
+so the share of the link is the bits of the tensor divided by time and rate. At most 96.5 % are possible, because of the
+headers of packets of 1,500 bytes. A reduce also votes twice, at its start and its end, which costs a round trip each,
+and the last block needs half of one to arrive: with 512 MiB at 1 Gbit/s and 100 ms at most 91 % are left.
 
-Every reduce is measured twice: after a second of idleness, and right after another one, when the connections are warm
-(`wan_ranks`). One round before those that count opens the windows of new connections. Queues of links hold what the
-link carries in a round trip, and drop what is more. Connections use the congestion control that this system has.
+Every reduce is measured twice: after an idle second, and directly after another one, when the connections are warm
+(`wan_ranks`). One round before the measurement opens the windows of new connections. The queue of a link holds the
+bytes of one round trip, and drops more. Connections use the congestion control of this system.
 
-Experiments that are left out by `--only` stay in the results as they are, with the facts of the run they are from.
+Experiments that `--only` leaves out stay in the results unchanged, with the facts of their run.
 
     python -m benchmarks.wan --quick
     python -m benchmarks.wan --round-trips 100 --pools 1 8 32 --loss 0.0001

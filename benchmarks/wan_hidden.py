@@ -1,19 +1,19 @@
-"""`wan`, hidden: what an outer step of DiLoCo takes when its all-reduce is waited for, and when training goes on.
+"""`wan`, hidden: the time of an outer step of DiLoCo if training waits for its all-reduce, and if it continues.
 
-Two peers, a link between them that is far, and a fixed amount of computing on one thread, chosen so that it takes half
-as long as the all-reduce, as long, and twice as long. Four things are timed, in turns:
+Two peers, a link with a long delay between them, and a fixed amount of computing on one thread, chosen so that it takes
+half as long as the all-reduce, as long, and twice as long. Four things are timed, in turns:
 
-* **compute** and **communication**, each alone, the latter after a time of idleness;
+* **compute** and **communication**, each alone, the latter after an idle time;
 * **waited for**: compute, then reduce, step by step. This takes the sum of both.
-* **hidden**: the reduce of a step is under way while the next one computes, and is waited for after that, as in
-  `examples/async_diloco.py`. This should take as long as the longer of the two, and 10 % above that are allowed. Where
-  that is communication it may take less, because then no idleness closes the windows of connections. Where it is
-  computing it cannot: if it seems so, others were busy on this machine, and the row says that it is disturbed.
+* **hidden**: the reduce of a step runs while the next one computes, and is waited for after that, as in
+  `examples/async_diloco.py`. This should take as long as the longer of the two; 10 % more are allowed. If that is
+  communication, it may take less, because no idle time closes the windows of connections. If it is computing, it
+  cannot: a shorter time means that other processes disturbed the measurement, and the row says so.
 
-Filling and checking a delta, which stand for measuring and applying it, are part of computing. Peers compute on half of
-the cores, as if these were their accelerator; the other half has all else. The emulator, which is no part of any real
-network, takes half a second of a core for each reduce, three times as much as all of our processes together: on the
-cores that compute, it would be what is measured. Started by itself, this file is a rank.
+Filling and checking a delta, which stand for computing and applying it, are part of computing. Peers compute on half of
+the cores, as if these were their accelerator; the other half runs everything else. The emulator takes half a second of
+a core for each reduce, three times as much as all our processes together: on the cores that compute, it would dominate
+the measurement. Run by itself, this file is a rank.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def be_rank(plan: dict[str, Any]) -> None:
                 report[load]["waited for"] += trainer.waited_for(STEPS)
                 report[load]["hidden"] += trainer.hidden(STEPS)
         say(report)
-        meeting.meet()  # nobody leaves while another still reduces
+        meeting.meet()  # no rank leaves while another still reduces
 
 
 def calibrate(trainer: Trainer, meeting: Meeting) -> tuple[int, int]:

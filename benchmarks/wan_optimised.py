@@ -1,14 +1,14 @@
-"""`wan`, optimised: all-reduce over two sites, on the ring in which peers joined and on the one that was measured.
+"""`wan`, optimised: all-reduce over two sites, on the ring in which peers joined and on the optimised ring.
 
-Hosts 0 and 2 are at one site, 1 and 3 at the other. Links within a site are fast and near, links between sites slow and
-far, except for one faster link each way, as where one of a site's machines has the better route. Machines join as they
-come up, which takes turns between the sites: 0, 1, 2, 3. That ring crosses the sites with every step, mostly over slow
+Hosts 0 and 2 are at one site, 1 and 3 at the other. Links within a site are fast with a short delay, links between
+sites slow with a long delay, except for one faster link in each direction, as if one machine of a site had a better
+route. Machines of both sites join in turns: 0, 1, 2, 3. That ring crosses the sites with every step, mostly over slow
 links. `optimize_topology()` knows nothing of sites; it measures every link and should find the ring that crosses twice,
 over both of the faster links.
 
-What the links predict for a ring: it moves 2 (n - 1) / n of the tensor over every step, so the slowest one decides;
-two votes of a round trip and a delay for the last block come on top. The optimised ring should be faster by at least
-80 % of what that says. The ranks are those of `topology`.
+The prediction for a ring: it moves 2 (n - 1) / n of the tensor over every step, so the slowest step decides; two votes
+of a round trip each and a delay for the last block are added. The optimised ring should be faster by at least 80 % of
+the prediction. The ranks are those of `topology`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLACES = {0: (0.0, 1.0), 2: (0.0, 0.0), 1: (1.0, 1.0), 3: (1.0, 0.0)}
 
 
 def links() -> dict[tuple[int, int], Link]:
-    """From everybody to everybody."""
+    """Between all pairs."""
     found = {}
     for source, target in itertools.permutations(range(HOSTS), 2):
         same_site = source % 2 == target % 2

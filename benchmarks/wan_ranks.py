@@ -1,11 +1,11 @@
-"""What a rank of `wan` does: it reduces over links with a delay, in several ways in turn, after idleness and at once.
+"""The work of a rank of `wan`: it reduces over links with a delay, after an idle time and at once.
 
-Every contender reduces twice in a round. The first reduce comes after a time of idleness, as in training, where
-computing lies between two reduces: after a round trip and 200 ms a kernel may forget a window, and a window grows by
-round trips. The second one follows at once and finds the connections warm. Contenders take turns, so all of them see
-the same machine.
+Every contender reduces twice in a round. The first reduce follows an idle time, as in training, where computing lies
+between two reduces: after a round trip and 200 ms a kernel may reset a window, and a window grows by round trips. The
+second reduce follows at once and finds the connections warm. Contenders take turns, so all of them see the same
+machine.
 
-Rank 0 also runs the masters, one for each size of pool, so its votes are near and those of others far.
+Rank 0 also runs the masters, one for each size of pool, so its votes have a short way and those of others a long one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def be_rank(plan: dict[str, Any]) -> None:
                     idle[contender.name].append(times[0])
                     warm[contender.name].append(times[1])
         say({"idle": idle, "warm": warm})
-        meeting.meet()  # nobody leaves while another still reduces
+        meeting.meet()  # no rank leaves while another still reduces
 
 
 def _pools(plan: dict[str, Any], stack: ExitStack) -> dict[int, Communicator]:
@@ -108,7 +108,7 @@ def _gloo(name: str, plan: dict[str, Any]) -> Contender:
     import torch
     from torch import distributed
 
-    torch.set_num_threads(1)  # those that spin after their work would take the cores from whoever is timed next
+    torch.set_num_threads(1)  # threads that spin after their work would take cores from the next contender
     store = f"tcp://{plan['master_host']}:{plan['port']}"
     distributed.init_process_group("gloo", init_method=store, rank=plan["rank"], world_size=plan["world"])
     tensor = torch.zeros(plan["bytes"] // 4)

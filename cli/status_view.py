@@ -89,7 +89,7 @@ def _votes(run: dict[str, Any]) -> str:
 def draw_ring(ring: list[int]) -> str:
     """`1 -> 4 -> 2 -> 1`."""
     if not ring:
-        return "nobody"
+        return "no member"
     if len(ring) == 1:
         return f"{ring[0]} (alone)"
     shown = [str(peer) for peer in ring]

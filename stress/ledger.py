@@ -146,8 +146,8 @@ class Ledger:
     def _judge_exact(self, step: Step, fact: Reduced, operation: Operation, where: str) -> None:
         if fact.world and fact.world != len(fact.who):
             self._add_violation(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.who)} took part")
-        strangers = [life for place, life in fact.who if self._homes.get(life) != (step.group, place)]
-        if strangers or step.life not in {life for _, life in fact.who}:
+        others = [life for place, life in fact.who if self._homes.get(life) != (step.group, place)]
+        if others or step.life not in {life for _, life in fact.who}:
             self._add_violation(step, "sums", f"{where}: {list(fact.who)} took part")
         wanted = checksum(expected(operation, fact.round, self._places, fact.who))
         if wanted != fact.after:
@@ -239,9 +239,7 @@ class Ledger:
             text = f"from revision {revision} in round {number} to {fact.revision} in round {fact.round}"
             self._add_violation(step, "revisions", text)
         if content in contents and fact.after not in contents[content].followers:
-            text = (
-                f"revision {fact.revision} is {fact.after:08x}, which nobody made of revision {revision}, {content:08x}"
-            )
+            text = f"revision {fact.revision} is {fact.after:08x}, not made of revision {revision}, {content:08x}"
             self._add_violation(step, "state", text)
 
     def _mark_deaths(self, group: int, number: int) -> None:
@@ -268,13 +266,13 @@ class Ledger:
         content = self._contents[step.group].get(fact.before)
         if content is None:
             self._add_violation(
-                step, "state", f"revision {fact.revision} is made of {fact.before:08x}, which nobody ever had"
+                step, "state", f"revision {fact.revision} is made of {fact.before:08x}, which no peer ever had"
             )
             return
         made = self._make(step.group, content, fact)
         content.followers.add(fact.after)
         if made is None:
-            self._add_violation(step, "state", f"revision {fact.revision} is made by results that nobody tells of")
+            self._add_violation(step, "state", f"revision {fact.revision} is made by results that no peer reported")
         elif self._remember(self._contents[step.group], made) != fact.after:
             self._add_violation(
                 step, "state", f"revision {fact.revision} is {fact.after:08x}, which is not what it must be"

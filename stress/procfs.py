@@ -89,7 +89,7 @@ def checksum_memory(pid: int, address: int, nbytes: int) -> int | None:
 
 
 def free_port(low: int = 20_000, high: int = 30_000) -> int:
-    """A port below those that the system gives to callers, so that nobody takes it before we do."""
+    """A free port below the range of ephemeral ports, so that no outgoing connection takes it."""
     while True:
         port = random.randrange(low, high)
         with socket.socket() as probe, suppress(OSError):

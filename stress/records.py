@@ -57,7 +57,7 @@ class Task:
     place: int = 0
     places: int = 0  # 0: rounds only; else the length of the list in a tensor in which everyone who took part stands
     run_seed: int = 0  # the same for all: what is reduced in which round
-    checkpoints: str = ""  # folder for what a group that lost everybody goes on from; empty: no state is kept
+    checkpoints: str = ""  # folder for checkpoints of groups that lose all members; empty: no state is kept
     role: str = "peer"  # or "master", or "proxy"
 
     def encode(self) -> bytes:

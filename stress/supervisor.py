@@ -125,7 +125,7 @@ class Supervisor:
         self.settings = settings
         slack = Task(0, "").wait_timeout + Task(0, "").ask_interval
         self.judge = Judge(settings.bounds, slack, settings.seed, settings.peers)
-        self.peers: dict[int, Peer] = {}  # life -> whoever is not yet buried
+        self.peers: dict[int, Peer] = {}  # life -> peers that are not reaped yet
         self.done: list[Fault] = []
         self.timeline: list[tuple[float, int, int, int]] = []  # seconds; reduces, faults and members until then
         self.journals: dict[int, deque[bytes]] = {}  # life -> its latest lines
@@ -240,7 +240,7 @@ class Supervisor:
             return  # it has ended by itself, which was objected to
         fds = count_descriptors(self._master_pid)
         if fds > DESCRIPTORS_SPARE:
-            self._add_violation("remains", f"the master holds {fds} descriptors after everybody has left")
+            self._add_violation("remains", f"the master holds {fds} descriptors after all peers have left")
         send(self._master_pid, signal.SIGTERM)
         self._serve_until(lambda: not self._master_pid, "the master was terminated and is still there")
 

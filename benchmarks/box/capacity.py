@@ -1,7 +1,7 @@
-"""What the emulator itself can carry: links without a limit worth the name, and programs that only send and receive.
+"""The capacity of the emulator: links without a practical limit, and programs that only send and receive.
 
-A measurement through a box means something only while its links are well below this. It is measured with a stream in
-each direction, so that four busy processes and the emulator share the cores, as the ranks of a measurement do.
+A measurement through a box is valid only while its links are well below this capacity. It is measured with one stream
+in each direction, so that four busy processes and the emulator share the cores, as the ranks of a measurement do.
 
     python -m benchmarks.box.capacity
 """

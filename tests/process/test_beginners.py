@@ -411,12 +411,12 @@ def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
     check("The master is gone", caught.value)
 
 
-@explains("Everybody who had the state was lost")
+@explains("All peers with the state were lost")
 @explains("The state cannot be fetched")
 @pytest.mark.parametrize(
     ("fault", "title", "error"),
     [
-        ("state.fetch.table:1:stop", "Everybody who had the state was lost", PeerLostError),
+        ("state.fetch.table:1:stop", "All peers with the state were lost", PeerLostError),
         ("state.fetch.FetchTable:1:kill", "The state cannot be fetched", KickedError),
     ],
 )

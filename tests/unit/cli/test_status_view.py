@@ -69,7 +69,7 @@ def test_what_was_cut_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("ring", "line"),
-    [([], "nobody"), ([3], "3 (alone)"), ([1, 4, 2], "1 -> 4 -> 2 -> 1")],
+    [([], "no member"), ([3], "3 (alone)"), ([1, 4, 2], "1 -> 4 -> 2 -> 1")],
 )
 def test_rings(ring: list[int], line: str) -> None:
     """Goal: a ring comes back to where it began."""
