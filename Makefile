@@ -14,14 +14,19 @@ TORCH := torch==2.13.0
 NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
-.PHONY: help setup build test check lint demo stress bench clean
+# Tests at once: most of them wait for something, so there are more than cores.
+WORKERS := $(shell echo $$(($$(nproc) + 2)))
+PYTEST := $(BIN)/python -m pytest -q
+
+.PHONY: help setup build test test-anywhere check lint unit sim process demo stress bench clean
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
 	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
-	@echo "make lint    ruff and mypy only"
+	@echo "make lint    ruff and mypy only; make unit, make sim, make process: one tier of the tests"
+	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
 
@@ -63,9 +68,27 @@ build: $(VENV)/.built
 test: setup
 	@$(MAKE) --no-print-directory check
 
-check: lint
-	@echo "pytest"
-	@$(BIN)/python -m pytest -q
+# Two halves, each of which keeps two cores busy. First what computes: the units beside ruff, mypy and the simulation,
+# each of which speaks when it is done. Then what waits: the processes, more of them than there are cores.
+check: build
+	@$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 unit lint sim
+	@$(MAKE) --no-print-directory process
+
+unit: build
+	@echo "pytest tests/unit"
+	@$(PYTEST) tests/unit
+
+sim: build
+	@echo "pytest tests/sim"
+	@$(PYTEST) tests/sim
+
+process: build
+	@echo "pytest tests/process"
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup tests/process
+
+test-anywhere: setup
+	@$(MAKE) --no-print-directory build
+	@tests/conditions.sh
 
 lint: build
 	@echo "ruff"

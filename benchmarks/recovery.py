@@ -108,12 +108,15 @@ def measure(world: int, kills: int) -> list[float]:
 def await_world(peers: list[Peer], world: int) -> None:
     """Listen until each of them has completed a reduce of so many."""
     deadline = time.monotonic() + PATIENCE
+    poll = select.poll()  # which unlike select takes descriptors of any number
+    for peer in peers:
+        poll.register(peer.pipe, select.POLLIN)
     while any(peer.world != world for peer in peers):
-        ready, _, _ = select.select([peer.pipe for peer in peers], [], [], max(deadline - time.monotonic(), 0))
+        ready = [fd for fd, _ in poll.poll(max(deadline - time.monotonic(), 0) * 1000)]
         if not ready:
             raise SystemExit(f"the peers did not come to reduce as {world} within {PATIENCE:g} s")
         for peer in peers:
-            if peer.pipe in ready:
+            if peer.pipe.fileno() in ready:
                 peer.read()
 
 

@@ -73,7 +73,9 @@ class Zygote:
 
     def exits(self) -> list[Exit]:
         """Children that have ended since the last time."""
-        while select.select([self._socket], [], [], 0)[0]:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while poll.poll(0):
             self._exits.append(self._receive())
         found, self._exits = self._exits, []
         return found

@@ -7,7 +7,6 @@ members as before, hold no more descriptors than before, and not have grown sinc
 from __future__ import annotations
 
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import psutil
 from pccl import Attribute, Communicator
 from pccl._core.protocol.messages import AskStatus, JoinLane, Register
 from pccl.errors import UsageError
-from tests.process.helpers import Background, Script, background, crew_of, eventually, quick
+from tests.process.helpers import Background, Script, background, crew_of, eventually, free_port, quick
 
 from .assault import assault
 
@@ -163,10 +162,3 @@ def _assail(
     )
     assert outcome.bytes_after - outcome.bytes_before < GROWTH_BYTES_MAX, f"the master grew: {outcome}"
     return outcome
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,11 +31,15 @@ from pccl._core.records import replace
 from pccl.memory.arena import default
 from pccl.options import Options
 from tests import ROOT
+from tests.readable import is_readable
 
 T = TypeVar("T")
 
 BOUND = 15.0  # seconds that no healthy step needs, also on a busy machine
 GLANCE = 0.005  # seconds between two looks at a condition
+
+# Below those that the system hands out; each test process begins elsewhere, so that two seldom ask for the same.
+PORTS = (10_000 + (os.getpid() * 131 + step) % 20_000 for step in count())
 
 # Short enough for tests of silence, long enough for a machine with more processes than cores.
 QUICK = Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, retry_interval=0.1, check=True)
@@ -43,7 +48,7 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 from pccl import *
 from pccl.errors import *
-from .helpers import QUICK, join, quick, say
+from tests.process.helpers import QUICK, join, quick, say
 """
 
 
@@ -116,6 +121,16 @@ def running_master(options: Options = QUICK, host: str = "127.0.0.1") -> Iterato
     """A master on a free port of this host."""
     with MasterNode(f"{host}:0", options=options) as master:
         yield master
+
+
+def free_port() -> int:
+    """A port on which nobody listens, and which the system gives to nobody who does not ask for it by number."""
+    for _ in range(1000):
+        port = next(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a thousand ports are taken")
 
 
 class Crew(list[Communicator]):
@@ -349,8 +364,7 @@ class Script:
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([fd], [], [], max(deadline - time.monotonic(), 0))
-            data = os.read(fd, 65536) if ready else b""
+            data = os.read(fd, 65536) if is_readable(fd, deadline - time.monotonic()) else b""
             if not data:
                 return None
             self._unread += data

@@ -13,23 +13,21 @@ import textwrap
 
 from .helpers import PREAMBLE, Script
 
-# A network of documentation that no real host uses.
-NETWORK = "198.51.100"
+# Networks for measurements, which no real host uses: 198.18.0.0/15, of which each `HostNetwork` takes a /24.
+NETWORKS = 512
 
 
-class Territory:
+class HostNetwork:
     """So many hosts; the master's own is this one, at `gateway`."""
 
-    gateway = f"{NETWORK}.1"
-
     def __init__(self, hosts: int) -> None:
-        self._tag = f"pc{os.getpid() % 10_000_000}"
         self._hosts = hosts
+        self._number = 0
 
-    def __enter__(self) -> Territory:
+    def __enter__(self) -> HostNetwork:
+        self._claim()
         bridge = f"{self._tag}b"
         try:
-            _ip("link", "add", bridge, "type", "bridge")
             _ip("addr", "add", f"{self.gateway}/24", "dev", bridge)
             _ip("link", "set", bridge, "up")
             for host in range(self._hosts):
@@ -51,9 +49,34 @@ class Territory:
             subprocess.run(["ip", "netns", "del", self._space(host)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self._tag}b"], check=False, capture_output=True)
 
+    def _claim(self) -> None:
+        """Take a network that no other test on this machine has: a bridge of one name can be made only once."""
+        for attempt in range(NETWORKS):
+            self._number = (os.getpid() + attempt) % NETWORKS
+            made = subprocess.run(
+                ["ip", "link", "add", f"{self._tag}b", "type", "bridge"], check=False, capture_output=True, text=True
+            )
+            if made.returncode == 0:
+                return
+            assert "File exists" in made.stderr, made.stderr
+        raise AssertionError(f"all {NETWORKS} networks are taken: see `ip link`")
+
+    @property
+    def _tag(self) -> str:
+        return f"pccl{self._number}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"198.{18 + self._number // 256}.{self._number % 256}"
+
+    @property
+    def gateway(self) -> str:
+        """The address of this host, where the master is."""
+        return f"{self._prefix}.1"
+
     def address(self, host: int) -> str:
         """Where a host is reached."""
-        return f"{NETWORK}.{10 + host}"
+        return f"{self._prefix}.{10 + host}"
 
     def cut(self, host: int, other: int) -> None:
         """These two hear nothing of each other any more."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any, TypeVar
 
 from pccl._core.protocol.codec import WIRE_VERSION, decode, encode
 from pccl._core.protocol.handshake import Caller
-from pccl._core.protocol.messages import TO_CALLER, TO_PEER, JoinLane, Register
+from pccl._core.protocol.messages import TO_CALLER, TO_PEER, JoinLane, Register, Welcome
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import FrameReader, frame
 
@@ -57,14 +58,23 @@ class Guest:
                 raise EOFError(f"closed without a {kind.__name__}")
             self._heard += [decode(opcode, body) for opcode, body in self._reader.feed(data)]
 
-    def is_turned_away(self) -> bool:
-        """Whether the other side closes without another word that parses as a welcome."""
+    def is_turned_away(self, timeout: float = BOUND) -> bool:
+        """Whether the other side hangs up within that time, and has welcomed nobody before."""
+        deadline = time.monotonic() + timeout
         try:
-            while self._socket.recv(65536):
-                pass
+            while data := self._recv_until(deadline):
+                self._heard += [decode(opcode, body) for opcode, body in self._reader.feed(data)]
         except ConnectionResetError:
             pass
-        return True
+        except TimeoutError:
+            return False
+        finally:
+            self._socket.settimeout(BOUND)
+        return not any(isinstance(message, Welcome) for message in self._heard)
+
+    def _recv_until(self, deadline: float) -> bytes:
+        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        return self._socket.recv(65536)
 
     def register(self, group: int = 0, lanes: int = 1, host: str = "", port: int = 1) -> None:
         """ClientHello and prove oneself at a master's port, up to its welcome."""

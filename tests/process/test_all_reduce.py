@@ -285,7 +285,7 @@ def test_more_bytes_than_32_bits_count(master: MasterNode) -> None:
 MEMBER = """
     from hashlib import sha256
     import numpy as np, pccl
-    from .reference import contribution
+    from tests.process.reference import contribution
     rank, world = int(sys.argv[2]), int(sys.argv[3])
     peer = Communicator(sys.argv[1], 0, 2, options=QUICK)
     peer.connect()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 from pccl.cli import COMMANDS
 
-from .helpers import ROOT, Script
+from .helpers import ROOT, Script, free_port
 
 CLUSTER = ROOT / "examples" / "cluster"
 SHELL_SCRIPTS = sorted(path for path in CLUSTER.iterdir() if path.suffix in {".sh", ".sbatch"})
@@ -36,12 +35,6 @@ with pccl.Communicator(sys.argv[-1]) as comm:
     ones.fill(comm.all_reduce(ones, ones, op=pccl.ReduceOp.SUM).world_size)
 os.write(1, f"peers {int(ones[0])}\\n".encode())  # at once: both peers share this pipe
 """
-
-
-def free_port() -> int:
-    """A port that nobody has at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture

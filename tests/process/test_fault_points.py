@@ -28,7 +28,7 @@ from .take_part import OPTIONS, Member
 COMMON = """
 import sys
 from pccl import Communicator, PCCLError
-from .take_part import OPTIONS, Member
+from tests.process.take_part import OPTIONS, Member
 communicator = Communicator(sys.argv[1], int(sys.argv[2]), 2, options=OPTIONS)
 member = Member(communicator)
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pccl.stress.round_agreement import RoundAgreement
 from pccl.stress.zygote import Zygote
 
 from pccl import Options
+from tests.readable import readable
 
 from .helpers import eventually
 
@@ -81,7 +81,7 @@ class Ring:
         """What living peers told, in the order of their pipes."""
         pipes = {peer.pipe: peer for peer in self.peers.values()}
         found: list[Step] = []
-        for fd in select.select(list(pipes), [], [], timeout)[0]:
+        for fd in readable(list(pipes), timeout):
             peer = pipes[fd]
             steps = peer.read()
             for step in steps:

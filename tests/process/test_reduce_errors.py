@@ -315,7 +315,7 @@ def test_neither_library_is_needed_or_loaded() -> None:
 import sys, threading
 import numpy as np
 from pccl import *
-from .helpers import crew_of, everybody, running_master
+from tests.process.helpers import crew_of, everybody, running_master
 if __name__ == "__main__":
     with running_master() as master, crew_of(master.address, 0, 0) as crew:
         arrays = [np.ones(3), np.ones(3)]

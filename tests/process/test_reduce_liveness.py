@@ -100,7 +100,7 @@ def reduce_until_lost(peer: Communicator, began: float) -> tuple[float, int]:
 # Reduces until its membership ends.
 RESIDENT = """
     import numpy as np, pccl
-    from .helpers import quick
+    from tests.process.helpers import quick
     peer = Communicator(sys.argv[1], options=quick(stall_timeout=1.0))
     peer.connect()
     say("in")

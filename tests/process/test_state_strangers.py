@@ -27,7 +27,7 @@ from pccl.actors.peer.transfers import HOLD_NS
 
 from .helpers import BOUND, eventually
 from .raw_client import Guest, framed
-from .state_peers import RUN, TOKEN, StatePeer, peers_with
+from .state_peers import RUN, TOKEN, StatePeer, is_gone, peers_with
 
 MIB = 1 << 20
 STATE, STALE = {"a": Random(1).randbytes(8 * MIB)}, {"a": bytes(8 * MIB)}
@@ -102,10 +102,21 @@ def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data
         assert guest.is_turned_away()
 
 
-def test_half_a_request_keeps_nobody(source: StatePeer) -> None:
-    with joined(source) as guest:
-        guest.send(pack_request(ASK_TABLE)[:7])
-        eventually(source.workers, "it is served")
+def test_half_a_request_keeps_nobody() -> None:
+    """Goal: while somebody owes the rest of a request, others are served, and the round ends without the rest."""
+    with peers_with(STATE, STALE) as (source, sink):
+        content = source.serve().content_digest()
+        with joined(source) as guest:
+            guest.send(pack_request(ASK_TABLE)[:7])
+            waiting = source.worker()
+            sink.fetch(content, source)
+            assert sink.hear() == StateFetched(1)
+            assert waiting.pid in {one.pid for one in source.workers()}, (
+                "it was given up, and nobody else was in its way"
+            )
+            source.end()
+            assert guest.is_turned_away()
+            assert is_gone(waiting)
 
 
 def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:

@@ -25,6 +25,7 @@ from pccl.actors.io.addresses import parse_address
 from pccl.client.status_query import inquire
 from pccl.errors import MasterConnectionError
 from pccl.options import Options
+from tests.readable import is_readable
 
 from .helpers import (
     BOUND,
@@ -225,11 +226,16 @@ def test_a_live_view_in_a_terminal(master: MasterNode) -> None:
     shown = b""
     with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, start_new_session=True) as process:
         os.close(theirs)
-        while shown.count(b"\x1b[H\x1b[J") < 3 or not shown.endswith(b"\n"):
-            shown += os.read(ours, 65536)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(BOUND) == 0
-    os.close(ours)
+        deadline = time.monotonic() + BOUND
+        try:
+            while shown.count(b"\x1b[H\x1b[J") < 3 or not shown.endswith(b"\n"):
+                assert is_readable(ours, deadline - time.monotonic()), f"no third page within {BOUND:g} s: {shown!r}"
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(BOUND) == 0
+        finally:
+            process.kill()  # one that does not end by itself would be waited for without end
+            os.close(ours)
     assert shown.count(b"no peers: the run is empty") >= 2
     assert b"Traceback" not in shown
 

@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,8 +27,9 @@ from pccl._core.protocol.messages import Challenge, ClientHello, Refused, Regist
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import HEADER_BYTES
 from pccl.errors import MasterConnectionError, UsageError
+from pccl.options import STRANGERS_MAX
 
-from .helpers import Script, background, crew_of, eventually, quick
+from .helpers import BOUND, Script, background, crew_of, eventually, free_port, quick
 from .raw_client import Guest, framed
 
 TOKEN = "a secret that never travels"
@@ -114,12 +116,6 @@ def run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> It
             finally:
                 healthy.end()
         assert "Traceback" not in script.errors()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---------------------------------------------------------------------------------------------- attacks
@@ -250,6 +246,51 @@ def test_a_thousand_silent_connections(run: HealthyRun) -> None:
         assert levels.count("WARNING") == 1
     kinds = ("crowd", "silence", "closed")
     eventually(lambda: sum(len(run.lines("master", kind)) for kind in kinds) > count, "the master counted all of them")
+
+
+class Flood:
+    """Silent connections without end: one more on each port every millisecond, until the block ends."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._addresses = [parse_address(address) for address in addresses]
+        self._held: dict[tuple[str, int], deque[socket.socket]] = {address: deque() for address in self._addresses}
+        self._over = threading.Event()
+        self.count = 0  # on each port
+        self._call = background(self._pour)
+
+    def _pour(self) -> None:
+        while not self._over.wait(0.001):
+            for address, held in self._held.items():
+                held.append(socket.create_connection(address, timeout=BOUND))
+                if len(held) > 2 * STRANGERS_MAX:
+                    held.popleft().close()
+            self.count += 1
+
+    def __enter__(self) -> Flood:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._call.error()
+        for held in self._held.values():
+            for connection in held:
+                connection.close()
+        self._call.result()
+
+
+def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
+    """Goal: a peer registers and its neighbours connect to it while both ports turn away crowds all the time."""
+    with Flood(list(run.ports.values())) as flood:
+        for port in run.ports:
+            eventually(lambda: run.lines(port, "crowd"), f"{port}: the crowd is too large")  # noqa: B023
+        before, crowds = flood.count, {port: len(run.lines(port, "crowd")) for port in run.ports}
+        with Communicator(run.ports["master"], options=OPTIONS) as newcomer:
+            newcomer.connect(n_attempts=20)
+            assert newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 3
+            eventually(lambda: flood.count > before + STRANGERS_MAX, "the flood goes on")
+        for port, count in crowds.items():
+            assert len(run.lines(port, "crowd")) > count
+        run.goes_on()
 
 
 # ---------------------------------------------------------------------------------------------- lanes of others

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -24,12 +23,13 @@ from .helpers import (
     children,
     crew_of,
     eventually,
+    free_port,
     quick,
     running_master,
     sockets,
     together,
 )
-from .namespaces import Territory
+from .namespaces import HostNetwork
 from .raw_client import Guest
 
 Lanes = dict[str, tuple[int, frozenset[str]]]  # worker's name to its pid and its connections
@@ -146,17 +146,10 @@ def test_a_killed_worker_is_replaced(master: MasterNode, worker: str) -> None:
 # ---------------------------------------------------------------------------------------------- unreachable pairs
 
 
-def closed_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_newcomer_that_nobody_can_dial_is_refused(master: MasterNode) -> None:
     """Goal: a wrong advertised port costs the newcomer its admission, with the pair named; veterans go on."""
     with crew_of(master.address, 0, 0) as crew:
-        wrong = quick(advertise=f"127.0.0.1:{closed_port()}")
+        wrong = quick(advertise=f"127.0.0.1:{free_port()}")
         joining = background(Communicator(master.address, options=wrong).connect)
         eventually(lambda: all(together(*(peer.are_peers_pending for peer in crew))), "it is registered")
         crew.update()
@@ -172,7 +165,7 @@ def test_a_newcomer_that_nobody_can_dial_is_refused(master: MasterNode) -> None:
 
 def test_an_advertised_name_is_resolved(master: MasterNode) -> None:
     """Goal: people may advertise a name with a port; others are told a number."""
-    port = closed_port()
+    port = free_port()
     with crew_of(master.address, 0) as crew:
         crew.admit(crew.newcomer(options=quick(port=port, advertise=f"localhost:{port}")))
 
@@ -200,12 +193,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 @needs_root
 def test_a_ring_goes_around_a_pair_that_cannot_connect() -> None:
     """Goal: four hosts of which two cannot reach each other form a ring in which those are not neighbours."""
-    with Territory(hosts=4) as territory, running_master(host=territory.gateway) as master, ExitStack() as scripts:
+    with HostNetwork(hosts=4) as network, running_master(host=network.gateway) as master, ExitStack() as scripts:
         # In the order of arrival the last two would stand side by side.
-        territory.cut(2, 3)
+        network.cut(2, 3)
         peers = []
         for host in range(4):
-            peers.append(scripts.enter_context(territory.start(host, RESIDENT, master.address, 4)))
+            peers.append(scripts.enter_context(network.start(host, RESIDENT, master.address, 4)))
             peers[-1].expect("in")
         for peer in peers:
             peer.expect("whole")
@@ -218,16 +211,16 @@ def test_a_ring_goes_around_a_pair_that_cannot_connect() -> None:
 @needs_root
 def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
     """Goal: two hosts that cannot reach each other: the second is told which pair it was, the first goes on."""
-    with Territory(hosts=3) as territory, running_master(host=territory.gateway) as master, ExitStack() as scripts:
-        territory.cut(0, 1)
-        veteran = scripts.enter_context(territory.start(0, RESIDENT, master.address, 2))
+    with HostNetwork(hosts=3) as network, running_master(host=network.gateway) as master, ExitStack() as scripts:
+        network.cut(0, 1)
+        veteran = scripts.enter_context(network.start(0, RESIDENT, master.address, 2))
         veteran.expect("in 1")
-        newcomer = scripts.enter_context(territory.start(1, RESIDENT, master.address, 2))
+        newcomer = scripts.enter_context(network.start(1, RESIDENT, master.address, 2))
         reason = newcomer.expect("kicked RANK_CONNECTION_FAILED")
         assert "peer 1 cannot reach peer 2" in reason or "peer 2 cannot reach peer 1" in reason
         assert newcomer.end() == 0
 
-        third = scripts.enter_context(territory.start(2, RESIDENT, master.address, 2))
+        third = scripts.enter_context(network.start(2, RESIDENT, master.address, 2))
         for peer in (veteran, third):
             peer.expect("whole")
             peer.say()

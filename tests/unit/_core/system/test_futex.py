@@ -5,7 +5,6 @@ import fcntl
 import mmap
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pccl._core.system.futex import (
     open_pidfd,
     set_process_name,
 )
+from tests.readable import is_readable
 
 SECOND_NS = 1_000_000_000
 
@@ -44,7 +44,7 @@ def exit_code(pid, timeout_ns=20 * SECOND_NS):
     """How the child ended; one that hangs is killed at the bound, and reads as minus SIGKILL."""
     fd = open_pidfd(pid)
     try:
-        if not select.select([fd], [], [], timeout_ns / SECOND_NS)[0]:
+        if not is_readable(fd, timeout_ns / SECOND_NS):
             os.kill(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
@@ -280,10 +280,10 @@ def test_pidfd_tells_the_end_of_a_process(shared):
     pid = in_child(lambda: wait_until(go, 1))
     fd = open_pidfd(pid)
     try:
-        assert select.select([fd], [], [], 0)[0] == []
+        assert not is_readable(fd)
         go.store(1)
         go.wake()
-        assert select.select([fd], [], [], 20)[0] == [fd]
+        assert is_readable(fd, 20)
     finally:
         os.close(fd)
         os.waitpid(pid, 0)

@@ -2,13 +2,13 @@
 
 import pickle
 import random
-import select
 import socket
 import zlib
 
 import pytest
 
 from pccl.actors.io.framing import HEADER_BYTES, FrameError, FrameReader, FrameWriter, frame
+from tests.readable import is_readable
 
 VERSION = 1
 LIMITS = {7: 100, 8: 0, 9: 100_000}
@@ -39,7 +39,7 @@ def pair():
 def receive_all(reader, fd):
     """Reads until the socket is empty."""
     frames = []
-    while select.select([fd], [], [], 0)[0]:
+    while is_readable(fd):
         frames += reader.receive(fd)
     return frames
 
