@@ -95,7 +95,7 @@ static void crc32c_fill(void) {
     crc32c_fold_256 = crc32c_fold_by(256);
 }
 
-#define CRC_TARGET __attribute__((target("sse4.2,pclmul")))
+#define CRC_TARGET __attribute__((target("sse4.2,crc32,pclmul")))
 
 CRC_TARGET static inline uint64_t crc32c_eat(uint64_t crc, const uint8_t *bytes) {
     uint64_t word;
@@ -138,7 +138,7 @@ CRC_TARGET static uint32_t crc32c_streams(uint32_t start, const void *data, size
     return ~(uint32_t)crc32c_rest(crc, bytes, nbytes);
 }
 
-#define FOLD_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,vpclmulqdq,sse4.2,pclmul")))
+#define FOLD_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,vpclmulqdq,sse4.2,crc32,pclmul")))
 
 FOLD_TARGET static inline __m512i crc32c_fold_onto(__m512i moved, __m512i by, __m512i onto) {
     const __m512i first = _mm512_clmulepi64_epi128(moved, by, 0x00), last = _mm512_clmulepi64_epi128(moved, by, 0x11);
