@@ -5,6 +5,19 @@ too, and an actor must start in tens of milliseconds.  What a name needs is
 paid for by whoever uses that name.
 """
 
+# Every interpreter has loaded these two before it comes here.
+import os as _os
+import sys as _sys
+
+# pip checks the version of Python too, but anybody can import from a source tree.
+if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64") or _sys.version_info < (3, 11):
+    from platform import machine, python_version
+
+    raise ImportError(
+        "pccl supports Linux on x86-64 or aarch64 with Python 3.11 or newer, and this is "
+        f"{_sys.platform} on {machine()} with Python {python_version()}; see https://github.com/pccl-project/pccl#readme"
+    )
+
 # Type checkers take this name to be true; importing it from typing would cost
 # more than all the rest of this file.
 TYPE_CHECKING = False
@@ -145,3 +158,19 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_UNSTARRED, "__version__"})
+
+
+class _Unbuilt:
+    """Finds no module. Says what to do about one of ours that has a source but was never compiled."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:  # noqa: ARG004  Python's signature.
+        """Raise ImportError if the module lies here uncompiled; else leave it to Python to say that there is none."""
+        package, _, rest = name.partition(".")
+        if package == "pccl" and _os.path.exists(_os.path.join(__path__[0], *rest.split(".")) + ".pyx"):
+            tree = _os.path.dirname(__path__[0])
+            raise ImportError(f"{name} is not compiled: run `make build` in {tree}, or install pccl by pip", name=name)
+
+
+# Asked after everybody else, that is, only about modules that do not exist.
+_sys.meta_path.append(_Unbuilt)

@@ -1,16 +1,18 @@
-"""What users install: what importing costs, what it needs, and what is in the wheel.
+"""The package as Python and tools see it: what importing costs and needs, where it is refused, and pinned versions.
 
-Imports are tried in fresh interpreters, because this one has loaded everything.
+Imports are tried in fresh interpreters, because this one has loaded everything. What is in the sdist and the wheel is
+tested by tests/process/test_distribution.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from importlib.machinery import EXTENSION_SUFFIXES
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -129,89 +131,92 @@ def test_cuda_answers_without_torch() -> None:
     assert run("import pccl; print(pccl.cuda.is_available())", blocked={"torch"}) == "False\n"
 
 
-# --- The wheel --------------------------------------------------------------
+# --- Where it cannot run ----------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the tree, with one more data file of a kind that may not exist yet."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tree = folder / "tree"
-    unwanted = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "*.c", "__pycache__")
-    shutil.copytree(ROOT, tree, ignore=unwanted)
-    (tree / "pccl/_core/probe.cu").write_text("// Ships with the wheel.\n")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "-w", folder, tree]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    (built,) = folder.glob("pccl-*.whl")
-    return built
-
-
-def compiled() -> list[str]:
-    """Every module that comes from a .pyx, as a path without its suffix."""
-    return sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/**/*.pyx"))
-
-
-@pytest.fixture(scope="module")
-def contents(wheel: Path) -> set[str]:
-    """The names of all files in the wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-# The first of these compiles every extension from nothing.
-@pytest.mark.timeout(600)
-def test_the_wheel_holds_every_extension_and_its_stub(contents: set[str]) -> None:
-    """Goal: each .pyx arrives compiled, with its stub; generated C stays at home."""
-    suffix = EXTENSION_SUFFIXES[0]
-    stems = compiled()
-
-    assert {f"{stem}{suffix}" for stem in stems} <= contents
-    assert {f"{stem}.pyi" for stem in stems} <= contents
-    assert not [name for name in contents if name.endswith((".c", ".pyx", ".pyc"))]
-
-
-@pytest.mark.timeout(600)
-def test_the_wheel_holds_data_and_sources(contents: set[str]) -> None:
-    """Goal: nothing that is needed at run time is only in the repository, CUDA sources included."""
-    expected = {"pccl/py.typed", "pccl/_core/probe.cu"}
-    for folder, package in {"pccl": "pccl", "cli": "pccl/cli", "stress": "pccl/stress"}.items():
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".pyi", ".pxd", ".h", ".cu"}:
-                expected.add(f"{package}/{path.relative_to(ROOT / folder)}")
-
-    assert expected - contents == set()
-
-
-@pytest.mark.timeout(600)
-def test_the_wheel_claims_one_name_only(contents: set[str]) -> None:
-    """Goal: no bare `cli`, `stress` or `tests` lands in anybody's site-packages."""
-    tops = {name.partition("/")[0] for name in contents}
-
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"pccl"}
-
-
-@pytest.mark.timeout(600)
-def test_the_wheel_installs_its_commands(wheel: Path, contents: set[str]) -> None:
-    """Goal: both console scripts point where the contract says."""
-    (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
-    with zipfile.ZipFile(wheel) as archive:
-        scripts = archive.read(name).decode().split("\n")
-
-    assert {"pccl = pccl.cli:main", "pccl_master = pccl.master:main"} <= set(scripts)
-
-
-@pytest.mark.timeout(600)
-def test_the_wheel_imports_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
-    """Goal: what was built is complete: every extension and both folders import from the unpacked wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    modules = [stem.replace("/", ".") for stem in compiled()]
+@pytest.mark.parametrize(
+    ("pretence", "named"),
+    [
+        ("sys.platform = 'darwin'", "this is darwin on"),
+        ("sys.platform = 'win32'; del os.uname", "this is win32 on"),
+        ("os.uname = lambda: types.SimpleNamespace(machine='riscv64')", "this is linux on"),
+        ("sys.version_info = (3, 10, 14)", "this is linux on"),
+    ],
+    ids=["macos", "windows", "riscv", "old-python"],
+)
+def test_elsewhere_one_sentence_says_what_is_supported(pretence: str, named: str) -> None:
+    """Goal: on a foreign system the import ends at once and says where it would work, not with a missing symbol."""
     code = f"""
-import importlib, sys
-sys.path.insert(0, {str(tmp_path)!r})
-for name in ["pccl", "pccl.values", "pccl.cli", "pccl.stress", *{modules!r}]:
-    found = importlib.import_module(name).__file__
-    assert found.startswith({str(tmp_path)!r}), found
+import os, sys, types
+import platform
+platform.machine = lambda: "some machine"
+{pretence}
+try:
+    import pccl
+except ImportError as error:
+    print(error)
 """
-    run(code, cwd=tmp_path)
+    (sentence,) = run(code).splitlines()
+
+    assert sentence.startswith("pccl supports Linux on x86-64 or aarch64 with Python 3.11 or newer, and ")
+    assert named in sentence
+    assert sentence.endswith("see https://github.com/pccl-project/pccl#readme")
+
+
+def test_elsewhere_nothing_is_compiled() -> None:
+    """Goal: an installation from the sdist on macOS ends in a sentence, not in pages about missing headers."""
+    code = """
+import sys, setuptools.command.build_ext, Cython.Build
+sys.platform, sys.argv = "darwin", ["setup.py", "--quiet", "build_ext"]
+try:
+    exec(open("setup.py").read())
+except SystemExit as end:
+    print(end)
+"""
+
+    assert run(code) == (
+        "error: pccl can be compiled on Linux only, and this is darwin; see https://github.com/pccl-project/pccl#readme\n"
+    )
+
+
+def test_a_source_tree_that_was_not_built_says_make_build(tmp_path: Path) -> None:
+    """Goal: where compiled modules are missing, every way to ask for one names the command that makes them."""
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "pccl", tmp_path / "pccl", ignore=ignored)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import pccl
+assert pccl.__file__ == {str(tmp_path / "pccl" / "__init__.py")!r}, pccl.__file__
+for statement in ("pccl.Communicator", "import pccl.master", "from pccl.actors.peer import peer_actor"):
+    try:
+        exec(statement)
+    except ImportError as error:
+        print(error)
+"""
+    sentences = run(code, cwd=tmp_path).splitlines()
+
+    assert len(sentences) == 3
+    for sentence in sentences:
+        assert re.fullmatch(
+            rf"pccl\S+ is not compiled: run `make build` in {tmp_path}, or install pccl by pip", sentence
+        )
+
+
+def test_a_module_that_does_not_exist_is_just_not_found() -> None:
+    """Goal: only modules that could be built are explained so; a wrong name stays Python's own error."""
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'pccl\.nonsense'"):
+        importlib.import_module("pccl.nonsense")
+
+
+# --- Pins -------------------------------------------------------------------
+
+
+def test_pre_commit_runs_the_linters_of_make_lint() -> None:
+    """Goal: each linter has one exact version, the same before a commit as in `make lint`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = set(project["dependency-groups"]["lint"])
+    hooks = set(re.findall(r'"([\w-]+==[^"]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))
+
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pinned)
+    assert hooks == pinned
