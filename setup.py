@@ -6,12 +6,14 @@ pyproject.toml would have to be kept in step by hand.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 # What moves messages runs with cold caches, so small code is quick code; without debug information, which nobody reads
 # in generated C, the build takes two thirds of the time and the package a sixth of the space.
@@ -79,8 +81,20 @@ class BuildExtensions(build_ext):
             sys.exit(f"error: pccl can be compiled on Linux only, and this is {sys.platform}; see {HOME_PAGE}#readme")
         translated = cythonize(self.extensions, nthreads=JOBS, compiler_directives=DIRECTIVES, build_dir="build/cython")
         for extension, translation in zip(self.extensions, translated, strict=True):
-            extension.sources, extension.depends = translation.sources, translation.depends
+            extension.sources, extension.depends = translation.sources, [*translation.depends, "setup.py"]
         super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile one extension, unless this tree is installed editable and holds it, newer than its sources."""
+        # Such an installation builds in a temporary folder and copies into the tree; setuptools looks for the last
+        # build in that folder, finds nothing, and would compile everything each time.
+        built = Path(self.get_ext_filename(ext.name))
+        if not self.editable_mode or newer_group([*ext.sources, *ext.depends], str(built), "newer"):
+            super().build_extension(ext)
+            return
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built, target)
 
 
 complain_if_incomplete()
