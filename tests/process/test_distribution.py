@@ -26,8 +26,12 @@ from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# The first test of each run waits for the compile, on a busy machine for minutes.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    # The first test of each run waits for the compile, on a busy machine for minutes.
+    pytest.mark.timeout(600),
+    # One process runs them all, so that it compiles only once.
+    pytest.mark.xdist_group("distribution"),
+]
 
 # Not yet in any folder, but of a kind that a later change may add.
 LATER = "pccl/_core/kernels/probe.cu"
@@ -48,7 +52,8 @@ def pip(python: Path, *arguments: object, cwd: Path, **environment: str) -> None
     """Run pip for another interpreter, without an index."""
     options = ("--quiet", "--disable-pip-version-check", "--python", python)
     command, *rest = arguments
-    run(sys.executable, "-m", "pip", *options, command, "--no-index", *rest, cwd=cwd, **environment)
+    # The tests beside this one measure time; a compiler does not mind to wait.
+    run("nice", sys.executable, "-m", "pip", *options, command, "--no-index", *rest, cwd=cwd, **environment)
 
 
 def empty_environment(folder: Path, requirements: list[str]) -> Path:
