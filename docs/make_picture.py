@@ -14,25 +14,25 @@ from itertools import pairwise
 WIDTH, HEIGHT, RADIUS, DOT = 200, 190, 56, 19
 INK, CALM, DEAD, NEW = "#57606a", "#1f6feb", "#cf222e", "#1a7f37"
 
-# Title, colours of the peers by name, who is linked to whom.
+# Title, colours of the peers by name, the links, the broken links.
 SCENES = (
     ("all-reduce", {"A": CALM, "B": CALM, "C": CALM, "D": CALM}, "ABCDA", ""),
     ("kill -9", {"A": CALM, "B": CALM, "C": DEAD, "D": CALM}, "DAB", "BCD"),
     ("the others retry", {"A": CALM, "B": CALM, "D": CALM}, "ABDA", ""),
-    ("a newcomer joins", {"A": CALM, "B": CALM, "E": NEW, "D": CALM}, "ABEDA", ""),
+    ("a new peer joins", {"A": CALM, "B": CALM, "E": NEW, "D": CALM}, "ABEDA", ""),
 )
-PLACES = {"A": 0, "B": 1, "C": 2, "E": 2, "D": 3}
+POSITIONS = {"A": 0, "B": 1, "C": 2, "E": 2, "D": 3}
 
 
-def place(name: str) -> tuple[float, float]:
-    """Where a peer stands on its ring."""
-    angle = math.tau * PLACES[name] / 4 - math.tau / 4
+def position(name: str) -> tuple[float, float]:
+    """The position of a peer on its ring, in pixels."""
+    angle = math.tau * POSITIONS[name] / 4 - math.tau / 4
     return WIDTH / 2 + RADIUS * math.cos(angle), HEIGHT / 2 + 8 + RADIUS * math.sin(angle)
 
 
 def link(source: str, target: str, *, broken: bool) -> str:
-    """An arrow that begins and ends where the peers do."""
-    (x1, y1), (x2, y2) = place(source), place(target)
+    """An arrow between two peers."""
+    (x1, y1), (x2, y2) = position(source), position(target)
     length = math.hypot(x2 - x1, y2 - y1)
     dx, dy = (x2 - x1) / length, (y2 - y1) / length
     near, far = DOT + 3, DOT + 9
@@ -43,7 +43,7 @@ def link(source: str, target: str, *, broken: bool) -> str:
 
 def peer(name: str, colour: str) -> str:
     """A dot with a letter."""
-    x, y = place(name)
+    x, y = position(name)
     dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill="{colour}"/>'
     return f'{dot}<text x="{x:.1f}" y="{y + 5:.1f}" fill="#ffffff" font-weight="bold">{name}</text>'
 
