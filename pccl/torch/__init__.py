@@ -5,6 +5,6 @@ Importing this module imports torch; `import pccl` does not, nor does any other 
 """
 
 from .share import share_
-from .tensors import empty, zeros
+from .shared_tensors import empty, zeros
 
 __all__ = ["empty", "share_", "zeros"]

@@ -20,7 +20,7 @@ import torch
 
 from pccl.memory.arena import ALIGNMENT, default
 
-from .tensors import storage_on
+from .shared_tensors import storage_on
 
 T = TypeVar("T", bound="torch.Tensor | torch.nn.Module | Iterable[torch.Tensor | torch.nn.Module]")
 

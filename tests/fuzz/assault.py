@@ -20,7 +20,7 @@ from pccl._core.protocol.messages import TO_CALLER, TO_OPERATOR, TO_PEER
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import FrameError, FrameReader
 
-from .drawing import Drawing
+from .random_messages import Drawing
 from .sessions import Session, draw_session
 
 TOGETHER = 48  # connections at a time

@@ -37,7 +37,7 @@ from pccl._core.protocol.messages import (
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures
 from pccl._core.records import replace
 
-from .drawing import Drawing
+from .random_messages import Drawing
 
 Session = Generator[list[bytes], Any, None]
 

@@ -1,0 +1,111 @@
+"""Names of files, held against docs/glossary.md: nouns that are known, one meaning each, and no gerunds.
+
+Reads names and the glossary only. A module name is made of nouns of the glossary and of ordinary words of the field,
+which are listed here because they mean in this project what they mean everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+from .test_tidy import OTHER_FOLDERS, expect_none, installed
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+# Nouns that end like a gerund and are none, or have become a thing of their own in the field.
+REAL_NOUNS = {"framing", "mapping", "packaging", "ring", "staging", "throttling"}
+
+ORDINARY = {
+    *("address", "arithmetic", "array", "bandwidth", "bench", "builder", "check", "checker", "choice", "copy"),
+    *("cuda", "demo", "device", "error", "exact", "fastpath", "fork", "framing", "futex", "headroom"),
+    *("identity", "inflight", "ledger", "local", "log", "memory", "op", "optimizer", "option", "path"),
+    *("procfs", "proxy", "query", "roster", "runner", "search", "share", "spawn", "status", "step", "stream"),
+    *("stress", "supervisor", "table", "tensor", "timed", "tournament", "view", "watch", "workload", "zygote"),
+}
+# Words that a rename is still owed: docs/glossary.md names what to use instead.
+OLD = {"affairs", "agreement"}
+
+# The same name in two rooms, each with its reason.
+SHARED_NAMES = {
+    "arithmetic": "what the kernels compute, and what the stress harness expects of them",
+    "events": "each machine has its own, and the protocol those that both know",
+    "options": "the options, and the flags of the command line that set them",
+    "records": "the records that everything is made of, and those of the stress harness",
+}
+
+
+def stems() -> list[str]:
+    """The name of every module that is installed, without its folder."""
+    return [source.path.stem for source in installed(".py", ".pyx") if not source.path.stem.startswith("__")]
+
+
+@cache
+def nouns() -> tuple[str, ...]:
+    """The first column of the glossary's first table."""
+    table = GLOSSARY.read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)
+    assert rows[0] == "noun"
+    return tuple(rows[1:])
+
+
+def is_known(word: str) -> bool:
+    """Whether a word, or what it is the plural of, is in the glossary or ordinary."""
+    known = {part for noun in nouns() for part in re.split("[ -]", noun)} | ORDINARY | OLD
+    singular = [word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)]
+    return any(form in known for form in singular)
+
+
+def test_the_glossary_names_each_noun_once() -> None:
+    """Goal: one noun, one meaning; and one order, in which a reader finds it."""
+    expect_none(noun for noun, count in Counter(nouns()).items() if count > 1)
+    assert len(nouns()) > 100
+
+
+def test_module_names_are_made_of_known_words() -> None:
+    """Goal: who knows the glossary knows what a file is about before it is opened."""
+    expect_none(
+        f"{stem}: {word} is not in docs/glossary.md, nor an ordinary word"
+        for stem in stems()
+        for word in stem.split("_")
+        if not is_known(word)
+    )
+
+
+def test_a_name_stands_in_one_room() -> None:
+    """Goal: a file can be named without its folder; where that is not so there is a reason, and none is left over."""
+    twice = {stem for stem, count in Counter(stems()).items() if count > 1}
+
+    expect_none(twice ^ SHARED_NAMES.keys())
+
+
+def test_files_are_not_named_by_gerunds() -> None:
+    """Goal: nouns that work in a conversation: `ring_links`, not `wiring`. Also for tests and benchmarks."""
+    files = [source.path for source in installed(".py", ".pyx")]
+    files += [path for folder in (*OTHER_FOLDERS, "docs") for path in (ROOT / folder).rglob("*.py")]
+
+    expect_none(str(path.relative_to(ROOT)) for path in files if is_gerund(path))
+
+
+def is_gerund(path: Path) -> bool:
+    """Whether the last word of a file's name says what somebody does, instead of what it is."""
+    word = path.stem.rpartition("_")[2]
+    return word.endswith("ing") and word not in REAL_NOUNS
+
+
+@pytest.mark.parametrize(("name", "expected"), [("wiring", True), ("test_launching", True), ("exact_ring", False)])
+def test_gerunds_are_told_from_nouns(name: str, *, expected: bool) -> None:
+    """Goal: the rule itself."""
+    assert is_gerund(Path(f"{name}.py")) is expected
+
+
+@pytest.mark.parametrize(("word", "expected"), [("lanes", True), ("addresses", True), ("gizmo", False)])
+def test_plurals_are_known_with_their_nouns(word: str, *, expected: bool) -> None:
+    """Goal: the rule itself."""
+    assert is_known(word) is expected
