@@ -148,7 +148,7 @@ def serve(
     on_ready: Callable[[str], None],
     state_file: str = "",
 ) -> None:
-    """Be the master, in this process, until SIGINT or SIGTERM.
+    """Be the master, in this process, until SIGINT or SIGTERM; one that is ignored stays ignored.
 
     UsageError if the port cannot be had, ValueError if the state file cannot be used.
     """
@@ -160,7 +160,9 @@ def serve(
     except ValueError:
         listener.close()
         raise
-    before = {number: signal.signal(number, lambda *_: actor.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A job in the background is started with SIGINT ignored: a Ctrl-C at its terminal is meant for something else.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: actor.stop()) for number in numbers}
     set_process_name("pccl-master")
     try:
         on_ready(format_address(host, actor.port))

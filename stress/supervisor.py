@@ -172,7 +172,9 @@ class Supervisor:
         checkpoints = self.scratch / "checkpoints"
         checkpoints.mkdir(parents=True)
         self._zygote = Zygote(self._mark, self.scratch)
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:  # as in a job in the background, which a Ctrl-C is not meant for
+            signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._selector.register(self._zygote, selectors.EVENT_READ)
             self._start_master()

@@ -72,6 +72,19 @@ def test_a_master_serves_until_it_is_told_to_end(name: str, number: signal.Signa
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_a_master_in_the_background_leaves_ctrl_c_to_others(name: str) -> None:
+    """Goal: where SIGINT was ignored from the start it stays so; SIGTERM is the way to end such a master."""
+    command, flag = COMMANDS[name]
+    deaf = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    with Script.command(*deaf, *command, flag, "127.0.0.1:0") as script:
+        address = address_of(script)
+        script.signal(signal.SIGINT)
+        connect(address)
+        script.signal(signal.SIGTERM)
+        assert script.end() == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_taken_port_is_one_clear_line(name: str) -> None:
     """Goal: exit code 1, and one line on standard error that names the address and the remedy."""
     with running_master() as first, master_command(name, first.address) as script:
