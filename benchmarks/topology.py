@@ -203,7 +203,7 @@ def be_rank(plan: dict[str, Any]) -> None:
     """One peer on its host; rank 0 runs the master as well."""
     import pccl
     from pccl import Communicator, MasterNode, Options, ReduceOp
-    from pccl.client.status_query import inquire
+    from pccl.client.status_query import query_status
 
     from .ranks import Meeting, fill, say, verify
 
@@ -233,7 +233,7 @@ def be_rank(plan: dict[str, Any]) -> None:
             said["optimize_seconds"] = time.monotonic() - began
             if plan["rank"] == 0:
                 host, port = plan["master"].split(":")
-                said["status"] = inquire(host, int(port), Options())
+                said["status"] = query_status(host, int(port), Options())
             said["after"] = reduces()
         say(said)
         meeting.meet()  # no rank leaves while another still reduces

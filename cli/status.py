@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pccl.actors.io.addresses import parse_address
-from pccl.client.status_query import inquire
+from pccl.client.status_query import query_status
 from pccl.errors import MasterConnectionError
 from pccl.options import MASTER_PORT
 
@@ -42,10 +42,10 @@ def status(address: str, watch: float | None, as_json: bool, token_file: str | N
         options = options_with(token_file)
         host, port = parse_address(address)
         if watch is None:
-            click.echo(_show(inquire(host, port, options), address, as_json))
+            click.echo(_show(query_status(host, port, options), address, as_json))
             return
         try:
-            _watch(lambda: inquire(host, port, options), address, watch, as_json)
+            _watch(lambda: query_status(host, port, options), address, watch, as_json)
         except KeyboardInterrupt:
             click.echo()  # the normal end: put the prompt on a new line
 

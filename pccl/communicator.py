@@ -20,7 +20,7 @@ from pccl.actors.io.addresses import format_address, parse_address, resolve
 from pccl.actors.io.logs import configure_from_environment
 from pccl.client.actor_client import ActorClient
 from pccl.client.handle import AsyncReduceHandle
-from pccl.client.pending_reduces import Reduces
+from pccl.client.pending_reduces import NOT_A_MEMBER, Reduces
 from pccl.client.reduce_request import request, request_of
 from pccl.client.state_sync import Syncs
 
@@ -41,7 +41,7 @@ DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep it
 
 
 class Numbers(NamedTuple):
-    """What a round tells a member: its own name, then what is the same for its group or for all."""
+    """What a round or a collective tells a member: its own id, then what is the same for its group or for all."""
 
     peer: int
     round: int
@@ -77,7 +77,6 @@ class Communicator:
         self._group = peer_group
         self._lanes = p2p_connection_pool_size or 1
         self._options = (options or Options()).overridden()
-        self._numbers: Numbers | None = None  # what the last round said
         self._reduces: Reduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
         self._closed = False
@@ -101,8 +100,8 @@ class Communicator:
         advertise_host, advertise_port = self._advertised()
         self._closed = False
         self._actor = ActorClient(self._options)
-        self._syncs = Syncs(self._actor, self._options.digest_threads or _cores())
-        self._reduces = Reduces(self._actor, self._learn, lambda: self._last_round("all_reduce").group_world)
+        self._reduces = Reduces(self._actor)
+        self._syncs = Syncs(self._actor, self._reduces.learn, self._options.digest_threads or _cores())
         try:
             text = "\n".join(f"{host} {port}" for host, port in addresses)
             payload = self._actor.call(
@@ -127,7 +126,7 @@ class Communicator:
         except BaseException:
             self._drop_actor()
             raise
-        self._learn(payload)
+        self._reduces.learn(payload)
 
     def update_topology(self) -> None:
         """Agree with all members of all groups on who is in: admits newcomers, drops the dead, rewires rings."""
@@ -142,8 +141,9 @@ class Communicator:
         """
         name = "optimize_topology"
         link = self._member(name)
-        self._reducing(name).require_none(name)
-        self._learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.sequence)))
+        reduces = self._reducing(name)
+        reduces.require_none(name)
+        reduces.learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.sequence)))
 
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
         """Take part in topology rounds until this peer's group has `n` members; returns how many it has.
@@ -173,7 +173,10 @@ class Communicator:
         return payload != b"\0"
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """A number of the world as the last round left it. Peers that wait to be admitted are never counted."""
+        """Return a number of the world: that of the last round or collective of this peer, failed or not.
+
+        Peers that wait to be admitted are never counted. Raises `UsageError` before `connect`.
+        """
         numbers = self._last_round("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return numbers.global_world
@@ -294,23 +297,18 @@ class Communicator:
 
     def __repr__(self) -> str:
         where = format_address(self._host, self._port)
-        state = "closed" if self._closed else f"peer {self._numbers.peer}" if self._numbers else "not connected"
+        numbers = self._numbers()
+        state = "closed" if self._closed else f"peer {numbers.peer}" if numbers else "not connected"
         return f"<Communicator {where} group={self._group} lanes={self._lanes} {state}>"
 
     # ------------------------------------------------------------------------------------------ details
 
     def _update_topology(self, name: str, wanted: int, deadline_ns: int | None) -> None:
         link = self._member(name)
-        self._reducing(name).require_none(name)
+        reduces = self._reducing(name)
+        reduces.require_none(name)
         payload = link.call(name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns)
-        self._learn(payload)
-
-    def _learn(self, payload: bytes) -> None:
-        """News of the world."""
-        numbers = self._numbers = Numbers._make(NUMBERS.unpack(payload))
-        reduces = self._reduces
-        if reduces is not None:
-            reduces.world = numbers.group_world
+        reduces.learn(payload)
 
     def _member(self, name: str) -> ActorClient:
         """The actor of a membership, or the error that says why there is none."""
@@ -329,12 +327,17 @@ class Communicator:
         return reduces
 
     def _last_round(self, name: str) -> Numbers:
-        """What the last round said; read once, because another thread may be closing or connecting."""
+        """The numbers of the last round or collective, or the error that says why there are none."""
         self._member(name)
-        numbers = self._numbers
+        numbers = self._numbers()
         if numbers is None:
-            raise UsageError(Result.INVALID_USAGE, name, "not a member yet, or no longer: connect() has not returned")
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
         return numbers
+
+    def _numbers(self) -> Numbers | None:
+        reduces = self._reduces  # read once: another thread may be closing or connecting
+        packed = None if reduces is None else reduces.numbers
+        return None if packed is None else Numbers._make(NUMBERS.unpack(packed))
 
     def _check_process(self, name: str) -> None:
         if self._process != os.getpid():
@@ -369,7 +372,6 @@ class Communicator:
         actor, self._actor = self._actor, None
         reduces, self._reduces = self._reduces, None
         syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor is buried
-        self._numbers = None
         if actor is not None:
             actor.close()
         if reduces is not None:

@@ -143,15 +143,24 @@ def _parse(name: str, text: str, source: str) -> object:
 
 
 def token_from_file(path: str) -> str:
-    """The secret in a file, without the line end that editors add. ValueError names the file and what is wrong."""
+    """Return the secret in a file, without the line end that editors add; warn if other users may read it.
+
+    Raises ValueError, which names the file and what is wrong, if it cannot be read or does not hold one line.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(TOKEN_BYTES_MAX + 2)
+            mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ValueError(f"token file {path}: {error.strerror}") from None
     token = data.decode("utf-8", "replace").strip()
     if not token or "\n" in token or len(data) > TOKEN_BYTES_MAX + 1:
         raise ValueError(f"token file {path} must hold one line of 1 to {TOKEN_BYTES_MAX} bytes")
+    if mode & 0o077:
+        import logging  # here, because the actors start without it
+
+        warning = "token file %s can be read by other users of this machine: run chmod 600 %s"
+        logging.getLogger("pccl").warning(warning, path, path)
     return token
 
 

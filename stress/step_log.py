@@ -78,4 +78,4 @@ class LoggedCommunicator(Communicator):
         except PCCLError as error:
             self._step_log.record(name, start_ns, None, error)
             raise
-        self._step_log.record(name, start_ns, self._numbers, None)
+        self._step_log.record(name, start_ns, self._numbers(), None)

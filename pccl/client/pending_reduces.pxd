@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, uint32_t
 
+from pccl._core.protocol.operations cimport PackedNumbers
+
 from .call_slots cimport Line
 from .reduce_request cimport Launched, Request
 
@@ -16,9 +18,7 @@ cdef class Outcome:
 
 cdef class Reduces:
     cdef Line link
-    cdef public uint32_t world      # members of the group, as far as this peer knows; 0: ask
-    cdef object on_numbers
-    cdef object ask_world
+    cdef PackedNumbers world        # the numbers of the last round or collective; all zero: this peer is no member
     cdef dict pending               # tag -> un-awaited
     cdef list abandoned
     cdef Outcome ended              # the first failure that said that the membership has ended

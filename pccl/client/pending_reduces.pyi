@@ -1,11 +1,13 @@
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Sequence
+from typing import Final, final
 
 from pccl.errors import PCCLError
 from pccl.values import ReduceInfo
 
 from .actor_client import ActorClient
 from .reduce_request import Launched, Request
+
+NOT_A_MEMBER: Final[str]
 
 @final
 class Outcome:
@@ -21,10 +23,10 @@ class Outcome:
 
 @final
 class Reduces:
-    world: int
-    def __init__(
-        self, link: ActorClient, on_numbers: Callable[[bytes], None], ask_world: Callable[[], int]
-    ) -> None: ...
+    @property
+    def numbers(self) -> bytes | None: ...
+    def __init__(self, link: ActorClient) -> None: ...
+    def learn(self, numbers: bytes) -> None: ...
     def launch(self, name: str, request: Request) -> Launched: ...
     def launch_all(self, name: str, requests: Sequence[Request]) -> list[Launched]: ...
     def finish(self, name: str, one: Launched, deadline_ns: int | None = None) -> Outcome | None: ...

@@ -8,8 +8,11 @@ reduce that failed at a peer; that is an outcome.
 
 cimport cython
 from _thread import RLock
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memcpy
 
+from pccl._core.protocol.operations cimport PackedNumbers
 from pccl._core.system.futex cimport now_ns
 from pccl.memory.completion_slots cimport Slot
 from pccl._core.protocol.mailbox import CallAwait, CallReduce
@@ -22,6 +25,8 @@ from pccl.values import ReduceInfo, Result
 from .call_slots cimport SLICE_NS, Line
 from .reduce_request cimport Launched, Request
 from .reduce_request import NOTHING, read_failure
+
+NOT_A_MEMBER = "not a member yet, or no longer: connect() has not returned"
 
 cdef int64_t AWAIT_NS = 500_000_000  # who has waited this long says so: only then can the master explain calls that never meet
 
@@ -47,20 +52,29 @@ cdef Outcome outcome_of(int32_t result, int32_t kind, info, str reason):
 
 @cython.final
 cdef class Reduces:
-    """The reduces of one membership.
+    """The reduces of one membership, and the numbers of the world as its last round or collective left them."""
 
-    `on_numbers` is told when a failure brings news of the world. `world` is how many members the group has, as far as
-    this peer knows; while it is 0, `ask_world` says so, or raises.
-    """
-
-    def __init__(self, Line link not None, on_numbers, ask_world):
+    def __init__(self, Line link not None):
         self.link = link
-        self.on_numbers = on_numbers
-        self.ask_world = ask_world
         self.pending = {}
         self.abandoned = []
         self.lock = RLock()
         default().watch(link.unshare)
+
+    # ------------------------------------------------------------------------------------------ the world
+
+    def learn(self, bytes numbers not None) -> None:
+        """Take the numbers of a round or a collective: packed, see `events.NUMBERS`."""
+        if PyBytes_GET_SIZE(numbers) != sizeof(PackedNumbers):
+            raise ValueError(f"{PyBytes_GET_SIZE(numbers)} bytes are not the numbers of the world")
+        memcpy(&self.world, PyBytes_AS_STRING(numbers), sizeof(PackedNumbers))
+
+    @property
+    def numbers(self) -> bytes | None:
+        """The same, or None: this peer is not a member yet, or no longer."""
+        if self.world.group_world == 0:
+            return None
+        return (<const char *> &self.world)[:sizeof(PackedNumbers)]
 
     # ------------------------------------------------------------------------------------------ one by one
 
@@ -108,7 +122,9 @@ cdef class Reduces:
         if self.ended is not None:
             # Whoever retries what failed must not do so for ever.
             raise self.ended.error(name)
-        cdef uint32_t world = self.world or self.ask_world()
+        cdef uint32_t world = self.world.group_world
+        if world == 0:
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
         if world < 2:
             message = "this peer is alone in its group: call wait_for_world_size(2) first, which waits for others"
             raise TooFewPeersError(Result.TOO_FEW_PEERS, name, message)
@@ -168,17 +184,17 @@ cdef class Reduces:
         self.link.collect_notices()
         # Success where the tensor lies is one stretch of C; nobody can come between, with or without the lock.
         if not one.over and one._staging is None and one.slot.is_done() and one.slot.entry.result == 0:
-            return outcome_of(0, 0, one.succeed(self.link.outcome(one.slot, &number)), "")
+            return outcome_of(0, 0, one.hand_over(self.link.outcome(one.slot, &number), &self.world), "")
         with self.lock:
             payload = self.link.outcome(one.slot, &number)
             if one.over:
                 return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
             if number == 0:
-                return outcome_of(0, 0, one.succeed(payload), "")
+                return outcome_of(0, 0, one.hand_over(payload, &self.world), "")
             one.fail()
         result, kind, numbers, reason = read_failure(number, payload)
         if numbers:
-            self.on_numbers(numbers)
+            self.learn(numbers)
         ended = outcome_of(result, kind, NOTHING, reason)
         if self.ended is None and kind in (KIND_KICKED, KIND_MASTER_LOST):
             self.ended = ended
@@ -222,7 +238,7 @@ cdef class Reduces:
     def close(self) -> None:
         """The membership is over and no worker is left: what was under way has failed."""
         default().unwatch(self.link.unshare)
-        self.world = 0
+        self.world.group_world = 0
         for one in [*self.pending.values(), *self.abandoned]:
             self.fail(one)
         self.pending.clear()

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
-from pccl._core.protocol.operations cimport PackedOperation
+from pccl._core.protocol.operations cimport PackedNumbers, PackedOperation
 from pccl.memory.arena cimport Arena, Piece
 from pccl.memory.completion_slots cimport Slot
 
@@ -50,7 +50,7 @@ cdef class Launched:
     cdef int post(self, Line line, str name) except -1
 
     # After it
-    cpdef succeed(self, bytes payload)
+    cdef hand_over(self, bytes payload, PackedNumbers *numbers)
     cpdef fail(self)
     cpdef release(self)
     cdef int copy_out(self) except -1

@@ -21,7 +21,7 @@ from operator import index
 
 from pccl._core.dataplane.backup cimport backup_bytes, clear
 from pccl._core.dataplane.board cimport BACKED_UP
-from pccl._core.protocol.operations cimport PackedOperation, Reduced
+from pccl._core.protocol.operations cimport PackedNumbers, PackedOperation, Reduced
 from pccl._core.records cimport blank, offset_of, put
 from pccl.memory.arena cimport Arena, Piece, default
 from pccl.memory.completion_slots cimport Slot
@@ -31,7 +31,7 @@ from pccl._core.kernels.tensor_copy import copy
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
-from pccl._core.protocol.outcomes import KIND_REDUCE, split
+from pccl._core.protocol.outcomes import KIND_COLLECTIVE, split
 from pccl.values import DeviceType, QuantizationAlgorithm, ReduceInfo, ReduceOp
 
 from .call_slots cimport Line
@@ -46,7 +46,8 @@ cdef enum:
     MESSAGE_BYTES_MAX = 128         # an operation, and what is ahead of it
 
 assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
-assert sizeof(Reduced) == REDUCED.size
+assert sizeof(PackedNumbers) == NUMBERS.size
+assert sizeof(Reduced) == REDUCED.size + NUMBERS.size
 
 
 # --- What was asked for ------------------------------------------------------------------------------------------
@@ -316,13 +317,17 @@ cdef class Launched:
         line.visit("training.CallReduce")
         return line.send(name, room, length)
 
-    cpdef succeed(self, bytes payload):
+    def succeed(self, bytes payload not None):
         """The verdict is success: hand the result over."""
+        cdef PackedNumbers numbers
+        return self.hand_over(payload, &numbers)
+
+    cdef hand_over(self, bytes payload, PackedNumbers *numbers):
         self.over = True
         if self._staging is not None:
             self.copy_out()
         self.release()
-        return info_of(payload)
+        return info_of(payload, numbers)
 
     cpdef fail(self):
         """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
@@ -375,11 +380,13 @@ for _position, _name in enumerate(ReduceInfo.__match_args__):
     places[_position] = offset_of(ReduceInfo, _name)
 
 
-cdef info_of(bytes payload):
+cdef info_of(bytes payload, PackedNumbers *numbers):
+    """What a reduce that succeeded tells its caller; `numbers` becomes those of the world in which it ran."""
     cdef Reduced said
     if PyBytes_GET_SIZE(payload) != sizeof(Reduced):
         raise ValueError(f"{PyBytes_GET_SIZE(payload)} bytes do not say how a reduce succeeded")
     memcpy(&said, PyBytes_AS_STRING(payload), sizeof(Reduced))
+    numbers[0] = said.numbers
     info = blank(ReduceInfo)
     put(info, places[0], said.world)
     put(info, places[1], said.sent)
@@ -394,6 +401,6 @@ def read_failure(int outcome, bytes payload not None) -> tuple:
     """Result, kind, the world's numbers if the master sent them along, and the reason."""
     result, kind = split(outcome)
     numbers = b""
-    if kind == KIND_REDUCE:
+    if kind == KIND_COLLECTIVE:
         numbers, payload = payload[: NUMBERS.size], payload[NUMBERS.size :]
     return result, kind, numbers, payload.decode("utf-8", "replace")

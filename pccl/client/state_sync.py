@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.kernels.digest import block_digests, digest_many, digest_of_blocks
 from pccl._core.kernels.tensor_copy import copy_from, copy_into
-from pccl._core.protocol.events import SYNCED
+from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallManifest, CallSync
-from pccl._core.protocol.outcomes import KIND_DESCRIBE, KIND_PLAIN, split
+from pccl._core.protocol.outcomes import KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, split
 from pccl._core.protocol.state_manifest import Row, pack_manifest
 from pccl._core.protocol.state_schema import DIGEST_BYTES
 from pccl._core.system.futex import monotonic_ns
@@ -41,8 +41,9 @@ GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one tha
 class Syncs:
     """The syncs of one membership, one after the other."""
 
-    def __init__(self, link: ActorClient, threads: int) -> None:
+    def __init__(self, link: ActorClient, learn: Callable[[bytes], None], threads: int) -> None:
         self._link = link
+        self._learn = learn  # takes the numbers of the world in which a sync ended
         self._threads = threads
         self._held: list[object] = []  # memory that a worker might still touch, after a call that nobody could end
 
@@ -70,7 +71,8 @@ class Syncs:
                 self._look_for_tears(state, content)
                 raise
         state.torn = None
-        state.revision, sent, received = SYNCED.unpack(payload)
+        state.revision, sent, received = SYNCED.unpack_from(payload)
+        self._learn(payload[SYNCED.size :])
         return SharedStateSyncInfo(sent, received)
 
     def _look_for_tears(self, state: SharedState, before: bytes) -> None:
@@ -122,6 +124,9 @@ class Syncs:
         result, kind = split(outcome)
         if result == 0 and kind in (KIND_PLAIN, KIND_DESCRIBE):
             return slot, kind, payload
+        if kind == KIND_COLLECTIVE:
+            numbers, payload = payload[: NUMBERS.size], payload[NUMBERS.size :]
+            self._learn(numbers)
         raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
 
     def _give_up(self, slot: Slot) -> bool:

@@ -1,7 +1,7 @@
-"""Asking a master how its run is, without being a part of it: one connection, one question, one answer.
+"""Query a master for the status of its run without joining it: one connection, one question, one answer.
 
-What the answer holds is written in `_core.describing`. The asker proves that it holds the run's token like everybody
-else, and checks that the master does too.
+`_core.master.status_report` says what the answer holds. The client proves that it holds the run's token, as peers do,
+and checks that the master holds it too. Nothing here changes the run.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 ANSWER_NS = 10_000_000_000  # from the welcome to the last page: hundreds of kilobytes over a slow line
 
 
-def inquire(host: str, port: int, options: Options) -> dict[str, Any]:
-    """The master's description of its run. MasterConnectionError if there is none to be had, and why."""
+def query_status(host: str, port: int, options: Options) -> dict[str, Any]:
+    """Return the master's status report, a dict that JSON can hold. Raises MasterConnectionError, which says why."""
     where = format_address(host, port)
     try:
         addresses = resolve(host, port)
     except OSError as error:
         message = f"cannot resolve the master's name {host!r}: {error.strerror or error}"
-        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "inquire", message) from None
+        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "query_status", message) from None
     question = _Question(addresses, options)
     try:
         text = question.ask()
         answer: dict[str, Any] = json.loads(text)
     except (ConnectionError, ValueError) as error:
         message = f"no answer from the master at {where}: {error}"
-        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "inquire", message) from None
+        raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "query_status", message) from None
     finally:
         question.close()
     return answer
 
 
 class _Question:
-    """One inquiry, from the dial to the last page."""
+    """One query, from the dial to the last page of the report."""
 
     def __init__(self, addresses: list[tuple[str, int]], options: Options) -> None:
         self._loop = Loop()
         self._connection: Connection | None = None
         self._pages: list[bytes] = []
         self._failure = ""
-        # The master takes its time at the door at most; then the answer has a bound of its own.
+        # The handshake has its own bound at the master; the answer has another one.
         dial_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)
         self._deadline_ns = monotonic_ns() + dial_ns + ANSWER_NS
         self._dialler = Dialler(
@@ -67,14 +67,14 @@ class _Question:
         )
 
     def ask(self) -> bytes:
-        """The whole answer, or a ConnectionError."""
+        """Return the whole answer. Raises ConnectionError."""
         self._loop.run(lambda: self._deadline_ns, lambda _: self._end("it let us in, but its report did not come"))
         if self._failure:
             raise ConnectionError(self._failure)
         return b"".join(self._pages)
 
     def close(self) -> None:
-        """Hang up, whatever became of it."""
+        """Close the connection, if there is one."""
         self._dialler.cancel()
         if self._connection is not None:
             self._connection.close()

@@ -27,7 +27,7 @@ from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.messages import ClientHello, EdgeLost, ReduceFailed
 from pccl._core.protocol.outcomes import KIND_PLAIN
 from pccl.actors.io.addresses import parse_address
-from pccl.client.status_query import inquire
+from pccl.client.status_query import query_status
 from pccl.errors import (
     KickedError,
     MasterConnectionError,
@@ -399,7 +399,7 @@ def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
     """Goal: who it was; that a peer is lost and that the master is are different errors."""
     survivor, victim = pair
     reducing = background(lambda: survivor.all_reduce(ONES, ONES.copy(), op=ReduceOp.SUM))
-    eventually(lambda: inquire(*parse_address(master.address), quick())["votes"], "the master has its vote")
+    eventually(lambda: query_status(*parse_address(master.address), quick())["votes"], "the master has its vote")
     os.kill(actor_pid(victim), 9)
     lost = reducing.error()
     assert isinstance(lost, PeerLostError)

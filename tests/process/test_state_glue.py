@@ -63,7 +63,7 @@ class Trainee:
                 outcome, payload = self._wait(actor, slot)
                 actor.unshare(DESCRIPTION)
         assert split(outcome)[0] == SUCCESS, payload
-        return SYNCED.unpack(payload)
+        return SYNCED.unpack_from(payload)
 
     def _wait(self, actor: Any, slot: Any) -> tuple[int, bytes]:
         deadline = threading.Event()

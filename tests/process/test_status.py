@@ -22,7 +22,7 @@ from pccl import Attribute, MasterNode
 from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
 from pccl.actors.io.addresses import parse_address
-from pccl.client.status_query import inquire
+from pccl.client.status_query import query_status
 from pccl.errors import MasterConnectionError
 from pccl.options import Options
 from tests.readable import is_readable
@@ -53,7 +53,7 @@ def master() -> Iterator[MasterNode]:
 
 
 def ask(master: MasterNode, **options: Any) -> dict[str, Any]:
-    return inquire(*parse_address(master.address), quick(**options))
+    return query_status(*parse_address(master.address), quick(**options))
 
 
 def status(*arguments: object, **environment: str) -> Script:
@@ -163,7 +163,7 @@ def test_nobody_there() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         with pytest.raises(MasterConnectionError) as caught:
-            inquire("127.0.0.1", port, Options())
+            query_status("127.0.0.1", port, Options())
 
     assert (
         caught.value.message

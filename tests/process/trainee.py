@@ -52,7 +52,7 @@ class Trainee:
         self._tensors = [pccl.empty(COUNT), np.empty(COUNT, np.float32)]  # reduced where it is, and staged
 
     def tell(self, event: str, *words: object) -> None:
-        numbers = self._peer._numbers
+        numbers = self._peer._numbers()
         epoch, world = (numbers.epoch, numbers.group_world) if numbers else (0, 0)
         used, held = default().statistics().bytes_in_use, len(os.listdir("/proc/self/fd"))
         line = " ".join(map(str, (self._number, event, time.monotonic_ns(), epoch, world, used, held, *words)))

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.peer.events import ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
-from pccl._core.protocol.outcomes import KIND_REDUCE, SUCCESS
+from pccl._core.protocol.events import NUMBERS, REDUCED
+from pccl._core.protocol.outcomes import KIND_COLLECTIVE, SUCCESS
 
 from .clock import MILLISECOND
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 class Run:
     """One collective over one ring."""
 
-    __slots__ = ("begun", "ended", "failed", "members", "sequence", "shape", "stuck_until_ns", "succeeded")
+    __slots__ = ("begun", "ended", "failed", "members", "numbers", "sequence", "shape", "stuck_until_ns", "succeeded")
 
-    def __init__(self, sequence: int, members: frozenset[int]) -> None:
+    def __init__(self, sequence: int, members: frozenset[int], numbers: tuple[int, ...]) -> None:
         self.sequence = sequence
         self.members = members
+        self.numbers = numbers  # of the world in which it commenced, as NUMBERS has them behind the peer's id
         self.shape: Any = None  # as the first one began it
         self.begun: dict[int, DataPlane] = {}
         self.ended: set[int] = set()
@@ -116,7 +118,10 @@ class DataPlane:
         run = self._judged.pop(key, None)
         if run is not None:
             run.succeeded |= action.result == SUCCESS
-            run.failed |= action.kind == KIND_REDUCE  # any other failure is the end of a membership
+            run.failed |= action.kind == KIND_COLLECTIVE  # any other failure is the end of a membership
+            if action.result == SUCCESS:
+                told = NUMBERS.unpack(action.payload[REDUCED.size :])[1:]
+                assert told == run.numbers, f"collective {run.sequence} of {run.numbers} told its caller {told}"
             assert not (run.succeeded and run.failed), f"collective {run.sequence} succeeded here and failed there"
 
     # ------------------------------------------------------------------------------------------ what happens by itself

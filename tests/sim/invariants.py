@@ -98,9 +98,17 @@ def _note_commenced(world: World, peer: Any, order: Commence) -> None:
     for tag, sequence in unpack_pairs(order.pairs):
         assert (peer.id, sequence) not in world.runs, f"collective {sequence} (tag {tag}) commences twice for {peer.id}"
         known = [world.runs[member, sequence] for member in ring if (member, sequence) in world.runs]
-        run = known[0] if known else Run(sequence, ring)
+        run = known[0] if known else Run(sequence, ring, _numbers(world, peer.group))
         assert run.members == ring, f"collective {sequence} over {sorted(run.members)} and {sorted(ring)}"
         world.runs[peer.id, sequence] = run
+
+
+def _numbers(world: World, number: int) -> tuple[int, ...]:
+    """What everybody in this group must hear of the world as it is now: round, epoch, and four sizes."""
+    state = world.master.state
+    sizes = [group.size() for group in state.groups.values() if group.size()]
+    group = state.groups[number]
+    return state.round, group.epoch, len(state.accepted), group.size(), len(sizes), max(sizes)
 
 
 def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:

@@ -17,10 +17,10 @@ from pccl._core.protocol.outcomes import (
     INVALID_ARGUMENT,
     INVALID_USAGE,
     KIND_CANCELLED,
+    KIND_COLLECTIVE,
     KIND_KICKED,
     KIND_MASTER_LOST,
     KIND_PLAIN,
-    KIND_REDUCE,
     RANK_CONNECTION_LOST,
     SUCCESS,
     TOO_FEW_PEERS,
@@ -37,10 +37,10 @@ ENDINGS = {
     (INVALID_ARGUMENT, KIND_PLAIN),  # the tag is in use
     (INVALID_USAGE, KIND_PLAIN),  # no member, or another thread votes on the topology
     (INVALID_USAGE, KIND_CANCELLED),
-    (INVALID_ARGUMENT, KIND_REDUCE),  # shapes differ
-    (INVALID_USAGE, KIND_REDUCE),  # calls that never meet
-    (TOO_FEW_PEERS, KIND_REDUCE),
-    (RANK_CONNECTION_LOST, KIND_REDUCE),
+    (INVALID_ARGUMENT, KIND_COLLECTIVE),  # shapes differ
+    (INVALID_USAGE, KIND_COLLECTIVE),  # calls that never meet
+    (TOO_FEW_PEERS, KIND_COLLECTIVE),
+    (RANK_CONNECTION_LOST, KIND_COLLECTIVE),
 }
 FIRST_SLOT = 20  # below are the slots of other calls
 
@@ -101,7 +101,7 @@ class OpRunner:
         key = action.slot, action.sequence
         tag = self.in_flight.pop(key)
         self._check(action)
-        if action.result == RANK_CONNECTION_LOST and action.kind == KIND_REDUCE and key in self._blocked:
+        if action.result == RANK_CONNECTION_LOST and action.kind == KIND_COLLECTIVE and key in self._blocked:
             self._lost.append(tag)
         if action.kind in (KIND_KICKED, KIND_MASTER_LOST):
             self._program.finish()
@@ -123,9 +123,9 @@ class OpRunner:
             assert (action.result, action.kind) in ENDINGS, f"a reduce ended with {action!r}"
         size = 0
         if action.result == SUCCESS:
-            size = REDUCED.unpack(action.payload)[0]
+            size = REDUCED.unpack_from(action.payload)[0]
             assert size >= 2, f"a world of {size} reduced"
-        elif action.kind == KIND_REDUCE:
+        elif action.kind == KIND_COLLECTIVE:
             _, _, _, everybody, group, groups, largest = NUMBERS.unpack(action.payload[: NUMBERS.size])
             assert 1 <= group <= largest <= everybody, f"a world of {everybody}, {group}, {largest}"
             assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from pccl._core.master.election import NEVER
 from pccl._core.peer.events import Complete
-from pccl._core.protocol.events import SYNCED
+from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallCancel, CallManifest, CallSync
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE,
     KIND_CANCELLED,
+    KIND_COLLECTIVE,
     KIND_DESCRIBE,
     KIND_KICKED,
     KIND_MASTER_LOST,
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 # How a synchronisation may end, beside the end of the membership.
 ENDINGS = {
     (SUCCESS, KIND_PLAIN),
-    (INVALID_USAGE, KIND_PLAIN),  # no member, calls that never meet, or nobody would give its state
+    (INVALID_USAGE, KIND_PLAIN),  # no member
+    (INVALID_USAGE, KIND_COLLECTIVE),  # calls that never meet, or nobody would give its state
     (INVALID_USAGE, KIND_CANCELLED),
     (PENDING_ASYNC_OPS, KIND_PLAIN),
-    (NO_SHARED_STATE_AVAILABLE, KIND_PLAIN),
-    (RANK_CONNECTION_LOST, KIND_PLAIN),
+    (NO_SHARED_STATE_AVAILABLE, KIND_COLLECTIVE),
+    (RANK_CONNECTION_LOST, KIND_COLLECTIVE),
 }
 POPULAR, RECEIVE, SEND = 0, 1, 2
 
@@ -122,8 +124,13 @@ class SyncMachine:
             self._program.finish()
             return
         assert (action.result, action.kind) in ENDINGS, f"a synchronisation ended with {action!r}"
+        if action.result == SUCCESS or action.kind == KIND_COLLECTIVE:
+            begin = SYNCED.size if action.result == SUCCESS else 0
+            _, _, _, everybody, group, groups, largest = NUMBERS.unpack(action.payload[begin : begin + NUMBERS.size])
+            assert 1 <= group <= largest <= everybody, f"a world of {everybody}, {group}, {largest}"
+            assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"
         if action.result == SUCCESS:
-            self._succeeded(SYNCED.unpack(action.payload))
+            self._succeeded(SYNCED.unpack_from(action.payload))
         else:
             self._failed(action.result)
         if self._world.settled:

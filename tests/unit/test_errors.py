@@ -10,10 +10,10 @@ from pccl import errors
 from pccl._core.protocol import outcomes
 from pccl._core.protocol.outcomes import (
     KIND_CANCELLED,
+    KIND_COLLECTIVE,
     KIND_KICKED,
     KIND_MASTER_LOST,
     KIND_PLAIN,
-    KIND_REDUCE,
     join,
     split,
 )
@@ -71,9 +71,9 @@ def test_the_text_names_the_call_and_the_result() -> None:
         (Result.MASTER_CONNECTION_FAILED, KIND_PLAIN, MasterConnectionError),
         (Result.INTERNAL_ERROR, KIND_PLAIN, PCCLError),
         (Result.INVALID_USAGE, KIND_CANCELLED, UsageError),
-        (Result.RANK_CONNECTION_LOST, KIND_REDUCE, PeerLostError),
-        (Result.TOO_FEW_PEERS, KIND_REDUCE, TooFewPeersError),
-        (Result.INVALID_ARGUMENT, KIND_REDUCE, UsageError),
+        (Result.RANK_CONNECTION_LOST, KIND_COLLECTIVE, PeerLostError),
+        (Result.TOO_FEW_PEERS, KIND_COLLECTIVE, TooFewPeersError),
+        (Result.INVALID_ARGUMENT, KIND_COLLECTIVE, UsageError),
         # The kind has precedence: a kick for a lost connection is a kick.
         (Result.RANK_CONNECTION_LOST, KIND_KICKED, KickedError),
         (Result.MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, MasterLostError),
@@ -107,7 +107,7 @@ def test_the_actors_numbers_are_the_results() -> None:
     assert all(Result[name].value == value for name, value in numbers.items())
 
 
-@pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_REDUCE])
+@pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE])
 def test_an_outcome_fits_into_one_number(kind: int) -> None:
     """Goal: a slot has room for one number, and both parts come out of it again."""
     for result in Result:

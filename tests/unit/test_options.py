@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl.options
+from pccl._core.protocol.mailbox import CallConnect
 from pccl._core.records import replace
-from pccl.options import Options, nanoseconds
+from pccl.options import Options, nanoseconds, token_from_file
 
 NAMES = Options.__match_args__  # type: ignore[attr-defined]
 
@@ -111,6 +112,29 @@ def test_they_survive_the_way_to_the_actor(options: Options) -> None:
 def test_the_secret_is_never_shown() -> None:
     """Goal: options land in logs and tracebacks; the token does not."""
     assert "hunter2" not in repr(Options(token="hunter2"))
+    call = CallConnect(1, 2, 3, 4, 5, b"::1 48148", "", 0, Options(token="hunter2").encode().encode())
+    assert "hunter2" in call.options.decode()
+    assert "hunter2" not in repr(call)
+    assert repr(call).startswith("CallConnect(slot=1, ")
+    for wrong in ({"token": "hunter2" * 100}, {"token": "hunter2\n"}, {"token": "hunter2", "port": -1}):
+        with pytest.raises(ValueError) as raised:
+            Options(**wrong).validated()
+        assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o604, 0o644])
+def test_a_secret_that_others_can_read_is_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    """Goal: the token is used, and the log names the file and the command that protects it, not the secret."""
+    secret = tmp_path / "token"
+    secret.write_text("hunter2\n")
+    secret.chmod(mode)
+
+    assert token_from_file(str(secret)) == "hunter2"
+    warnings = [record.getMessage() for record in caplog.records if record.name == "pccl"]
+    remedy = f"token file {secret} can be read by other users of this machine: run chmod 600 {secret}"
+    assert warnings == ([remedy] if mode & 0o077 else [])
 
 
 def test_an_unknown_option_is_refused() -> None:

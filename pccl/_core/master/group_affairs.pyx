@@ -10,6 +10,7 @@ whatever lies on that way is typed, and is not found by name.
 """
 
 from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY
+from pccl._core.protocol.messages import ReduceFailed, World
 from pccl._core.protocol.outcomes import INVALID_USAGE
 
 from .collectives cimport Collectives
@@ -101,11 +102,19 @@ cdef class Affairs(Optimizer):
             numbers = self._numbers(group)
         for peers, message in collectives.tell(group.ring, group.epoch, numbers):
             for peer_id in peers:
-                self._send(self.peers[peer_id], message)
+                self._tell(self.peers[peer_id], group, message)
         return 0
 
+    cdef int _tell(self, Peer peer, Group group, message) except -1:
+        """Send a member what concerns a collective, and ahead of it the numbers of the world if they have changed."""
+        if peer.told_world != self.world_changes:
+            peer.told_world = self.world_changes
+            if type(message) is not ReduceFailed:  # which carries them itself
+                self._send(peer, World(*self._numbers(group)))
+        return self._send(peer, message)
+
     def _numbers(self, group):
-        """What a failed collective tells its callers of the world: pending peers never count."""
+        """The numbers of the world as this group sees it now. Pending peers never count."""
         sizes = [size for size in [one.size() for one in self.groups.values()] if size]
         return group.epoch, len(self.accepted), group.size(), len(sizes), max(sizes), self.round
 
@@ -120,7 +129,7 @@ cdef class Affairs(Optimizer):
             self.counters["agreed"] += 1
             self._log(DEBUG, f"group={group.number} agreed revision={agreement.revision} digest={agreement.content.hex()}")
         for peer_id, message in told:
-            self._send(self.peers[peer_id], message)
+            self._tell(self.peers[peer_id], group, message)
         for peer_id, (result, reason) in sorted(kicks.items()):
             self._kick(self.peers[peer_id], result, reason)
         return 0

@@ -198,6 +198,7 @@ cdef class MasterState(Affairs):
 
     def _complete_round(self):
         self.round += 1
+        self.world_changes += 1
         self.accepted |= self.admitting
         for peer in [self.peers[peer_id] for peer_id in self.admitting]:
             peer.phase, peer.phase_ns = ACCEPTED, self.now_ns
@@ -218,6 +219,7 @@ cdef class MasterState(Affairs):
     def _tell_numbers(self, Peer peer, call, common):
         group = self.groups[peer.group]
         world, groups, largest = common
+        peer.told_world = self.world_changes
         if call is None:
             self._send(peer, Accepted(self.round, group.epoch, world, len(group.ring), groups, largest))
         else:

@@ -14,6 +14,7 @@ cdef class Membership:
     cdef readonly set admitting         # newcomers of the round that is being wired
     cdef readonly bint admission        # a closed round waits for its rings
     cdef readonly object round          # how many topology rounds were completed
+    cdef readonly long long world_changes   # how often the numbers of the world have changed, for any group
     cdef readonly object ballots        # who is in which blocking call
     cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
     cdef readonly object next_id        # the next peer's id

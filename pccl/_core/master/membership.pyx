@@ -70,6 +70,7 @@ cdef class Membership:
         group = self._ring_of(peer)
         del self.peers[peer.id], self.conns[peer.conn]
         self.accepted.discard(peer.id)
+        self.world_changes += 1
         self.registered.discard(peer.id)
         self.admitting.discard(peer.id)
         self.ballots.drop(peer.id)
@@ -183,6 +184,7 @@ cdef class Membership:
             for peer_id, wire in group.order(self.peers, self.now_ns):
                 self._send(self.peers[peer_id], wire)
             self.counters["rewired"] += 1
+            self.world_changes += 1
             self.wiring.add(number)
             ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
             self._log(INFO, f"group={number} epoch={group.epoch} ring={ring}")

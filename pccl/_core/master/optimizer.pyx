@@ -189,6 +189,7 @@ cdef class Optimizer(Membership):
             group = self.groups[self.peers[peer_id].group]
             world = len(self.accepted), group.size(), len(sizes), max(sizes)
             self._send(self.peers[peer_id], OptimizeDone(vote.call, self.round, group.epoch, *world))
+            self.peers[peer_id].told_world = self.world_changes
         self._begin_moonshot()
         self._end_optimization()
 

@@ -101,9 +101,10 @@ cdef class Participation:
         return ""
 
     def _on_topology_done(self, message):
+        numbers = self._on_world(message)
         call = self.calls.take(message.call)
         if call is not None:
-            self._complete_numbers(call, message)
+            self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
 
     def _on_pending_answer(self, message):
         call = self.calls.take(message.call)
@@ -117,12 +118,13 @@ cdef class Participation:
         else:
             self.syncing.fail(message)
 
-    def _complete_numbers(self, call, numbers):
-        payload = NUMBERS.pack(
-            self.wiring.id, numbers.round, numbers.epoch,
-            numbers.global_world, numbers.group_world, numbers.groups, numbers.largest_group,
+    def _on_world(self, message):
+        """Keep the numbers of the world, packed, for the collectives that commence from now on, and return them."""
+        numbers = self.reductions.numbers = self.syncing.numbers = NUMBERS.pack(
+            self.wiring.id, message.round, message.epoch,
+            message.global_world, message.group_world, message.groups, message.largest_group,
         )
-        self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, payload))
+        return numbers
 
     def _complete(self, call, int result, int kind, str text):
         self.calls.complete(call, result, kind, text)
@@ -157,7 +159,8 @@ cdef class Participation:
         self._lose_master_if(self.reductions.done(message.sequence))
 
     def _on_reduce_failed(self, message):
-        self._lose_master_if(self.reductions.failed(message, self.wiring.id))
+        self._on_world(message)
+        self._lose_master_if(self.reductions.failed(message))
 
     def _on_reduce_ended(self, event):
         self.reductions.ended(event)

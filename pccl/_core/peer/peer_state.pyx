@@ -26,7 +26,8 @@ from pccl._core.protocol.mailbox import (
 )
 from pccl._core.protocol.messages import (
     AbortReduce, Accepted, AskSchema, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
-    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, Serve, SourceGone, SyncDone, TopologyDone, RingOrder,
+    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, Serve, SourceGone, SyncDone, TopologyDone,
+    World,
 )
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
@@ -36,9 +37,9 @@ from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
 from .member cimport Participation
 from .events import (
-    AnswerLink, AppGone, Called, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
-    ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched, Stop,
-    Tell, Traffic, TransferEnded, WorkerDied,
+    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
+    MasterUp, ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched,
+    Stop, Tell, Traffic, TransferEnded, WorkerDied,
 )
 from .calls import Call
 
@@ -157,7 +158,7 @@ cdef class PeerState(Participation):
     def _on_accepted(self, message):
         self.phase = MEMBER
         call, self.connecting = self.connecting, None
-        self._complete_numbers(call, message)
+        self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, self._on_world(message)))
 
     def _on_cancel(self, cancel):
         self.reductions.cancel(cancel.slot, cancel.sequence)
@@ -347,6 +348,7 @@ TRANSITIONS = {
     (MEMBER, AbortReduce): PeerState._on_abort_reduce,
     (MEMBER, ReduceDone): PeerState._on_reduce_done,
     (MEMBER, ReduceFailed): PeerState._on_reduce_failed,
+    (MEMBER, World): PeerState._on_world,
     (MEMBER, AskSchema): PeerState._on_ask_schema,
     (MEMBER, Serve): PeerState._on_transfer_order,
     (MEMBER, Fetch): PeerState._on_transfer_order,

@@ -13,6 +13,7 @@ cdef class Reduction:
     cdef readonly str reason             # why this peer gave it up
     cdef readonly tuple ending           # (result, kind, payload) of its slot, as soon as it is known
     cdef bytes payload                   # what its caller gets if it succeeds
+    cdef bytes numbers                   # of the world in which it commenced
     cdef object world                    # members of the ring when it began
     cdef object moved                    # bytes so far
     cdef long long moved_ns              # when that last grew
@@ -22,6 +23,7 @@ cdef class ReduceMachine:
     cdef readonly dict tags              # tag -> Reduction, until its slot is completed
     cdef readonly dict sequences         # sequence -> Reduction, of those that commenced, in that order
     cdef readonly object latest          # sequence number of the latest that commenced
+    cdef bytes numbers                   # of the world, as the master told them last, packed
     cdef long long stall_ns
     cdef long long now_ns                # of the event being handled
     cdef list actions                    # of the event being handled

@@ -23,7 +23,7 @@ Part of the peer's machine, which passes on what concerns reduces; pure, and kno
 from pccl._core.protocol.operations cimport pack_signatures, unpack_operations, unpack_pairs
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.messages import Awaiting, Finished, Initiate, WithdrawReduce
-from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_PLAIN, KIND_REDUCE, SUCCESS
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_PLAIN, SUCCESS
 from pccl.options import nanoseconds
 
 from .events import AbortOperation, BeginOperation, Complete, EndOperation, SendMaster
@@ -47,7 +47,7 @@ cdef class Reduction:
         self.begun = self.quiet = self.answers = self.cancelled = self.awaited = False
         self.reason = ""
         self.ending = None
-        self.payload = b""
+        self.payload = self.numbers = b""
         self.world = 0
         self.moved = 0
         self.moved_ns = self.pause_ns = 0
@@ -61,6 +61,7 @@ cdef class ReduceMachine:
         self.tags = {}
         self.sequences = {}
         self.latest = 0
+        self.numbers = bytes(NUMBERS.size)
         self.now_ns = 0
         self.actions = []
 
@@ -139,6 +140,7 @@ cdef class ReduceMachine:
                 reduction.phase = RUNNING
                 reduction.begun = True
                 reduction.world = order.world
+                reduction.numbers = self.numbers
                 reduction.moved_ns = self.now_ns
                 self.actions.append(BeginOperation(sequence, reduction.operation, order.rank, order.world))
             else:
@@ -155,7 +157,7 @@ cdef class ReduceMachine:
         self._finish(reduction)
         return ""
 
-    def failed(self, message, peer_id):
+    def failed(self, message):
         """The failure verdict. Returns what is wrong with it, or nothing."""
         cdef Reduction reduction
         if message.sequence:
@@ -170,11 +172,7 @@ cdef class ReduceMachine:
         if reduction.cancelled and not message.sequence:
             reduction.ending = (INVALID_USAGE, KIND_CANCELLED, reason)
         else:
-            numbers = NUMBERS.pack(
-                peer_id, message.round, message.epoch,
-                message.global_world, message.group_world, message.groups, message.largest_group,
-            )
-            reduction.ending = (message.result, KIND_REDUCE, numbers + reason)
+            reduction.ending = (message.result, KIND_COLLECTIVE, self.numbers + reason)
         if reduction.phase is INITIATED or reduction.quiet:
             self._finish(reduction)
         return ""
@@ -211,7 +209,7 @@ cdef class ReduceMachine:
             reduction.phase = VOTED
             reduction.payload = REDUCED.pack(
                 reduction.world, event.tx_bytes, event.rx_bytes, event.network_ns, event.neighbour_ns, event.reduce_ns
-            )
+            ) + reduction.numbers
             self.actions.append(SendMaster(Finished(event.sequence, True, "")))
 
     def broken(self, sequence, str reason):

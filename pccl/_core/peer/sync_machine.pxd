@@ -21,6 +21,7 @@ cdef class Sync:
 
 cdef class SyncMachine:
     cdef readonly Sync sync              # under way; None: nobody synchronises
+    cdef bytes numbers                   # of the world, as the master told them last, packed
     cdef list actions                    # of the event being handled
 
     cdef begin(self, list actions)

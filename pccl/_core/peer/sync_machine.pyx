@@ -23,7 +23,7 @@ Part of the peer's machine, which passes on what concerns the shared state; pure
 
 from pccl._core.protocol.events import SYNC, SYNCED
 from pccl._core.protocol.messages import Fetch, Fetched, Serve, VoteSync, Withdraw
-from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
+from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
 from pccl._core.protocol.sources import unpack_sources
 
 from .events import (
@@ -50,6 +50,7 @@ cdef class SyncMachine:
 
     def __init__(self):
         self.sync = None
+        self.numbers = b""
         self.actions = []
 
     cdef begin(self, list actions):
@@ -179,7 +180,7 @@ cdef class SyncMachine:
         """The call cannot succeed. True if it was this one."""
         if self._find(message.call) is None:
             return False
-        self._conclude((message.result, KIND_PLAIN, message.reason.encode()))
+        self._conclude((message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode()))
         return True
 
     def _find(self, number):
@@ -265,7 +266,7 @@ cdef class SyncMachine:
         cdef Sync sync = self.sync
         result, kind, payload = sync.ending
         if result == SUCCESS:
-            payload = SYNCED.pack(payload, sync.tx_bytes, sync.rx_bytes)
+            payload = SYNCED.pack(payload, sync.tx_bytes, sync.rx_bytes) + self.numbers
         self.sync = None
         self._complete(sync.slot, sync.sequence, result, kind, payload)
 

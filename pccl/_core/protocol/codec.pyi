@@ -3,6 +3,17 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
+# What each wire type is in Python.
+u8 = int
+u16 = int
+u32 = int
+u64 = int
+flag = bool
+text = str
+blob = bytes
+bytes16 = bytes
+bytes32 = bytes
+
 WIRE_VERSION: int
 TEXT_BYTES_MAX: int
 BLOB_BYTES_MAX: int

@@ -22,11 +22,12 @@ OPTIMIZE = "optimize_topology"
 # numbers (global, own group, groups, largest group).
 NUMBERS = struct.Struct("<QQIIIII")
 # The payload of a completed reduce: members of the ring, bytes sent and received, then where the time went (waiting for
-# the network, waiting for the neighbours to have something, reducing). That of a failed one is NUMBERS and the reason,
-# under KIND_REDUCE; where there is no world to count, the kind says so and the payload is the reason alone.
+# the network, waiting for the neighbours to have something, reducing). NUMBERS of that collective follow.
 REDUCED = struct.Struct("<IQQQQQ")
-# The payload of a completed sync_shared_state: the revision that was agreed, bytes sent and received.
+# The payload of a completed sync_shared_state: the revision that was agreed, bytes sent and received. NUMBERS follow.
 SYNCED = struct.Struct("<QQQ")
+# The payload of a reduce or a sync that the master failed is NUMBERS and the reason, under KIND_COLLECTIVE; any other
+# failure has the reason alone.
 
 
 @record

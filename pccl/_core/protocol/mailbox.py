@@ -11,15 +11,7 @@ from .codec import message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # What each wire type is in Python.
-    u8 = int
-    u16 = int
-    u32 = int
-    u64 = int
-    flag = bool
-    text = str
-    blob = bytes
-    bytes16 = bytes
+    from .codec import blob, bytes16, flag, text, u8, u16, u32, u64
 
 # ---------------------------------------------------------------------------------------------- of the peer actor
 
@@ -37,6 +29,11 @@ class CallConnect:
     advertise_host: text
     advertise_port: u16
     options: blob
+
+    def __repr__(self) -> str:
+        """Without the options, which hold the run's token: a machine that fails prints the calls it was given."""
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.__match_args__ if name != "options"]
+        return f"CallConnect({', '.join(shown)}, options=<{len(self.options)} bytes>)"
 
 
 @message(0x51, "training process to peer actor")

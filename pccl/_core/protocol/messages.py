@@ -11,16 +11,7 @@ from .codec import BLOB_BYTES_MAX, limits, message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # What each wire type is in Python.
-    u8 = int
-    u16 = int
-    u32 = int
-    u64 = int
-    flag = bool
-    text = str
-    blob = bytes
-    bytes16 = bytes
-    bytes32 = bytes
+    from .codec import blob, bytes16, bytes32, flag, text, u8, u16, u32, u64
 
 REPORT_BYTES_MAX = 4 << 20  # half of what may wait for a slow reader (options.SEND_QUEUE_BYTES_MAX)
 REPORT_PAGES_MAX = -(-REPORT_BYTES_MAX // BLOB_BYTES_MAX)
@@ -197,16 +188,13 @@ class Leave:
 
 @message(0x27, "both ways on the control link")
 class Beat:
-    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved.
-
-    If reduces have ended since the last one: what the edge from the previous peer carried while they ran.
-    """
+    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved."""
 
     now: u64
     tx_bytes: u64 = 0
     rx_bytes: u64 = 0
-    previous: u64 = 0  # who sent it; 0: nothing was seen
-    bytes_per_second: u64 = 0
+    previous: u64 = 0  # source of the edge that reduces used since the last heartbeat; 0: none
+    bytes_per_second: u64 = 0  # what that edge carried while they ran
     was_limit: flag = False  # the edge was waited for, and nothing else
 
 
@@ -424,9 +412,7 @@ class Fetch:
 
     call: u32
     round: u64
-    whole: (
-        flag  # this peer was outdated: it takes over the entries that may differ too, all of them from the first source
-    )
+    whole: flag  # this peer was outdated: it also takes the entries that may differ, all from the first source
     revision: u64
     content: bytes16
     sources: blob  # see `sources`
@@ -483,6 +469,18 @@ class MoreSources:
     sources: blob  # see `sources`
 
 
+@message(0x44, "master to peer")
+class World:
+    """The numbers of the world have changed. Collectives that commence from now on have these numbers."""
+
+    epoch: u32
+    global_world: u32
+    group_world: u32
+    groups: u32
+    largest_group: u32
+    round: u64
+
+
 # What may be said where. A connection moves from one set to the next as it proves itself.
 AT_MASTER_DOOR = limits(ClientHello, Register, AskStatus)
 AT_PEER_DOOR = limits(ClientHello, JoinLane, JoinState, JoinProbe)
@@ -496,5 +494,5 @@ TO_MASTER = limits(
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, RingOrder, Kick, Notice, Beat),
     *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskSchema, Serve, Fetch, SourceGone, SyncDone),
-    *(Probe, OptimizeDone, MoreSources),
+    *(Probe, OptimizeDone, MoreSources, World),
 )

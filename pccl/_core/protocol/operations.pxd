@@ -38,7 +38,18 @@ cdef packed struct PackedPair:
     uint64_t sequence               # of the collective
 
 
-# The payload of a reduce that succeeded, the same as `events.REDUCED`; a test holds the two together.
+# The numbers of the world, the same as `events.NUMBERS`; a test holds the two together.
+cdef packed struct PackedNumbers:
+    uint64_t peer                   # this peer's id
+    uint64_t round                  # topology rounds of the run so far
+    uint32_t epoch                  # of the group's ring
+    uint32_t global_world           # members of all groups
+    uint32_t group_world            # members of this group
+    uint32_t groups                 # groups with members
+    uint32_t largest_group          # members of the largest group
+
+
+# The payload of a reduce that succeeded: `events.REDUCED`, then `events.NUMBERS`; a test holds them together.
 cdef packed struct Reduced:
     uint32_t world                  # members that took part
     uint64_t sent                   # bytes
@@ -46,6 +57,7 @@ cdef packed struct Reduced:
     uint64_t network_ns
     uint64_t neighbour_ns
     uint64_t reduce_ns
+    PackedNumbers numbers           # of the world in which it commenced
 
 
 cdef int read_operation(operation, PackedOperation *packed) except -1

@@ -19,7 +19,7 @@ KIND_PLAIN = 0  # the result alone decides
 KIND_KICKED = 1  # the master ended this peer's membership and said why
 KIND_MASTER_LOST = 2  # the connection to the master is gone
 KIND_CANCELLED = 3  # the caller itself gave the call up
-KIND_REDUCE = 4  # the result decides; ahead of the text are the numbers of the world, which are news
+KIND_COLLECTIVE = 4  # the result decides; ahead of the text are the numbers of the world
 KIND_DESCRIBE = 5  # success so far: the caller is to describe its state, and then wait again
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pccl._core.protocol.codec import unpack
 from pccl._core.protocol.mailbox import CallCancel, CallPending
-from pccl._core.protocol.outcomes import KIND_KICKED, KIND_REDUCE, join
+from pccl._core.protocol.outcomes import KIND_COLLECTIVE, KIND_KICKED, join
 from pccl.client.call_slots import Line
 from pccl.errors import MasterLostError, UsageError
 from pccl.memory.completion_slots import SlotTable
@@ -94,9 +94,9 @@ def test_a_call_that_ends_gives_its_outcome_and_its_slot_back(line: Probe) -> No
     slot = line.acquire("call")
     assert not line.wait("call", slot, 0)
     assert line.looked == 1
-    line.slots.complete(slot.index, slot.sequence, join(8, KIND_REDUCE), b"why")
+    line.slots.complete(slot.index, slot.sequence, join(8, KIND_COLLECTIVE), b"why")
     assert line.wait("call", slot, 0)
-    assert line.take(slot) == (join(8, KIND_REDUCE), b"why")
+    assert line.take(slot) == (join(8, KIND_COLLECTIVE), b"why")
     assert (line.looked, line.over, line.slots.idle_slots) == (1, False, 2)
 
 

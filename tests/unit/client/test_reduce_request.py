@@ -12,7 +12,7 @@ import pytest
 import pccl
 from pccl._core.dataplane.board import FLAG_BACKED_UP
 from pccl._core.protocol.codec import pack, unpack
-from pccl._core.protocol.events import REDUCED
+from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.operations import Operation, pack_operations, unpack_operations
 from pccl.client.reduce_request import Launched, Request, request
@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any]
 
 
 _slots: list[Slot] = []
+
+WORLD = NUMBERS.pack(1, 2, 3, 4, 5, 6, 7)  # what follows how a reduce succeeded
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,13 +153,13 @@ def test_what_a_reduce_did_is_an_ordinary_value() -> None:
     """Goal: an info that was filled in C is equal to one that Python made, frozen, and pickles."""
     tensor = shared()
     numbers = (3, (1 << 64) - 1, 1 << 40, 7_500_000_000, 1, (1 << 64) - 1)
-    info = launch(tensor, tensor).succeed(REDUCED.pack(*numbers))
+    info = launch(tensor, tensor).succeed(REDUCED.pack(*numbers) + WORLD)
     assert info == ReduceInfo(*numbers[:3], *(number / 1e9 for number in numbers[3:]))
     assert pickle.loads(pickle.dumps(info)) == info
     with pytest.raises(AttributeError):
         info.tx_bytes = 1  # type: ignore[misc]
-    with pytest.raises(ValueError, match="45 bytes do not say"):
-        launch(tensor, tensor).succeed(REDUCED.pack(*numbers) + b"?")
+    with pytest.raises(ValueError, match="81 bytes do not say"):
+        launch(tensor, tensor).succeed(REDUCED.pack(*numbers) + WORLD + b"?")
 
 
 def test_shared_tensors_are_reduced_where_they_are() -> None:
@@ -238,7 +240,7 @@ def test_other_tensors_are_staged(send_is_shared: bool, recv_is_shared: bool) ->
     staged = np.frombuffer(launched._staging.view, np.float32)[:100]
     assert (staged == np.arange(100)).all()
     staged += 1
-    info = launched.succeed(REDUCED.pack(2, 5, 6, 7_000_000_000, 8_000_000_000, 9_000_000_000))
+    info = launched.succeed(REDUCED.pack(2, 5, 6, 7_000_000_000, 8_000_000_000, 9_000_000_000) + WORLD)
     assert info == ReduceInfo(2, 5, 6, 7.0, 8.0, 9.0)
     assert (recv == np.arange(1, 101)).all()
     assert (send == np.arange(100)).all()
@@ -258,7 +260,7 @@ def test_tensors_that_overlap_are_staged() -> None:
     launched = launch(whole[:100], whole[50:])
     assert launched._staging is not None
     np.frombuffer(launched._staging.view, np.float32)[:100] *= 2
-    launched.succeed(REDUCED.pack(2, 0, 0, 0, 0, 0))
+    launched.succeed(REDUCED.pack(2, 0, 0, 0, 0, 0) + WORLD)
     assert (whole[50:] == 2 * np.arange(100)).all()
     # Those that merely touch are not.
     whole = shared(200)
@@ -269,7 +271,7 @@ def test_nothing_is_reduced_as_well() -> None:
     empty = pccl.empty(0)
     launched = launch(empty, empty)
     assert told(launched).count == 0
-    launched.succeed(REDUCED.pack(1, 0, 0, 0, 0, 0))
+    launched.succeed(REDUCED.pack(1, 0, 0, 0, 0, 0) + WORLD)
 
 
 def test_memory_is_given_back_once() -> None:

@@ -17,7 +17,7 @@ SECOND = 1_000_000_000
 RUN = bytes(range(16))
 ALONE = m.RingOrder(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")
 SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, MASTER_FAILED, LOST, PENDING_ASYNC_OPS = 0, 3, 4, 6, 8, 10
-PLAIN, KICKED, MASTER_LOST, CANCELLED, REDUCE, DESCRIBE = 0, 1, 2, 3, 4, 5
+PLAIN, KICKED, MASTER_LOST, CANCELLED, COLLECTIVE, DESCRIBE = 0, 1, 2, 3, 4, 5
 
 
 def wire(
@@ -73,6 +73,7 @@ def fetch(call: int = 1, *, whole: bool = False) -> m.Fetch:
 
 
 FAILED = NUMBERS.pack(2, 9, 3, 5, 2, 2, 3) + b"peer 3 was lost"  # what peer 2's caller gets of that verdict
+WORLD = NUMBERS.pack(2, 1, 2, 4, 3, 2, 3)  # what a wired peer 2 was told of the world
 NEXT_ORDER = wire(3, 3, 3, 1, 3)  # the same neighbours, both edges anew
 
 
@@ -155,6 +156,7 @@ def wired(lanes: int = 1, **options: Any) -> Companion:
     for index in range(lanes):
         peer.come(lane(1, 2, 2, index))
     assert peer.state.wiring.reported == 2
+    peer.hear(m.World(2, 4, 3, 2, 3, 1))
     return peer
 
 

@@ -376,6 +376,7 @@ EVENTS: dict[type[Any], Any] = {
     m.AbortReduce: MasterSaid(m.AbortReduce(1, "x")),
     m.ReduceDone: MasterSaid(m.ReduceDone(2)),
     m.ReduceFailed: MasterSaid(verdict(7, 0)),
+    m.World: MasterSaid(m.World(3, 5, 2, 2, 3, 9)),
     ReduceEnded: ReduceEnded(1, 0, 0, 0, 0, 0),
     ReduceBroken: ReduceBroken(1, "x"),
     ReduceQuiet: ReduceQuiet(1),

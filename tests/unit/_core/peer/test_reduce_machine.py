@@ -24,11 +24,12 @@ from pccl._core.peer.events import (
 )
 from pccl._core.protocol import mailbox
 from pccl._core.protocol import messages as m
-from pccl._core.protocol.events import REDUCED, Tick
+from pccl._core.protocol.events import NUMBERS, REDUCED, Tick
 from pccl._core.protocol.operations import pack_pairs, pack_signatures
 
 from .peer_harness import (
     CANCELLED,
+    COLLECTIVE,
     FAILED,
     INVALID_ARGUMENT,
     INVALID_USAGE,
@@ -36,9 +37,9 @@ from .peer_harness import (
     NEXT_ORDER,
     PENDING_ASYNC_OPS,
     PLAIN,
-    REDUCE,
     SECOND,
     SUCCESS,
+    WORLD,
     Companion,
     commence,
     ends,
@@ -67,9 +68,35 @@ def test_the_short_way_action_by_action() -> None:
     assert peer.feed(ReduceEnded(1, 10, 20, 30, 40, 50)) == [SendMaster(m.Finished(1, True, ""))]
     assert peer.hear(m.ReduceDone(1)) == [
         EndOperation(1),
-        Complete(5, 50, SUCCESS, PLAIN, REDUCED.pack(3, 10, 20, 30, 40, 50)),
+        Complete(5, 50, SUCCESS, PLAIN, REDUCED.pack(3, 10, 20, 30, 40, 50) + WORLD),
     ]
     assert not peer.state.reductions.tags
+
+
+def test_a_success_brings_the_numbers_of_the_world_in_which_it_commenced() -> None:
+    """Goal: neither older nor newer ones, however many changes of the world this peer hears of meanwhile."""
+    peer = initiated(5, 6)
+    peer.hear(m.World(2, 7, 3, 3, 4, 1))
+    peer.hear(commence((5, 1)))
+    peer.hear(m.World(2, 6, 3, 2, 3, 1))
+    peer.hear(commence((6, 2)))
+    for sequence in (1, 2):
+        peer.feed(ReduceEnded(sequence, 0, 0, 0, 0, 0))
+
+    first, second = (peer.hear(m.ReduceDone(sequence))[-1].payload[REDUCED.size :] for sequence in (1, 2))
+    assert NUMBERS.unpack(first) == (2, 1, 2, 7, 3, 3, 4)
+    assert NUMBERS.unpack(second) == (2, 1, 2, 6, 3, 2, 3)
+
+
+def test_a_round_that_was_given_up_still_brings_its_numbers() -> None:
+    """Goal: the master tells numbers once; a peer keeps them whether or not somebody waits for that answer."""
+    peer = wired()
+    peer.hear(m.TopologyDone(77, 8, 2, 6, 3, 2, 3))
+    peer.call(reduce(operation(5, 5)))
+    peer.hear(commence((5, 1)))
+    peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
+
+    assert NUMBERS.unpack(peer.hear(m.ReduceDone(1))[-1].payload[REDUCED.size :]) == (2, 8, 2, 6, 3, 2, 3)
 
 
 def test_a_list_is_one_vote_and_each_operation_has_its_slot() -> None:
@@ -154,7 +181,7 @@ def test_a_failure_before_it_commenced_ends_it_at_once() -> None:
     """Goal: nobody touched the memory; the numbers of the world come along."""
     peer = initiated(5)
 
-    assert peer.hear(verdict(5, 0)) == [Complete(5, 50, LOST, REDUCE, FAILED)]
+    assert peer.hear(verdict(5, 0)) == [Complete(5, 50, LOST, COLLECTIVE, FAILED)]
     assert told(peer.call(reduce(operation(6, 5))), m.Initiate)
 
 
@@ -163,7 +190,7 @@ def test_an_order_leaves_what_has_not_commenced() -> None:
     peer = initiated(5, 6)
 
     assert not [action for action in peer.hear(NEXT_ORDER) if isinstance(action, AbortOperation)]
-    assert ends(peer.hear(verdict(5, 0))) == [(5, LOST, REDUCE)]
+    assert ends(peer.hear(verdict(5, 0))) == [(5, LOST, COLLECTIVE)]
     assert phases(peer) == {6: "initiated"}
 
 
@@ -223,7 +250,7 @@ def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
     assert peer.hear(m.AbortReduce(1, "peer 1 gave up")) == [AbortOperation(1)]
     (answer,) = told(peer.feed(ReduceQuiet(1)), m.Finished)
     assert (answer.sequence, answer.ok) == (1, False)
-    assert peer.hear(verdict(5, 1)) == [EndOperation(1), Complete(5, 50, LOST, REDUCE, FAILED)]
+    assert peer.hear(verdict(5, 1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
 def test_a_part_that_breaks_is_told_when_the_memory_is_restored() -> None:
@@ -233,7 +260,7 @@ def test_a_part_that_breaks_is_told_when_the_memory_is_restored() -> None:
     assert peer.feed(ReduceBroken(1, "no memory")) == [AbortOperation(1)]
     assert peer.feed(ReduceBroken(1, "no memory")) == []
     assert peer.feed(ReduceQuiet(1)) == [SendMaster(m.Finished(1, False, "no memory"))]
-    assert ends(peer.hear(verdict(5, 1))) == [(5, LOST, REDUCE)]
+    assert ends(peer.hear(verdict(5, 1))) == [(5, LOST, COLLECTIVE)]
 
 
 @pytest.mark.parametrize("sequence", [2, 9])
@@ -283,7 +310,7 @@ def test_the_slot_waits_for_both_quiet_and_verdict(quiet_first: bool) -> None:
     first, second = steps if quiet_first else reversed(steps)
 
     assert peer.feed(first) == []
-    assert peer.feed(second) == [EndOperation(1), Complete(5, 50, LOST, REDUCE, FAILED)]
+    assert peer.feed(second) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
 def test_an_order_during_an_abort_takes_the_answer_back() -> None:
@@ -322,7 +349,7 @@ def test_what_commences_over_a_broken_ring_is_not_begun() -> None:
 
     assert peer.hear(commence((5, 1))) == []
     assert not [action for action in peer.hear(NEXT_ORDER) if isinstance(action, AbortOperation)]
-    assert peer.hear(verdict(5, 1)) == [Complete(5, 50, LOST, REDUCE, FAILED)]
+    assert peer.hear(verdict(5, 1)) == [Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
 def test_a_retry_is_not_mistaken_for_the_attempt_before_it() -> None:

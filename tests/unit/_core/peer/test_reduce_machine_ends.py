@@ -28,6 +28,7 @@ from pccl._core.protocol.events import Tick
 
 from .peer_harness import (
     CANCELLED,
+    COLLECTIVE,
     FAILED,
     INVALID_USAGE,
     KICKED,
@@ -36,7 +37,6 @@ from .peer_harness import (
     MASTER_LOST,
     NEXT_ORDER,
     PLAIN,
-    REDUCE,
     SECOND,
     SUCCESS,
     Companion,
@@ -162,7 +162,7 @@ def test_a_verdict_that_was_there_first_is_the_one() -> None:
     peer.hear(verdict(5, 1))
     assert ends(peer.feed(MasterDown("reset"))) == []
 
-    assert peer.feed(ReduceQuiet(1)) == [EndOperation(1), Complete(5, 50, LOST, REDUCE, FAILED)]
+    assert peer.feed(ReduceQuiet(1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
 def test_what_is_quiet_already_ends_with_the_membership() -> None:

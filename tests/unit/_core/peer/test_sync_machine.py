@@ -29,6 +29,7 @@ from pccl._core.protocol.sources import Source, pack_sources
 
 from .peer_harness import (
     CANCELLED,
+    COLLECTIVE,
     DESCRIBE,
     INVALID_USAGE,
     KICKED,
@@ -40,6 +41,7 @@ from .peer_harness import (
     PLAIN,
     SOURCES,
     SUCCESS,
+    WORLD,
     Companion,
     describe,
     ends,
@@ -57,7 +59,7 @@ FETCH = FetchState(1, 8, 500, 9, False, b"elected digest..", SOURCES)
 
 
 def synced(slot: int, revision: int, tx_bytes: int = 0, rx_bytes: int = 0) -> Complete:
-    return Complete(slot, 10 * slot, SUCCESS, PLAIN, SYNCED.pack(revision, tx_bytes, rx_bytes))
+    return Complete(slot, 10 * slot, SUCCESS, PLAIN, SYNCED.pack(revision, tx_bytes, rx_bytes) + WORLD)
 
 
 def voted() -> Companion:
@@ -107,7 +109,7 @@ def test_an_outdated_peer_takes_over_the_revision() -> None:
 def test_a_failure_says_why(result: int) -> None:
     """Goal: the master's reason is the caller's."""
     assert voted().hear(m.CallFailed(1, result, "all RECEIVE_ONLY")) == [
-        Complete(5, 50, result, PLAIN, b"all RECEIVE_ONLY")
+        Complete(5, 50, result, COLLECTIVE, WORLD + b"all RECEIVE_ONLY")
     ]
 
 
@@ -153,7 +155,7 @@ def test_a_receiver_that_cannot_is_answered_by_the_master() -> None:
 
     assert peer.feed(StateUnfetched(1, "no memory")) == [SendMaster(m.Fetched(1, 1, False, "no memory"))]
     assert peer.hear(m.CallFailed(1, LOST, "no memory")) == [EndTransfer(1)]
-    assert peer.feed(TransferEnded(1, 0, 0)) == [Complete(6, 60, LOST, PLAIN, b"no memory")]
+    assert peer.feed(TransferEnded(1, 0, 0)) == [Complete(6, 60, LOST, COLLECTIVE, WORLD + b"no memory")]
 
 
 def test_a_lost_source_is_passed_on() -> None:
@@ -219,7 +221,7 @@ def test_a_failure_waits_for_the_description() -> None:
     peer.hear(fetch())
 
     assert peer.hear(m.CallFailed(1, LOST, "all sources were lost")) == []
-    assert peer.call(describe()) == [Complete(6, 60, LOST, PLAIN, b"all sources were lost")]
+    assert peer.call(describe()) == [Complete(6, 60, LOST, COLLECTIVE, WORLD + b"all sources were lost")]
 
 
 def test_a_rewired_ring_does_not_concern_it() -> None:
