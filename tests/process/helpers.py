@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import psutil
 
@@ -57,7 +57,7 @@ def quick(**changes: object) -> Options:
     return replace(QUICK, **changes)
 
 
-def eventually(condition: Callable[[], T], what: str, timeout: float = BOUND) -> T:
+def eventually(condition: Callable[[], T | Literal[False] | None], what: str, timeout: float = BOUND) -> T:
     """The first true value of the condition; fails with the sentence when there is none in time."""
     deadline = time.monotonic() + timeout
     while True:

@@ -72,7 +72,7 @@ class Keeper(Trainee):
             tensor[:] = self._pattern_of(revision)
 
     @staticmethod
-    def _pattern_of(revision: int) -> np.ndarray:  # type: ignore[type-arg]
+    def _pattern_of(revision: int) -> np.ndarray:
         return (np.arange(COUNT) % 1021 + revision * 7).astype(np.float32)
 
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class StatePeer:
     """One peer with some tensors, and the process that transfers them."""
 
-    def __init__(self, peer: int, tensors: dict[str, bytes], *, outside: set[str] = frozenset(), **other: Any) -> None:
+    def __init__(self, peer: int, tensors: dict[str, bytes], *, outside: Set[str] = frozenset(), **other: Any) -> None:
         """`outside` names tensors in ordinary memory; `unequal` (in `other`) those that may differ."""
         self.peer = peer
         self.tensors: dict[str, Bytes] = {}
@@ -260,7 +260,7 @@ def main() -> None:
         log=tell,
         timeout_ns=10**9,
     )
-    perform = {"ServeState": transfers.serve, "FetchState": transfers.fetch}
+    perform: dict[str, Any] = {"ServeState": transfers.serve, "FetchState": transfers.fetch}
     perform |= {"ServeFetched": transfers.serve_fetched, "AddSources": transfers.add_sources}
     perform |= {"DropSource": transfers.drop_source, "EndTransfer": transfers.end}
 

@@ -104,7 +104,7 @@ class Case:
 
 def cases(datatype: DataType) -> list[Case]:
     """Every operation, count and way to lie in memory; which library made the tensor changes from case to case."""
-    found = []
+    found: list[Case] = []
     for op in ReduceOp:
         for count in COUNTS:
             for shared in (False, True):
@@ -189,7 +189,7 @@ def test_parameters_and_their_gradients(trio: Crew) -> None:
             peer.all_reduce(parameter.grad, parameter.grad, op=ReduceOp.AVG, tag=tag)
             peer.all_reduce(parameter, parameter, op=ReduceOp.MAX, tag=tag)
         assert all(parameter.requires_grad for parameter in model.parameters())
-        return [*model.parameters(), *(parameter.grad for parameter in model.parameters())]  # type: ignore[list-item]
+        return [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
 
     first, *others = everybody(trio, act)
     for other in others:

@@ -156,7 +156,7 @@ def test_an_incomplete_tree_is_not_built(tree: Path, builder: Path, tmp_path: Pa
     missing = sorted(path.name for path in tree.glob("pccl/**/*.pyx"))[:count]
     shutil.copytree(tree, broken, ignore=shutil.ignore_patterns(*missing))
     command = [builder, "-c", "from setuptools import build_meta; build_meta.build_wheel('.')"]
-    done = subprocess.run(command, cwd=broken, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=broken, capture_output=True, text=True, check=False)  # type: ignore[arg-type]
 
     assert done.returncode != 0
     (sentence,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))

@@ -56,7 +56,7 @@ def receivers(peer: Communicator) -> list[int]:
 def reduce_once(crew: Crew) -> None:
     """One sum of tensors in shared memory, staged on nobody, that all agree on."""
 
-    def reduce(member: Communicator, rank: int) -> np.ndarray:  # type: ignore[type-arg]
+    def reduce(member: Communicator, rank: int) -> np.ndarray:
         tensor = pccl.empty(COUNT)
         tensor[:] = rank + 1
         member.all_reduce(tensor, tensor, op=ReduceOp.SUM)

@@ -143,7 +143,7 @@ def test_a_stopped_master_is_lost_within_the_timeout(master: MasterNode) -> None
         begin = time.monotonic()
         with stopped(master_pid(master)):
             calls = [background(crew[0].update_topology), background(crew[1].are_peers_pending)]
-            errors = [call.error() for call in calls]
+            errors = [call.error() for call in calls]  # type: ignore[attr-defined]
             took = seconds_since(begin)
 
         assert took < NOTICED
@@ -160,7 +160,7 @@ def test_a_killed_master_is_lost_at_once(master: MasterNode) -> None:
         calls = [background(crew[0].update_topology), background(lambda: crew[1].wait_for_world_size(3))]
         os.kill(master_pid(master), signal.SIGKILL)
 
-        assert [type(call.error(1.0)) for call in calls] == [MasterLostError] * 2
+        assert [type(call.error(1.0)) for call in calls] == [MasterLostError] * 2  # type: ignore[attr-defined]
         assert joining.error(1.0) is not None
         assert background(crew[0].are_peers_pending).error(1.0).result is Result.MASTER_CONNECTION_FAILED  # type: ignore[union-attr]
 
@@ -218,7 +218,7 @@ def test_calls_that_never_meet_are_explained(master: MasterNode) -> None:
     with crew_of(master.address, 0, 0) as crew:
         begin = time.monotonic()
         calls = [background(crew[0].update_topology), background(crew[1].are_peers_pending)]
-        errors = [call.error(5.0) for call in calls]
+        errors = [call.error(5.0) for call in calls]  # type: ignore[attr-defined]
 
         assert seconds_since(begin) < 5.0
         for error in errors:

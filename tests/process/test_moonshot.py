@@ -287,8 +287,9 @@ def test_garbage_ends_the_child(sky: Observatory, monkeypatch: pytest.MonkeyPatc
 def test_rings_that_are_not_better_are_not_believed(sky: Observatory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the present ring, a worse one and a forbidden one change nothing, and last words are heard."""
     worst = min(
-        ([*range(at, COUNT), *range(at)][::-1] for at in range(COUNT)), key=lambda order: evaluate(RATES, order)[0]
-    )  # type: ignore[index]
+        ([*range(at, COUNT), *range(at)][::-1] for at in range(COUNT)),
+        key=lambda order: evaluate(RATES, order)[0],  # type: ignore[index]
+    )
     best = solve(RATES, COUNT, steps=100)
     assert best is not None
     rates = array("d", RATES)

@@ -110,7 +110,7 @@ def test_the_master_searches_on_in_a_child() -> None:
     rates, _ = networks.planted(20, seed=3)
     found: list[Any] = []
     actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
-    actor._feed = found.append  # type: ignore[method-assign]
+    actor._feed = found.append  # type: ignore[assignment, method-assign]
     ring = tuple(range(101, 121))
     actor.loop.after(0, lambda: actor._search(BeginMoonshot(0, ring, rates, 1)))
     thread = threading.Thread(target=actor.run)

@@ -92,7 +92,7 @@ class Case:
 
 def cases() -> list[Case]:
     """Every way and operation, with counts and places in memory that change all the time; plain ones among them."""
-    found = []
+    found: list[Any] = []
     for number, (datatype, how) in enumerate(way for way in WAYS if way[0] is not DataType.BFLOAT16):
         for op in ReduceOp:
             place = number + op.value

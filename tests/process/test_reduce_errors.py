@@ -340,5 +340,5 @@ def test_groups_do_not_meet() -> None:
                 peer.all_reduce(array, array, op=ReduceOp.AVG, tag=1)
             return peer.all_reduce(array, array, op=ReduceOp.SUM, tag=1).local_world_size + float(array[0])
 
-        found = together(*(lambda peer=peer: act(peer) for peer in crew))  # type: ignore[misc]
+        found = together(*(lambda peer=peer: act(peer) for peer in crew))
         assert found == [2.0 * worlds[peer] for peer in crew]

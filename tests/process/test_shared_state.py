@@ -354,7 +354,7 @@ def test_a_world_of_one_syncs(master: MasterNode) -> None:
 def test_a_member_that_leaves_does_not_hold_a_sync_up(trio: Crew) -> None:
     """Goal: who is gone need not vote."""
     models = [Model(1.0) for _ in trio]
-    waiting = [background(lambda i=i: models[i].sync(ring_order(trio)[i])) for i in (0, 1)]  # type: ignore[misc]
+    waiting = [background(lambda i=i: models[i].sync(ring_order(trio)[i])) for i in (0, 1)]
     ring_order(trio)[2].close()
     assert [call.result() for call in waiting] == [SharedStateSyncInfo(0, 0)] * 2
 

@@ -76,7 +76,7 @@ class Trainee:
                 self._reduce(self._tensors[step % 2], QUANTIZATION if step < 2 else None)
         self._peer.update_topology()
 
-    def _reduce(self, tensor: np.ndarray, how: QuantizationOptions | None) -> None:  # type: ignore[type-arg]
+    def _reduce(self, tensor: np.ndarray, how: QuantizationOptions | None) -> None:
         tensor[:] = self._pattern
         while True:
             try:

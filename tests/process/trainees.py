@@ -38,7 +38,7 @@ class Told:
     @classmethod
     def read(cls, line: str) -> Told:
         number, event, *numbers, rest = [*line.split(" ", 7), ""][:8]
-        return cls(int(number), event, *map(int, numbers), rest)  # type: ignore[arg-type]
+        return cls(int(number), event, *map(int, numbers), rest)  # type: ignore[arg-type, call-arg]
 
 
 class Ring:

@@ -15,7 +15,7 @@ from pccl._core.protocol.mailbox import CallConnect
 from pccl._core.records import replace
 from pccl.options import Options, nanoseconds, token_from_file
 
-NAMES = Options.__match_args__  # type: ignore[attr-defined]
+NAMES = Options.__match_args__
 
 
 def test_the_defaults_are_valid() -> None:

@@ -73,10 +73,10 @@ def test_a_distributed_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         (lambda: TensorInfo.from_torch(torch.zeros(4, 4).T[1:], "w"), AssertionError),
         (lambda: TensorInfo.from_torch(np.zeros(3), "w"), ValueError),
         (lambda: TensorInfo.from_numpy(torch.zeros(3), "w"), ValueError),
-        (lambda: TensorInfo.from_numpy("w", np.zeros(3)), ValueError),
-        (lambda: TensorInfo.from_numpy(np.zeros(3), 5), ValueError),
+        (lambda: TensorInfo.from_numpy("w", np.zeros(3)), ValueError),  # type: ignore[arg-type]
+        (lambda: TensorInfo.from_numpy(np.zeros(3), 5), ValueError),  # type: ignore[arg-type]
         (lambda: SharedState([]), AssertionError),
-        (lambda: SharedState([np.zeros(3)]), ValueError),
+        (lambda: SharedState([np.zeros(3)]), ValueError),  # type: ignore[list-item]
         (lambda: SharedState([info(), info()]), ValueError),
     ],
 )

@@ -122,7 +122,7 @@ def test_values_are_frozen_and_pickle() -> None:
     assert info.world_size == 3
     assert {info, pickle.loads(pickle.dumps(info))} == {info}
     with pytest.raises(AttributeError):
-        info.tx_bytes = 5  # type: ignore[misc]
+        info.tx_bytes = 5
     assert SharedStateSyncInfo(tx_bytes=1, rx_bytes=2) == SharedStateSyncInfo(1, 2)
 
 

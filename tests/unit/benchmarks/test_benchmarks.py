@@ -120,7 +120,7 @@ def test_experiments_that_are_left_out_stay(
 ) -> None:
     """Goal: measuring one experiment again costs no other its numbers, nor the facts of the run that they are from."""
     path = tmp_path / "wan.json"
-    by_experiment = {"gloo": {}, "hidden": {}}
+    by_experiment: dict[str, dict] = {"gloo": {}, "hidden": {}}
     path.write_text(json.dumps({"rate_bits": 1e9, "loss": 0, "runs": by_experiment, "experiments": by_experiment}))
 
     found = earlier(argparse.Namespace(only=only, json=path, rate=rate, loss=0))

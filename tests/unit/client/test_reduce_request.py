@@ -146,7 +146,7 @@ def test_what_is_wrong_is_said_also_of_a_kind_that_was_seen() -> None:
         with pytest.raises(ValueError, match=f"a tag is 0 to {(1 << 64) - 1}, not {tag}"):
             asked_for(array, array, tag)
     assert asked_for(array, array, (1 << 64) - 1).tag == (1 << 64) - 1
-    assert asked_for(array, array, np.uint8(5)).tag == 5
+    assert asked_for(array, array, np.uint8(5)).tag == 5  # type: ignore[arg-type]
 
 
 def test_what_a_reduce_did_is_an_ordinary_value() -> None:

@@ -104,7 +104,7 @@ def test_threads_never_hold_the_same_bytes(arena: Arena) -> None:
     wrong: list[str] = []
 
     def work(mark: int) -> None:
-        chance, held = random.Random(mark), []
+        chance, held = random.Random(mark), []  # type: ignore[var-annotated]
         while time.monotonic() < end and not wrong:
             if held and chance.random() < 0.5:
                 piece, pattern = held.pop(chance.randrange(len(held)))
@@ -136,7 +136,7 @@ def test_a_release_inside_the_arena_neither_waits_nor_is_lost(arena: Arena) -> N
     """Goal: the garbage collector may run a finaliser in the very thread that holds the lock."""
     piece = arena.allocate(100)
     address = piece.address
-    with arena._lock:
+    with arena._lock:  # type: ignore[attr-defined]
         piece.release()
         with pytest.raises(RuntimeError, match="can release pieces, but not allocate"):
             arena.allocate(100)
@@ -149,7 +149,7 @@ def test_a_release_does_not_wait_for_another_thread(arena: Arena) -> None:
     piece = arena.allocate(100)
     address = piece.address
     thread = threading.Thread(target=piece.release)
-    with arena._lock:
+    with arena._lock:  # type: ignore[attr-defined]
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
@@ -161,7 +161,7 @@ def test_an_interrupt_between_two_lists_costs_nothing_but_the_segment(arena: Are
     """Goal: Ctrl-C after a spare segment was taken and before it was handed out; the rest goes on."""
     arena.allocate(2 * MIB).release()
     assert arena.statistics().segments == 1  # and it is sorted in
-    arena._spare[2 * MIB].clear()
+    arena._spare[2 * MIB].clear()  # type: ignore[attr-defined]
 
     assert arena.allocate(2 * MIB).nbytes == 2 * MIB
     arena.trim()

@@ -88,7 +88,7 @@ def changed(steps: list[Step], call: str, wanted: bool = True, **change: object)
         fact = steps[index].fact
         exact = not isinstance(fact, Reduced) or bool(fact.who) == wanted
         if steps[index].call == call and steps[index].life == 13 and exact:
-            steps[index] = replace(steps[index], fact=replace(fact, **change))  # type: ignore[type-var]
+            steps[index] = replace(steps[index], fact=replace(fact, **change))
             return steps
     raise AssertionError("there is no such step")
 

@@ -235,7 +235,7 @@ class Member:
         """A new segment, as bytes."""
         fd = create_memfd("tensor", max(nbytes, 1))
         self.segments[number] = fd, max(nbytes, 1)
-        return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]
+        return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]  # type: ignore[call-overload]
 
     def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, link: str = FAR) -> Worker:
         """A new worker, at work."""

@@ -113,7 +113,7 @@ def right(**wrong: int) -> bytes:
     """The first frame that rank 0 of two receives, but for what is given."""
     payload = bytes(Cut(COUNT, 1, 2).chunk(1)[1] - Cut(COUNT, 1, 2).chunk(1)[0])
     fields = {"sequence": 1, "hop": 0, "chunk": 1, "block": 0} | wrong
-    return frame(**fields, payload=payload)  # type: ignore[arg-type]
+    return frame(**fields, payload=payload)
 
 
 NO_FRAME = "what came is no frame"

@@ -90,7 +90,7 @@ def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsiz
             assert chunk == cut.sent(previous, hop)
             moved[rank] += len(cut.blocks(chunk)) + len(cut.blocks(cut.sent(rank, hop)))
             if hop < world - 1:
-                held[rank][chunk] = (*sent[previous], rank)
+                held[rank][chunk] = (*sent[previous], rank)  # type: ignore[assignment]
             else:
                 held[rank][chunk] = sent[previous]
             # What was received is what is sent at the next hop.

@@ -52,7 +52,7 @@ class Device:
         program.write_text(SOURCE.read_text() if source is None else source)
         assert COMPILER is not None
         command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-        command += ["-Wno-unknown-pragmas", f"-I{EMULATION}", f"-I{SOURCE.parent}", program, "-o", library]
+        command += ["-Wno-unknown-pragmas", f"-I{EMULATION}", f"-I{SOURCE.parent}", str(program), "-o", str(library)]
         subprocess.run(command, check=True, timeout=100)
         self.launch = declare(ctypes.CDLL(str(library)))
 
@@ -177,7 +177,8 @@ def test_it_compiles_for_devices(architecture: int, tmp_path: Path) -> None:
     if f"sm_{architecture}" not in known:
         pytest.skip(f"this nvcc does not know sm_{architecture}")
     target = tmp_path / "digest.cubin"
-    command = [nvcc, "-cubin", f"-arch=sm_{architecture}", "-O3", "-Werror", "all-warnings", SOURCE, "-o", target]
+    command = [nvcc, "-cubin", f"-arch=sm_{architecture}", "-O3", "-Werror", "all-warnings", str(SOURCE)]
+    command += ["-o", str(target)]
 
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
@@ -191,7 +192,7 @@ def test_it_links_with_the_runtime(tmp_path: Path) -> None:
     nvcc, target = shutil.which("nvcc"), tmp_path / "digest.so"
     if nvcc is None or Path("/proc/driver/nvidia").exists():
         pytest.skip("this needs nvcc and no device")
-    command = [nvcc, "-shared", "-Xcompiler", "-fPIC", SOURCE, "-o", target]
+    command = [nvcc, "-shared", "-Xcompiler", "-fPIC", str(SOURCE), "-o", str(target)]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     if "cudart" in outcome.stderr:
         pytest.skip("this toolkit comes without its runtime library")

@@ -90,7 +90,8 @@ def test_the_end_of_a_membership_ends_its_probe() -> None:
 def test_a_probe_that_cannot_be_made_ends_the_membership(fields: dict[str, int]) -> None:
     """Goal: no honest master asks for it."""
     peer = member()
-    question = m.Probe(**{"round": 4, "target": 3, "lanes": 2, "milliseconds": 5, "port": 1, "host": "host3", **fields})
+    asked: dict[str, Any] = {"round": 4, "target": 3, "lanes": 2, "milliseconds": 5, "port": 1, "host": "host3"}
+    question = m.Probe(**{**asked, **fields})
     peer.hear(question)
 
     assert peer.state.phase == "gone"

@@ -127,7 +127,7 @@ def test_a_port_may_answer_several_kinds_of_hello() -> None:
     kinds = {JoinLane(bytes(32), bytes(16), 1, 1, 2, 0): Admit, JoinState(bytes(32), bytes(16), 1, 1, 2): Admit}
     for wanted, outcome in {**kinds, HELLO: TurnAway}.items():
         door = Door(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
-        caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))  # type: ignore[misc]
+        caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))
 
         (action,) = door.received(1, hello_of(door, caller))
 

@@ -274,7 +274,10 @@ def test_a_tie_keeps_the_present_order(count: int) -> None:
     start = Random(0).sample(range(count), count)
 
     assert solve(array("d", [3.0] * count * count), count, start, steps=10**9) == Solution(
-        start, 3.0, pytest.approx(count / 3), exact=True
+        start,
+        3.0,
+        pytest.approx(count / 3),  # type: ignore[arg-type]
+        exact=True,
     )
 
 

@@ -132,7 +132,9 @@ def test_wait_ends_by_its_bound(timeout_ns):
 def test_wait_releases_the_gil():
     """A thread that sleeps lets the others run, and one of them wakes it."""
     word = Word(bytearray(4))
-    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(1), word.wake()))
+    thread = threading.Thread(
+        target=lambda: (time.sleep(0.02), word.store(1), word.wake()),  # type: ignore[func-returns-value]
+    )
     thread.start()
     wait_until(word, 1)
     thread.join()
@@ -307,7 +309,7 @@ def test_looking_ends_with_a_change_or_with_its_time() -> None:
     assert word.look(1, 5_000_000_000)  # it holds something else already
 
     # Late, so that it is stored while the other looks; earlier would pass as well.
-    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))
+    thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))  # type: ignore[func-returns-value]
     thread.start()
     assert word.look(0, 5_000_000_000)
     thread.join()

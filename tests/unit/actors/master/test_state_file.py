@@ -36,7 +36,7 @@ def saved(path: str) -> dict[str, Any]:
     assert file.load() is None
     file.save(SNAPSHOT)
     file.close()
-    return json.loads(Path(path).read_text())  # type: ignore[no-any-return]
+    return json.loads(Path(path).read_text())
 
 
 def test_what_was_saved_is_loaded(path: str) -> None:
