@@ -57,10 +57,37 @@ def test_the_glossary_has_every_noun_once_and_sorted() -> None:
     assert [noun for noun, meaning in rows if not meaning.endswith((".", ")"))] == []
 
 
+def rows_of(section: str) -> list[list[str]]:
+    """The cells of all table rows in a section of the benchmarks."""
+    text = (DOCS / "benchmarks.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+
+
+def prose_of(page: Path) -> str:
+    """A page as one line."""
+    return " ".join(page.read_text().split())
+
+
 def test_the_readme_quotes_what_was_measured() -> None:
     """Goal: when the benchmark is run again, the figure on the first screen changes with the table it comes from."""
-    section = (DOCS / "benchmarks.md").read_text().partition("## Over a wide-area link, next to Gloo")[2]
-    measured = dict(re.findall(r"^\| 100 ms, ([^|]+) \| ([^|]+) \|", section, re.MULTILINE))
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    measured = {row[0]: row[1] for row in rows_of("Over a wide-area link, next to Gloo")}
+    ours, gloo = measured["100 ms, pool of 8"], measured["100 ms, gloo"]
 
-    assert f"takes {measured['pool of 8']} with 8 connections; Gloo takes {measured['gloo']} (" in readme
+    assert f"takes {ours} with 8 connections; Gloo takes {gloo} (" in prose_of(ROOT / "README.md")
+
+
+def test_guides_quote_what_was_measured() -> None:
+    """Goal: figures in prose are those of the printed tables, also after the next measurement."""
+    kills = {row[0][0]: row[1].partition(" (")[0] for row in rows_of("After a kill") if "kills" in row[0]}
+    three, four = kills["3"], kills["4"]
+    gains = [row[3].partition(" (")[0] for row in rows_of("Quantization") if len(row) == 4 and "bits" in row[0]]
+    speeds: dict[str, list[float]] = {}  # of two peers, by size: through memory, through TCP
+    for row in rows_of("All-reduce next to Gloo"):
+        if row[0].startswith("2 peers") and row[0].endswith(("64 MiB", "256 MiB", "1 GiB")):
+            speeds.setdefault(row[0], []).append(float(row[2].replace(",", "")))
+    ratios = [memory / tcp for memory, tcp in speeds.values()]
+
+    assert f"the median is {three} with 3 peers and {four} with 4" in prose_of(DOCS / "reliability.md")
+    assert f"was {gains[0]}, {gains[1]} and {gains[2]} times as fast" in prose_of(DOCS / "quantization.md")
+    assert len(ratios) == 3
+    assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in prose_of(DOCS / "getting-started.md")
