@@ -91,3 +91,12 @@ def test_guides_quote_what_was_measured() -> None:
     assert f"was {gains[0]}, {gains[1]} and {gains[2]} times as fast" in prose_of(DOCS / "quantization.md")
     assert len(ratios) == 3
     assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in prose_of(DOCS / "getting-started.md")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Goal: a file that was moved or renamed is found under its new name in every page."""
+    folders = "pccl|cli|stress|tests|benchmarks|examples|docs"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*\w\.(?:py|pyx|pxd|h|cu|md|json|sh|sbatch|yaml))`", page.read_text())
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
