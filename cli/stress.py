@@ -11,7 +11,8 @@ import click
 from pccl.stress.faults import ALL_FAMILIES
 from pccl.stress.records import Bounds
 from pccl.stress.report import View, conclude, read_settings
-from pccl.stress.supervisor import Settings, Supervisor
+from pccl.stress.settings import Settings
+from pccl.stress.supervisor import Supervisor
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 

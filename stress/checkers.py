@@ -1,6 +1,6 @@
 """The laws of a run, checked over the steps that its processes report. Pure: time, steps and faults are arguments.
 
-**Agreement** of topology rounds is checked in `round_agreement`, the content of tensors in `ledger`.
+**Agreement** of topology rounds is checked in `round_check`, the content of tensors in `ledger`.
 
 **Promptness.** A call may take `Bounds.call`, counted from its start or from the last fault, whichever is later. A
 stopped peer, or a peer behind a silent link, delays the others until it continues or its silence is detected.
@@ -34,12 +34,12 @@ from .records import (
     Synced,
     Violation,
 )
-from .round_agreement import RoundAgreement, judge_round
+from .round_check import RoundCheck, judge_round
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .round_agreement import Round
+    from .round_check import Round
 
 SECOND = 1_000_000_000
 SETTLED_NS = 8 * SECOND  # how late a report of a round may arrive: longer than any stop
@@ -99,7 +99,7 @@ class Judge:
         self._hang_ns = int(bounds.hang * SECOND)
         self._faults: deque[CommittedFault] = deque()
         self._joins: deque[tuple[int, int]] = deque()  # begin and end of connects
-        self._agreement = RoundAgreement()
+        self._round_check = RoundCheck()
 
     # ------------------------------------------------------------------------------------------ what happens
 
@@ -167,7 +167,7 @@ class Judge:
         elif step.call != APPLY:
             self._judge_duration(step)
         if step.call in (CONNECT, OPTIMIZE) or step.call in ROUNDS:
-            self._agreement.add(step)
+            self._round_check.add(step)
         if step.call in ROUNDS and step.numbers is not None:
             self._note_response(step)
         if step.fact is not None:
@@ -335,7 +335,7 @@ class Judge:
             self._note_end(self._faults.popleft())
         for number in [n for n, life in self.lives.items() if life.ended_ns and life.ended_ns < old_ns]:
             del self.lives[number]
-            self._agreement.forget(number)
+            self._round_check.forget(number)
 
     def _note_end(self, fault: CommittedFault) -> None:
         """Mark the rare paths of a fault whose effects are known."""
@@ -358,7 +358,7 @@ class Judge:
             self._note_end(self._faults.popleft())
 
     def _settle(self, until_ns: int) -> None:
-        agreement = self._agreement
+        agreement = self._round_check
         agreement.settle(until_ns)
         self.ledger.settle(until_ns)
         self.violations += agreement.found + self.ledger.found

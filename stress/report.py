@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .paths import missing
 from .records import Bounds, spread
-from .supervisor import Settings
+from .settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,20 +15,16 @@ import socket
 import time
 import uuid
 from collections import deque
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pccl import Options
 from pccl._core.records import replace
 from pccl.actors.io.addresses import parse_address
 
 from .checkers import Judge
 from .faults import (
-    ALL_FAMILIES,
     ELDER,
     ENDINGS,
-    FAMILIES,
     LINK_FAULTS,
     STOPS,
     Fault,
@@ -42,7 +38,7 @@ from .faults import (
 from .paths import missing
 from .procfs import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
 from .proxy import Network
-from .records import ROUNDS, Bounds, Reduced, Step, Task, Violation
+from .records import ROUNDS, Reduced, Step, Task, Violation
 from .stalls import Stalls
 from .timed_faults import TICK as TIMED_TICK
 from .timed_faults import TimedFaults
@@ -51,6 +47,11 @@ from .zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from pccl import Options
+
+    from .settings import Settings
 
 TICK = 0.05  # seconds of the longest sleep: the longest delay of a fault
 WATCH_INTERVAL = 1.0  # seconds between two samples of the watcher
@@ -61,46 +62,6 @@ DESCRIPTORS_SPARE = 32  # descriptors of a master beside its peers: listener, lo
 VIOLATIONS_MAX = 20  # the run ends after so many
 JOURNAL_LINES = 400  # lines of each life that are kept for a failure report
 JOURNALS_MAX = 64  # lives whose lines are kept
-
-
-def _options() -> Options:
-    """Options for one machine: losses are detected within two seconds, and probes are short."""
-    return Options(
-        heartbeat_interval=0.2,
-        heartbeat_timeout=2.0,
-        retry_interval=0.2,
-        stall_timeout=1.5,
-        connect_timeout=1.0,
-        handshake_timeout=1.0,
-        unreachable_expiry=1.0,
-        probe_time=0.04,
-        probe_rounds=4,
-        rates_expiry=10.0,
-        moonshot_time=1.0,
-        check=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What to run; the command line fills it in."""
-
-    duration: float = 60.0  # seconds
-    peers: int = 10
-    groups: int = 2
-    lanes: int = 1
-    interval: tuple[float, float] = (0.5, 1.0)  # seconds between two faults
-    families: tuple[str, ...] = ALL_FAMILIES
-    seed: int = 0
-    all_paths: bool = False  # a rare path that was never taken is a violation
-    folder: Path = Path("stress-report")
-    options: Options = field(default_factory=_options)
-    bounds: Bounds = field(default_factory=Bounds)
-
-    @property
-    def kinds(self) -> set[FaultKind]:
-        """What may be done in this run."""
-        return {kind for name in self.families for kind in FAMILIES[name]}
 
 
 @dataclass(slots=True)

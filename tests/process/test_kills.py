@@ -23,7 +23,7 @@ import pytest
 from pccl.stress.faults import processes_of
 from pccl.stress.procfs import marked_processes
 from pccl.stress.records import ROUNDS, Step, Task, spread
-from pccl.stress.round_agreement import RoundAgreement
+from pccl.stress.round_check import RoundCheck
 from pccl.stress.zygote import Zygote
 
 from pccl import Options
@@ -61,7 +61,7 @@ class Ring:
         self.mark = uuid.uuid4().hex
         self.zygote = Zygote(self.mark)
         self.peers: dict[int, Peer] = {}
-        self.agreement = RoundAgreement()
+        self.agreement = RoundCheck()
         self._log = (folder / "log").open("ab")
         self._lives = 0
         reader, writer = os.pipe()

@@ -22,7 +22,7 @@ from pccl.stress.records import (
     Task,
     spread,
 )
-from pccl.stress.round_agreement import Round, RoundAgreement, judge_round
+from pccl.stress.round_check import Round, RoundCheck, judge_round
 
 BOUNDS = Bounds(call=1.0, silence=2.0, join=5.0, hang=10.0)
 
@@ -93,7 +93,7 @@ def shuffled(steps: list[Step], seed: int) -> list[Step]:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sound_run_is_sorted_into_its_rounds(seed: int) -> None:
     """Goal: no false alarm, however late peers wake up, also around newcomers and calls that were given up."""
-    agreement = RoundAgreement()
+    agreement = RoundCheck()
 
     for told in shuffled(rounds_of(6, 300, seed), seed):
         agreement.add(told)
@@ -112,7 +112,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
     told = steps[index]
     assert told.numbers is not None
     steps[index] = Step(told.life, 0, TOPOLOGY, told.start_ns, told.end_ns, told.numbers._replace(global_world=99))
-    agreement = RoundAgreement()
+    agreement = RoundCheck()
 
     for told in shuffled(steps, seed):
         agreement.add(told)
@@ -122,7 +122,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
 
 def test_a_newcomer_that_is_told_something_else_is_found() -> None:
     """Goal: what connect() returned with is compared with what the members were told in that round."""
-    agreement = RoundAgreement()
+    agreement = RoundCheck()
     agreement.add(step(1, 1.0, 1.1, numbers(world=2)))
     agreement.add(step(2, 0.5, 1.1, numbers(2, world=3), CONNECT))
 
@@ -132,7 +132,7 @@ def test_a_newcomer_that_is_told_something_else_is_found() -> None:
 @pytest.mark.parametrize(("number", "epoch"), [(5, 0), (4, 2), (6, 2)])
 def test_an_epoch_that_falls_and_a_round_that_is_missed_are_found(number: int, epoch: int) -> None:
     """Goal: epochs only grow within a membership, and rounds follow each other; both may jump in the next one."""
-    agreement = RoundAgreement()
+    agreement = RoundCheck()
     for index, (peer, count, old) in enumerate([(1, 1, 5), (1, 2, 6), (9, 3, 1), (9, 4, 1)]):
         agreement.add(step(1, index, index + 0.5, numbers(peer, number=count, epoch=old)))
     assert agreement.found == []

@@ -10,7 +10,7 @@ from pccl.stress.checkers import SECOND, Judge
 from pccl.stress.faults import Fault, FaultKind
 from pccl.stress.paths import Path
 from pccl.stress.records import CONNECT, OPTIMIZE, REDUCE, TOPOLOGY, Bounds, Numbers, Reduced, Step
-from pccl.stress.round_agreement import RoundAgreement
+from pccl.stress.round_check import RoundCheck
 from pccl.stress.stalls import Stalls
 from pccl.stress.timed_faults import FAILURE_SECONDS, RETRY_SECONDS, TimedFaults
 
@@ -43,7 +43,7 @@ def laws(judge: Judge) -> list[str]:
 
 def test_optimisations_are_told_to_all_alike() -> None:
     """Goal: an optimisation makes no round, may raise epochs, and tells the same to everybody."""
-    agreement = RoundAgreement()
+    agreement = RoundCheck()
     for life in (1, 2):
         agreement.add(step(life, 1.0, 1.1, numbers(life, 4)))
         agreement.add(step(life, 2.0, 2.5, numbers(life, 4, 2), OPTIMIZE))

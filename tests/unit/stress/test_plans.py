@@ -13,7 +13,7 @@ from pccl.stress.paths import Path as RarePath
 from pccl.stress.paths import missing
 from pccl.stress.records import Bounds
 from pccl.stress.report import read_settings, replay_command, write_settings
-from pccl.stress.supervisor import Settings
+from pccl.stress.settings import Settings
 
 
 def test_a_plan_repeats_from_its_seed() -> None:

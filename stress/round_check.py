@@ -26,7 +26,7 @@ class Round:
     optimizes: bool = False
 
 
-class RoundAgreement:
+class RoundCheck:
     """Sorts steps into rounds and compares them. `add` takes the steps of each life in order; `settle` ends rounds."""
 
     def __init__(self) -> None:
