@@ -18,7 +18,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help setup build test test-anywhere check lint unit sim process demo stress bench clean
+.PHONY: help setup build test test-anywhere check lint debug sanitize unit sim process demo stress bench clean
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
@@ -27,6 +27,8 @@ help:
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff and mypy only; make unit, make sim, make process: one tier of the tests"
 	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
+	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
+	@echo "make sanitize  the same with AddressSanitizer and UBSan"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
 
@@ -96,6 +98,21 @@ lint: build
 	@$(BIN)/ruff format --quiet --check $(LINTED)
 	@echo "mypy"
 	@$(BIN)/mypy --no-error-summary
+
+# Copies of the tree under build/, compiled in their own way, so that the usual build stays as it is. The objects of
+# Python go through malloc there, so that the sanitizer sees their bounds too. gcc, because its libasan is preloaded.
+COPIED := pccl cli stress tests benchmarks docs setup.py pyproject.toml
+COMPILED_TESTS := tests/unit/_core tests/unit/memory tests/unit/actors
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+
+debug sanitize: $(VENV)/.tools
+	@mkdir -p build/$@
+	@echo "set-up: building build/$@"
+	@git ls-files -z --cached --others --exclude-standard $(COPIED) | tar --null -T - -cf - | tar -xf - -C build/$@
+	@cd build/$@ && PCCL_DEBUG=1 $(if $(filter sanitize,$@),PCCL_SANITIZE=1) \
+	  $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+	@cd build/$@ && $(if $(filter sanitize,$@),$(SANITIZED)) $(CURDIR)/$(BIN)/python -m pytest -q $(COMPILED_TESTS)
 
 # --- Things to see ----------------------------------------------------------
 

@@ -24,10 +24,22 @@ COMPILE_ARGS = ["-O2", "-g0", "-ffp-contract=off", "-fno-trapping-math"]
 # What the user adds; it comes last, so it wins. `PCCL_CFLAGS=-O0` compiles in a quarter of the time.
 EXTRA_ARGS = os.environ.get("PCCL_CFLAGS", "").split()
 
+# `make debug` compiles the code that works on raw memory with assertions (pccl/_core/system/check.pxd), `make sanitize`
+# with them and with what finds accesses out of bounds and undefined behaviour; both in copies of the tree.
+CHECKED_ROOMS = {"dataplane", "io", "kernels", "memory", "protocol", "system"}
+CHECKED_ARGS = ["-DPCCL_DEBUG=1"] if os.environ.get("PCCL_DEBUG") == "1" else []
+SANITIZERS: list[str] = []
+if os.environ.get("PCCL_SANITIZE") == "1":
+    SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    CHECKED_ARGS += [*SANITIZERS, "-O1", "-g1", "-fno-omit-frame-pointer"]
+
 # -O3 turns on the vectoriser, which loops over numbers live from.
 NUMERIC = {"arithmetic", "digest", "quantization", "exact_ring", "local_search", "solver", "path_builder"}
 
 KERNELS = Path("pccl/_core/kernels")
+
+# The one header of the kernels that their .pxd shows to modules of other rooms.
+SHOWN_HEADER = KERNELS / "codec.h"
 
 # Plain C semantics: the inner loops check their bounds once, outside.
 DIRECTIVES = {"language_level": 3, "embedsignature": True}
@@ -38,9 +50,16 @@ HOME_PAGE = "https://github.com/pccl-project/pccl"
 
 
 def headers_of(path: Path) -> list[str]:
-    """The C headers that a module may include: those of its own room, and those of the kernels."""
+    """The C headers that a module may include: those of its own room, and what the kernels show to all."""
     # cythonize() follows cimports from .pxd to .pxd, but does not notice a changed header.
-    return sorted(str(header) for room in {path.parent, KERNELS} for header in room.glob("*.h"))
+    return sorted(map(str, {*path.parent.glob("*.h"), SHOWN_HEADER}))
+
+
+def compile_args(path: Path) -> list[str]:
+    """What the compiler is told about a module; later words win."""
+    numeric = ["-O3"] if path.stem in NUMERIC else []
+    checked = CHECKED_ARGS if path.parent.name in CHECKED_ROOMS else []
+    return [*COMPILE_ARGS, *numeric, *checked, *EXTRA_ARGS]
 
 
 def extensions() -> list[Extension]:
@@ -51,7 +70,8 @@ def extensions() -> list[Extension]:
             [str(path)],
             depends=headers_of(path),
             include_dirs=[str(KERNELS)],
-            extra_compile_args=[*COMPILE_ARGS, *(["-O3"] if path.stem in NUMERIC else []), *EXTRA_ARGS],
+            extra_link_args=SANITIZERS if path.parent.name in CHECKED_ROOMS else [],
+            extra_compile_args=compile_args(path),
         )
         for path in sorted(Path("pccl").rglob("*.pyx"))
     ]

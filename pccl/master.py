@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Self
 
-from pccl._core.system.futex import set_process_name
+from pccl._core.system.process import set_process_name
 from pccl.actors.io.addresses import format_address, parse_address
 from pccl.actors.io.listener import bind
 from pccl.actors.io.logs import level_of, show

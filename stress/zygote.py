@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from pccl._core.system.futex import die_with_parent, open_pidfd
+from pccl._core.system.process import die_with_parent, open_pidfd
 
 from . import workload
 from .records import Task

@@ -13,14 +13,11 @@ then `fallocate` returns a code where a first touch would be the signal SIGBUS.
 """
 
 import errno
-import fcntl
 import os
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
-from pccl._core.system.futex import create_memfd
-from pccl._core.system.mapping import Mapping, enlarge_pages
-
-from .headroom import available_bytes
+from pccl._core.system.headroom import available_bytes
+from pccl._core.system.mapping import Mapping, create_memory_file, enlarge_pages, is_size_final
 
 
 class Segment:
@@ -45,7 +42,7 @@ class Segment:
 
         MemoryError if it is to be populated and there is not enough.
         """
-        fd = create_memfd(name, size)
+        fd = create_memory_file(name, size)
         try:
             if populate:
                 _reserve(fd, size)
@@ -65,7 +62,7 @@ class Segment:
         actual = os.fstat(fd).st_size
         if actual < size:
             raise ValueError(f"descriptor {fd} holds {actual} bytes, but a segment of {size} was announced")
-        if not _is_sealed(fd):
+        if not is_size_final(fd):
             raise ValueError(f"descriptor {fd} is no memory file sealed against shrinking")
         return cls(fd, size)
 
@@ -124,12 +121,3 @@ def _reserve(fd: int, size: int) -> None:
         if error.errno in (errno.ENOMEM, errno.ENOSPC):
             raise MemoryError(lack) from error
         raise
-
-
-def _is_sealed(fd: int) -> bool:
-    try:
-        seals: int = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        # Only memory files know seals at all.
-        return False
-    return bool(seals & fcntl.F_SEAL_SHRINK)

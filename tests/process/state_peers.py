@@ -26,7 +26,8 @@ from pccl._core.peer.events import EndTransfer, FetchState, ServeState, Transfer
 from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
-from pccl._core.system.futex import die_with_parent, monotonic_ns, set_process_name
+from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import die_with_parent, set_process_name
 from pccl.actors.io.listener import Listener, bind
 from pccl.actors.io.loop import IDLE_NS, Loop
 from pccl.actors.peer.identity import Identity

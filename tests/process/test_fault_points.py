@@ -19,6 +19,7 @@ import pytest
 
 from pccl import Attribute, Communicator, MasterNode
 from pccl._core.protocol import mailbox, messages
+from pccl._core.system.process import is_stopped
 from pccl.actors.io.fault_points import ACTIONS, VARIABLE, Fault
 from pccl.actors.peer import peer_actor, peer_fastpath
 
@@ -128,7 +129,7 @@ def _meet(first: Communicator, member: Member, where: list[str], point: str, act
             member.take_part()
             waited = time.monotonic() - begin
             assert waited < bound, f"{point} {action}: a bystander waited {waited:.2f} s"
-            if stopped and _is_stopped(victim.pid) and first.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2:
+            if stopped and is_stopped(victim.pid) and first.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2:
                 break  # nobody will wake it; it is enough that the others do not wait for it
     finally:
         victim.kill()
@@ -138,10 +139,6 @@ def _meet(first: Communicator, member: Member, where: list[str], point: str, act
         assert b"MasterLostError" in output, f"{point} was never reached"
     if action == "kill" and point.startswith("training."):
         assert victim.returncode == -9, f"{point} was never reached"
-
-
-def _is_stopped(pid: int) -> bool:
-    return peer_actor.is_stopped(pid)
 
 
 def test_every_message_a_peer_sends_is_a_point() -> None:

@@ -14,7 +14,8 @@ from tests import ROOT
 # 1,024 all new descriptors, mailboxes among them, are beyond what select() takes.
 PROGRAM = """
 import os, resource, sys
-from pccl._core.system.futex import create_memfd, monotonic_ns
+from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.mapping import create_memory_file
 from pccl.actors.io.loop import Loop
 from pccl.actors.peer.lane_pool import LanePool
 
@@ -26,11 +27,11 @@ loop, life = Loop(), os.pipe()
 pool = LanePool(loop, life[1], on_link_ended=lambda *_: None, on_worker_died=problems.append)
 early, late = range(1, SEGMENTS), range(SEGMENTS, SEGMENTS + 400)
 for number in early:
-    pool.share(number, create_memfd("segment", 4096), 4096)
+    pool.share(number, create_memory_file("segment", 4096), 4096)
 pool.size = 2
 pool.spawn(2)
 for number in late:
-    pool.share(number, create_memfd("segment", 4096), 4096)
+    pool.share(number, create_memory_file("segment", 4096), 4096)
 
 def look():
     pool.call()

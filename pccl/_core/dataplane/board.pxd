@@ -131,7 +131,7 @@ cdef class Board:
     cdef Py_buffer exported         # keeps the memory mapped
     cdef Shared *shared
     cdef readonly int lanes         # of this peer's pool
-    cdef int *sender_bells          # an eventfd for each sender
+    cdef int *sender_bells          # one for each sender
     cdef int *receiver_bells        # and for each receiver
     cdef int actor_bell
     cdef uint64_t admitted          # blocks of the operations on the board; only the actor counts

@@ -37,6 +37,7 @@ from pccl._core.protocol.operations cimport PackedOperation, read_operation
 from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
+from pccl._core.system.wait_set cimport ring_bell
 
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
 from .quantization cimport make_codec
@@ -48,7 +49,7 @@ FLAG_BACKED_UP = <int> BACKED_UP
 @cython.final
 @cython.no_gc
 cdef class Board:
-    """The board in `buffer`, which must be fresh. Bells are eventfds: one per sender, one per receiver, one for the actor."""
+    """The board in `buffer`, which must be fresh. Bells are descriptors: one per sender, one per receiver, one for the actor."""
 
     def __cinit__(self, buffer, list sender_bells not None, list receiver_bells not None, int actor_bell):
         cdef int lane
@@ -216,7 +217,7 @@ cdef class Board:
         """Have a worker look into its mailbox, however busy it is."""
         posix.atomic_store_u32(&self.shared.lanes[sends][lane].attention, 1)
         posix.fence()
-        posix.eventfd_write(self.sender_bells[lane] if sends else self.receiver_bells[lane], 1)
+        ring_bell(self.sender_bells[lane] if sends else self.receiver_bells[lane])
 
     def has_answered(self, bint sends, int lane):
         """Whether a worker has looked into its mailbox since it was called."""
@@ -225,12 +226,12 @@ cdef class Board:
     cdef void ring_receivers(self) noexcept:
         cdef int lane
         for lane in range(self.lanes):
-            posix.eventfd_write(self.receiver_bells[lane], 1)
+            ring_bell(self.receiver_bells[lane])
 
     cdef void ring_senders(self) noexcept:
         cdef int lane
         for lane in range(self.lanes):
-            posix.eventfd_write(self.sender_bells[lane], 1)
+            ring_bell(self.sender_bells[lane])
 
     cdef Op *find(self, uint64_t sequence) noexcept:
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
@@ -265,7 +266,7 @@ cdef class Board:
     cdef void tell_actor(self, Op *op) noexcept nogil:
         cdef uint64_t place = op.sequence % OPERATIONS_MAX
         posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
-        posix.eventfd_write(self.actor_bell, 1)
+        ring_bell(self.actor_bell)
 
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil:
         cdef QueueCell cell
@@ -356,7 +357,7 @@ cdef class Board:
                 bit = idle & (~idle + 1)
                 idle ^= bit
                 if posix.atomic_clear_bits_u64(&self.shared.idle[word], bit) & bit:
-                    posix.eventfd_write(self.sender_bells[word * 64 + posix.lowest_bit_u64(bit)], 1)
+                    ring_bell(self.sender_bells[word * 64 + posix.lowest_bit_u64(bit)])
                     return
 
 

@@ -18,8 +18,6 @@ operation was aborted; and then whatever was read is thrown away on all peers. T
 Few blocks are lent at a time. A small operation goes ahead of large ones, but not of what was lent before it came.
 """
 
-import fcntl
-import os
 from libc.stdint cimport uint32_t, uint64_t
 
 from pccl._core.system.check cimport check
@@ -38,26 +36,3 @@ cdef Loan take_back(Loans *loans) noexcept nogil:
     loans.first = (loans.first + 1) % LOANS_MAX
     loans.count -= 1
     return loan
-
-
-def borrow(int pid, int descriptor, uint64_t nbytes, uint64_t inode, uint64_t device):
-    """A descriptor, for reading, of the memory that another process offers. OSError or ValueError if it cannot be had."""
-    path = f"/proc/{pid}/fd/{descriptor}"
-    # Looked at before it is opened: in another namespace this is anybody's, and some devices mind being opened.
-    require_same(os.stat(path), inode, device, path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
-        require_same(found, inode, device, path)
-        if found.st_size < nbytes or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError(f"{path} is no memory of {nbytes} bytes that stays")
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def require_same(found, uint64_t inode, uint64_t device, path):
-    """ValueError if this is not the file that was offered."""
-    if (found.st_ino, found.st_dev) != (inode, device):
-        raise ValueError(f"{path} is something else here")

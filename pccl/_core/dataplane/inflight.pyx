@@ -25,24 +25,22 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from pccl._core.system cimport posix
+from pccl._core.system.tcp_info cimport TcpInfo, read_tcp_info
 
 FAR_ROUND_TRIP_US = <int> FAR_US
 
 
 cdef bint refresh(Report *report, int fd) noexcept nogil:
-    cdef posix.tcp_info info
-    cdef unsigned int length = sizeof(info)
-    memset(&info, 0, sizeof(info))
-    if posix.getsockopt(fd, posix.IPPROTO_TCP, posix.TCP_INFO, &info, &length) != 0:
+    cdef TcpInfo now
+    if not read_tcp_info(&now, fd):
         return False
     # The kernel counts packets, modulo 2**32, and their size may change.
-    report.tally.arrived += <uint64_t> <uint32_t> (info.tcpi_delivered - report.delivered) * info.tcpi_snd_mss
-    report.tally.packets += <uint32_t> (info.tcpi_data_segs_out - report.packets)
-    report.tally.resent += <uint32_t> (info.tcpi_total_retrans - report.resent)
-    report.tally.in_flight = <uint64_t> (info.tcpi_unacked - info.tcpi_sacked) * info.tcpi_snd_mss
-    report.tally.unsent = info.tcpi_notsent_bytes
-    report.delivered, report.packets, report.resent = info.tcpi_delivered, info.tcpi_data_segs_out, info.tcpi_total_retrans
-    report.round_trip_us, report.shortest_us = info.tcpi_rtt, info.tcpi_min_rtt
+    report.tally.arrived += <uint64_t> <uint32_t> (now.delivered - report.delivered) * now.packet_bytes
+    report.tally.packets += <uint32_t> (now.sent - report.packets)
+    report.tally.resent += <uint32_t> (now.resent - report.resent)
+    report.tally.in_flight, report.tally.unsent = now.in_flight, now.unsent
+    report.delivered, report.packets, report.resent = now.delivered, now.sent, now.resent
+    report.round_trip_us, report.shortest_us = now.round_trip_us, now.shortest_us
     return True
 
 

@@ -56,7 +56,7 @@ cdef class Lane:
     cdef readonly SegmentTable segments
     cdef readonly uint32_t wanted   # the segment that UNMAPPED is about
     cdef int lane
-    cdef int epoll
+    cdef int wait_set
     cdef int connection             # -1: none
     cdef int error                  # errno of the end, or 0
     cdef const char *reason         # of the end, if there is no errno

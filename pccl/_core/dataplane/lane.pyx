@@ -28,6 +28,10 @@ from pccl._core.kernels.arithmetic cimport crc32c
 from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport raise_errno
+from pccl._core.system.wait_set cimport (
+    IS_OVER, IS_READABLE, WAITED_MAX, Happened, open_wait_set, sleep_on, stop_waiting_for, wait_for_bell, wait_for_changes,
+    wait_for_input
+)
 
 # Python's view of the codes.
 LANE_MAIL = <int> MAIL
@@ -36,7 +40,7 @@ LANE_UNMAPPED = <int> UNMAPPED
 LANE_FAULT = <int> FAULT
 LANE_NOTICE = <int> NOTICE
 
-# What an epoll event belongs to.
+# The descriptors that a lane sleeps on.
 cdef enum:
     FROM_MAILBOX = 0
     FROM_BELL = 1
@@ -56,22 +60,15 @@ cdef class Lane:
             raise ValueError(f"a board of {board.lanes} lanes has no lane {lane}")
         self.count = &board.shared.lanes[sends][lane]
         memset(self.count, 0, sizeof(LaneCount))
-        self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
-        if self.epoll < 0:
-            raise_errno(errno, "creating an epoll")
-        self._watch(mailbox, posix.EPOLLIN, FROM_MAILBOX)
-        self._watch(bell, posix.EPOLLIN | posix.EPOLLET, FROM_BELL)
+        self.wait_set = open_wait_set()
+        if self.wait_set < 0:
+            raise_errno(errno, "opening a set of descriptors to wait for")
+        if wait_for_input(self.wait_set, mailbox, FROM_MAILBOX) != 0 or wait_for_bell(self.wait_set, bell, FROM_BELL) != 0:
+            raise_errno(errno, f"watching descriptors {mailbox} and {bell}")
 
     def __dealloc__(self):
-        if self.epoll > 0:  # 0: it was never created, and that descriptor is somebody else's
-            posix.close(self.epoll)
-
-    def _watch(self, int fd, uint32_t events, uint32_t whose):
-        cdef posix.epoll_event event
-        event.events = events
-        event.data.u64 = whose
-        if posix.epoll_ctl(self.epoll, posix.EPOLL_CTL_ADD, fd, &event) != 0:
-            raise_errno(errno, f"watching descriptor {fd}")
+        if self.wait_set > 0:  # 0: it was never opened, and that descriptor is somebody else's
+            posix.close(self.wait_set)
 
     def attach(self, int fd, *, bytes whereabouts=b"", bint lends=False):
         """Serve this connection, which stays the caller's to close.
@@ -83,13 +80,14 @@ cdef class Lane:
         if self.local:
             memcpy(self.whereabouts, <char *> whereabouts, WHEREABOUTS_BYTES)
         self.lends = self.local and lends
-        self._watch(fd, posix.EPOLLIN | posix.EPOLLOUT | posix.EPOLLRDHUP | posix.EPOLLET, FROM_CONNECTION)
+        if wait_for_changes(self.wait_set, fd, FROM_CONNECTION) != 0:
+            raise_errno(errno, f"watching descriptor {fd}")
         self.connection = fd
 
     def detach(self):
         """Serve no connection; whatever frame was under way is given up."""
         if self.connection >= 0:
-            posix.epoll_ctl(self.epoll, posix.EPOLL_CTL_DEL, self.connection, NULL)
+            stop_waiting_for(self.wait_set, self.connection)
             self.connection = -1
 
     def serve(self):
@@ -134,16 +132,16 @@ cdef class Lane:
 
     cdef int sleep(self, int timeout_ms) noexcept nogil:
         """Until something happens. 0 if nothing did in that time."""
-        cdef posix.epoll_event events[4]
+        cdef Happened happened[WAITED_MAX]
         cdef int count, index
-        count = posix.epoll_wait(self.epoll, events, 4, timeout_ms)
+        count = sleep_on(self.wait_set, happened, timeout_ms)
         for index in range(count):
-            if events[index].data.u64 == FROM_MAILBOX:
+            if happened[index].whose == FROM_MAILBOX:
                 self.mail = True
-            elif events[index].data.u64 == FROM_CONNECTION:
-                if events[index].events & posix.EPOLLIN:
+            elif happened[index].whose == FROM_CONNECTION:
+                if happened[index].what & IS_READABLE:
                     self.heard = True
-                if events[index].events & (posix.EPOLLRDHUP | posix.EPOLLHUP | posix.EPOLLERR):
+                if happened[index].what & IS_OVER:
                     self.broken = True
         return 0 if count == 0 else 1
 

@@ -26,6 +26,7 @@ from pccl._core.kernels.arithmetic cimport coded_bytes, crc32c, decode_block, en
 from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
+from pccl._core.system.mapping import open_memory_of
 
 from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP, Op
@@ -37,7 +38,6 @@ from .lane cimport (
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
 from .quantization cimport coded_offset
 from .segment_table cimport Place as Mapped, SegmentTable
-from .host_read import borrow
 
 # Where a receiver is in a frame.
 cdef enum:
@@ -83,7 +83,7 @@ cdef class Receiver(Lane):
         try:
             if not self.lends:
                 raise ValueError("memory is not wanted")
-            fd = borrow(offer.pid, offer.descriptor, offer.nbytes, offer.inode, offer.device)
+            fd = open_memory_of(offer.pid, offer.descriptor, offer.nbytes, offer.inode, offer.device)
             try:
                 self.borrowed.add(self.header.segment, fd, offer.nbytes, writable=False)
             finally:

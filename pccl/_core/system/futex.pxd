@@ -1,4 +1,4 @@
-# Contents of `park`: words that processes share and sleep on, and the few services of Linux around them.
+# Contents of `futex`: words that processes share and sleep on, the clock, and how an error code becomes an exception.
 
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t

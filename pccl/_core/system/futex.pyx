@@ -1,10 +1,8 @@
 # cython: language_level=3, auto_pickle=False
-"""Waiting and waking between processes, and what else only the operating system can do for us.
+"""Words in shared memory that processes wait on, and the clock that all processes of a host share.
 
-Here lives the thin layer over Linux: futex words, memory without a name in the file system, the death of
-a parent, process names, and the clock that all processes of a host agree on. Policy never lives here:
-who waits for what, and how long, is the business of the callers. Another system would be served by another
-body behind the same names.
+Policy never lives here: who waits for what, and how long, is the business of the callers. Another system would be
+served by another body behind the same names.
 
 How a word is waited on. A sleeper passes the value that it saw last; the kernel compares it with the
 memory and goes to sleep in one step, so a change between the look and the sleep is never missed. Waking is
@@ -19,10 +17,6 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from . cimport posix
-
-# The kernel keeps 16 bytes of a name, the last of which is zero.
-cdef enum:
-    PROCESS_NAME_BYTES_MAX = 15
 
 cdef int64_t NS_PER_SECOND = 1_000_000_000
 
@@ -156,53 +150,3 @@ cdef class Stamp(Cell):
 def monotonic_ns() -> int:
     """Nanoseconds of a clock that never goes back and that all processes of this host share."""
     return now_ns()
-
-
-def set_process_name(str name not None) -> None:
-    """Names the calling process for `ps` and `top`; what is too long for the kernel is cut off."""
-    cdef bytes encoded = name.encode("utf-8", "replace")[:PROCESS_NAME_BYTES_MAX]
-    cdef const char *text = encoded
-    if posix.prctl(posix.PR_SET_NAME, text) != 0:
-        raise_errno(posix.errno, f"naming the process {name!r}")
-
-
-def die_with_parent(int signal) -> None:
-    """Lets the kernel send `signal` to the calling process when its parent is gone.
-
-    "Parent" means the *thread* that forked us: it may not end while we are needed. The wish survives exec and
-    is not inherited by our own children. A parent that died before this call is not noticed by it, so
-    compare `os.getppid()` with the expected process afterwards.
-    """
-    if posix.prctl(posix.PR_SET_PDEATHSIG, <unsigned long> signal) != 0:
-        raise_errno(posix.errno, f"asking for signal {signal} at the death of the parent")
-
-
-def open_pidfd(int pid) -> int:
-    """A descriptor that becomes readable when process `pid` ends, and that never means another process."""
-    cdef long fd = posix.syscall(posix.SYS_pidfd_open, pid, 0)
-    if fd < 0:
-        raise_errno(posix.errno, f"opening a descriptor of process {pid}")
-    return fd
-
-
-def create_memfd(str name not None, int64_t size, *, bint seal=True) -> int:
-    """A descriptor of `size` zero bytes of memory that vanish with their last holder.
-
-    Sealed, its size is final: no holder can shrink it and so kill the others with SIGBUS.
-    """
-    cdef bytes encoded = name.encode()
-    cdef const char *text = encoded
-    cdef int fd, code
-    if size <= 0:
-        raise ValueError(f"a memory file needs at least one byte, not {size}")
-    fd = posix.memfd_create(text, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
-    if fd < 0:
-        raise_errno(posix.errno, f"creating the memory file {name!r}")
-    code = posix.ftruncate(fd, size)
-    if code == 0 and seal:
-        code = posix.fcntl(fd, posix.F_ADD_SEALS, posix.F_SEAL_SHRINK | posix.F_SEAL_GROW | posix.F_SEAL_SEAL)
-    if code != 0:
-        code = posix.errno
-        posix.close(fd)
-        raise_errno(code, f"giving the memory file {name!r} its {size} bytes")
-    return fd

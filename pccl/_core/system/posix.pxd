@@ -1,7 +1,7 @@
 # Every C function, structure and constant of the operating system that the project calls.
 #
 # Declarations only, all `nogil`; nothing here raises, allocates or decides. What is special to Linux is
-# used by `park` and by loops over bytes, never by the machines.
+# used by this room and by loops over bytes, never by the machines.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

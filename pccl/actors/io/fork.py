@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 
-from pccl._core.system.futex import die_with_parent, set_process_name
+from pccl._core.system.process import die_with_parent, set_process_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

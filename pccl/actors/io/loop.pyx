@@ -44,6 +44,11 @@ cdef class Handler(Watcher):
         return 0
 
 
+def open_bell() -> int:
+    """A descriptor that any process which holds it can ring, to wake those that sleep on it."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
 cdef class Bell(Watcher):
     """An eventfd that others ring; the callable is called once for all that rang since."""
 
@@ -70,7 +75,7 @@ cdef class Loop:
         self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise_errno(posix.errno, "making a loop")
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.bell = open_bell()
         self.watch(self.bell, lambda _: None)
 
     def __dealloc__(self):

@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
     import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
     import signal
 
-    from pccl._core.system.futex import die_with_parent, open_pidfd, set_process_name
+    from pccl._core.system.process import die_with_parent, open_pidfd, set_process_name
     from pccl.actors.io.logs import configure_from_environment
     from pccl.options import Options
 

@@ -22,7 +22,14 @@ import struct
 
 from pccl._core.records import record
 from pccl._core.solver.solver import MEMBERS_MAX, evaluate, solve
-from pccl._core.system.futex import die_with_parent, monotonic_ns, open_pidfd, set_process_name
+from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import (
+    address_space_bytes,
+    die_with_parent,
+    end_process,
+    open_pidfd,
+    set_process_name,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +183,7 @@ class _Child:
         self._deafen()
         if self._pidfd >= 0:
             self._reason = self._reason or reason
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            end_process(self._pidfd)
 
     def bury(self) -> None:
         """Hear its last words and reap it, which waits only if it was not killed and has not ended."""
@@ -260,9 +267,7 @@ def settle(reports_fd: int, budget_ns: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.nice(PRIORITY)
-    with open("/proc/self/statm", "rb") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    limit(resource.RLIMIT_AS, held + MEMORY_BYTES_MAX)
+    limit(resource.RLIMIT_AS, address_space_bytes() + MEMORY_BYTES_MAX)
     limit(resource.RLIMIT_CPU, (budget_ns + GRACE_NS) // 1_000_000_000 + 1)
     limit(resource.RLIMIT_CORE, 0)
 

@@ -18,9 +18,9 @@ import socket
 from pccl._core.dataplane.board import BOARD_BYTES, Board
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
-from pccl.actors.io import fork
+from pccl.actors.io import fork, tcp
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
-from pccl.actors.io.loop import Bell
+from pccl.actors.io.loop import Bell, open_bell
 from pccl.actors.io.ready import wait_writable
 from pccl.actors.workers.lane_worker import LaneWorker
 from pccl.memory.segments import Segment
@@ -61,7 +61,7 @@ class Crew:
         self.bells: list[list[int]] = [[], []]
         for _ in range(lanes):
             for bells in self.bells:
-                bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+                bells.append(open_bell())
         self.board = Board(self._memory.view, self.bells[True], self.bells[False], bell)
 
     @property
@@ -99,7 +99,7 @@ class LanePool:
         self._on_worker_died = on_worker_died
         # Operations ended, let go of their memory, or lost the last of their workers.
         self.on_board: Callable[[], None] = lambda: None
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell = open_bell()
         self._places: dict[int, Worker] = {}  # link -> who serves it
         self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size
         self._former: list[Crew] = []  # killed, not yet gone
@@ -206,7 +206,7 @@ class LanePool:
             if worker is None:
                 raise OSError(f"lane {lane} has no worker")
             # A link that swallows everything looks like a slow neighbour to all peers but the one that sends into it.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_ns // 1_000_000)
+            tcp.limit_silence(sock, self.patience_ns)
             self._send(worker, Attach(link, self.lends), [sock.fileno()])
         except OSError as error:
             reason = f"cannot hand over: {error}"

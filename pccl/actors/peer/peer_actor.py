@@ -64,7 +64,8 @@ from pccl._core.protocol.messages import (
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
 from pccl._core.records import replace
-from pccl._core.system.futex import die_with_parent, monotonic_ns, open_pidfd, set_process_name
+from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import die_with_parent, is_stopped, open_pidfd, set_process_name
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
@@ -435,16 +436,6 @@ def main(arguments: list[str]) -> int:
     actor.loop.collect(COLLECT_NS)
     actor.run(parent, parent_fd)
     return 0
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False  # it is gone, which is noticed elsewhere
-    return state in (b"T", b"t")
 
 
 def raise_descriptor_limit() -> None:

@@ -26,7 +26,7 @@ from pccl._core.protocol.state_schema import split_schema
 from pccl._core.protocol.state_stream import pack_orders
 from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.mapping import Mapping
-from pccl.actors.io import fork
+from pccl.actors.io import fork, tcp
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
 from pccl.actors.workers.state_memory import StateMemory
@@ -305,7 +305,7 @@ class Transfers:
 
         try:
             # A link that swallows everything is given up by the kernel, ahead of our own bound.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, identity.stall_ns * 4 // 5 // 1_000_000)
+            tcp.limit_silence(sock, identity.stall_ns * 4 // 5)
             pid, mailbox = fork.fork(name, [self._life_fd, sock.fileno(), *transfer.memory.descriptors], serve)
         except OSError as error:
             reason = f"cannot start a worker: {error.strerror}"

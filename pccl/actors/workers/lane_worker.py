@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-from hashlib import sha256
 
 from pccl._core.dataplane.inflight import FAR_ROUND_TRIP_US
 from pccl._core.dataplane.lane import LANE_ENDED, LANE_FAULT, LANE_NOTICE, LANE_UNMAPPED
@@ -18,6 +17,7 @@ from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl.actors.io import tcp
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import MAILBOX_BYTES_MAX
 from pccl.actors.io.ready import wait_readable
@@ -35,11 +35,6 @@ UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what 
 UNSENT_BYTES_FAR = 1 << 18  # the same for a link of long round trips: one block
 LANES_WIDE_MAX = 2  # pools up to this size are short of what may be in flight, not of links to fill
 HOST_BUFFER_BYTES = 1 << 18  # the kernel takes twice as much: two blocks in flight
-TCP_INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in struct tcp_info, microseconds
-TCP_NOTSENT_LOWAT = 25
-MACHINE = "/proc/sys/kernel/random/boot_id"
-NETWORK = "/proc/self/ns/net"
-MAPPED = "::ffff:"  # ahead of an IPv4 address, for the end whose listener takes both
 
 
 class LaneWorker:
@@ -112,7 +107,7 @@ class LaneWorker:
             self._connection.setblocking(False)
             if self._sends:
                 suit(self._connection, self._board.lanes)
-            known = whereabouts(self._connection, self._sends)
+            known = tcp.whereabouts(self._connection, self._sends)
             self._lane.attach(fds[0], whereabouts=known, lends=message.lends)
         elif isinstance(message, Detach):
             if message.link == self._link:
@@ -148,30 +143,6 @@ class LaneWorker:
         self._link = 0
 
 
-def whereabouts(connection: socket.socket, sends: bool) -> bytes:
-    """Machine, network namespace and the sender's end of a connection, as one of both ends sees them.
-
-    If the other one sees the same, there is nothing between them. Empty if their addresses differ already.
-    """
-    if not is_within_host(connection):
-        return b""
-    try:
-        host, port = (connection.getsockname() if sends else connection.getpeername())[:2]
-        with open(MACHINE) as boot:
-            seen = f"{boot.read().strip()} {os.stat(NETWORK).st_ino} {host.removeprefix(MAPPED)} {port}"
-    except OSError:
-        return b""  # reset meanwhile, or no /proc: everything has a checksum then
-    return sha256(seen.encode()).digest()
-
-
-def is_within_host(connection: socket.socket) -> bool:
-    """Whether both ends have the same address, as on one host, though a proxy may still be between them."""
-    try:
-        return bool(connection.getsockname()[0] == connection.getpeername()[0])
-    except OSError:
-        return False  # reset already; whoever serves it will be told
-
-
 def suit(connection: socket.socket, lanes: int) -> None:
     """Choose what suits the link.
 
@@ -183,29 +154,11 @@ def suit(connection: socket.socket, lanes: int) -> None:
     256 MiB in 3.9 s with a wide buffer and in 7.2 s without. Many lanes have enough of it together, and wide buffers
     only let them lose more packets: a pool of 8 takes 3.0 s with them and 2.85 s without.
     """
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    far = int.from_bytes(info[TCP_INFO_ROUND_TRIP], "little") >= FAR_ROUND_TRIP_US
-    connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)
-    if is_within_host(connection):
+    far = tcp.round_trip_us(connection) >= FAR_ROUND_TRIP_US
+    tcp.limit_unsent(connection, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)
+    if tcp.is_within_host(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HOST_BUFFER_BYTES)
     if far and lanes <= LANES_WIDE_MAX:
-        _widen(connection)
-    if far:
-        return
-    for name in LOCAL_CONGESTION:
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-            break
-        except OSError:
-            continue  # not built into this kernel, or not allowed to us
-
-
-def _widen(connection: socket.socket) -> None:
-    """Let more be in flight than the kernel would grow a buffer to by itself, where we may ask for more than that."""
-    try:
-        with open("/proc/sys/net/core/wmem_max") as asked, open("/proc/sys/net/ipv4/tcp_wmem") as grown:
-            most = int(asked.read())
-            if 2 * most > int(grown.read().split()[2]):  # the kernel takes twice what it is asked for
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, most)
-    except (OSError, ValueError, IndexError):
-        pass  # no /proc, or not as we know it: the kernel's own way will do
+        tcp.widen_buffer(connection)
+    if not far:
+        tcp.choose_congestion_control(connection, LOCAL_CONGESTION)

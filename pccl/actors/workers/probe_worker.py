@@ -23,6 +23,7 @@ from pccl._core.protocol.codec import pack
 from pccl._core.protocol.mailbox import ProbeEnded
 from pccl._core.records import record
 from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io import tcp
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.ready import wait_readable, wait_writable
 
@@ -36,7 +37,6 @@ ANSWER = struct.Struct("<QQ")  # bytes that count, and the nanoseconds in which 
 RAMP_SHARE = 0.4  # of the time, ahead of what counts: at 100 ms four round trips, in which a window grows sixteenfold
 SLICES = 12  # of the rest: long enough that a slow link delivers some packets in each
 CHUNK_BYTES = 1 << 18  # written or read at once
-LINGER_NONE = struct.pack("ii", 1, 0)  # close with a reset: what is in the buffers is of no use to anybody
 LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
 
 
@@ -73,7 +73,7 @@ def _work(mailbox: socket.socket, connections: Sequence[socket.socket], measure:
         last_word = ProbeEnded(0, os.strerror(error.errno or 0))
     finally:
         for connection in connections:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
+            tcp.reset_on_close(connection)  # what is in the buffers is of no use to anybody
             connection.close()
     wait_writable(mailbox, LAST_WORDS_MS)
     try:

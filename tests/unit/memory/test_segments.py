@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl._core.system.futex import create_memfd
-from pccl._core.system.mapping import Extent, Mapping
+from pccl._core.system.mapping import Extent, Mapping, create_memory_file
 from pccl.memory.segments import Segment
 
 
@@ -37,7 +36,7 @@ def test_wrong_size_is_refused_and_the_descriptor_stays_the_callers():
 
 
 def test_memory_that_may_shrink_is_refused(tmp_path):
-    fd = create_memfd("pccl-test", 4096, seal=False)
+    fd = create_memory_file("pccl-test", 4096, seal=False)
     with pytest.raises(ValueError, match="sealed against shrinking"):
         Segment.attach(fd, 4096)
     os.close(fd)
@@ -147,7 +146,7 @@ def kernel_has_huge_pages():
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    fd = create_memfd("pccl-probe", HUGE)
+    fd = create_memory_file("pccl-probe", HUGE)
     room = libc.mmap(None, 2 * HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     aligned = (room + HUGE - 1) // HUGE * HUGE
     libc.mmap(aligned, HUGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED

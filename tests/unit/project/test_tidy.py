@@ -259,6 +259,27 @@ def test_pure_rooms_do_no_io() -> None:
     expect_none(wrong)
 
 
+# What only Linux has. `posix.pxd` declares it, and these rooms give it names that another system could implement.
+LINUX_ROOMS = {"pccl/_core/system", "pccl/actors/io"}
+LINUX_ONLY = re.compile(
+    r"\bepoll_|\beventfd\w*\(|\bmemfd_create|\bpidfd_send_signal|\bprctl\(|\bsyscall\(|\bMADV_|\bF_(?:ADD|GET)_SEALS"
+    r"|\bTCP_(?:INFO|USER_TIMEOUT|CONGESTION|NOTSENT_LOWAT)|[\"']/(?:proc|sys)/"
+)
+
+
+def test_linux_has_its_rooms() -> None:
+    """Goal: whoever brings another system reads two folders, and no other file names what only Linux has."""
+    wrong = [
+        f"{source.name}:{number}: {match[0]}"
+        for source in installed(".py", ".pyx", ".pxd", ".h")
+        if source.path.is_relative_to(ROOT / "pccl") and room(source.module or "") not in LINUX_ROOMS
+        for number, line in enumerate(source.text.splitlines(), 1)
+        for match in LINUX_ONLY.finditer(line)
+    ]
+
+    expect_none(wrong)
+
+
 def test_no_file_is_dead() -> None:
     """Goal: each module is imported by another of ours, named in a string that starts it, or an entry point."""
     reached = set(ENTRY_POINTS)

@@ -25,8 +25,7 @@ from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
 from pccl._core.kernels.arithmetic import crc32c_of
 from pccl._core.protocol.operations import Operation
-from pccl._core.system.futex import create_memfd
-from pccl._core.system.mapping import Mapping
+from pccl._core.system.mapping import Mapping, create_memory_file
 from pccl.values import DataType, ReduceOp
 
 PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
@@ -226,14 +225,14 @@ class Member:
         self.sender_bells = [os.eventfd(0, flags) for _ in range(lanes)]
         self.receiver_bells = [os.eventfd(0, flags) for _ in range(lanes)]
         self.bell = os.eventfd(0, flags)
-        fd = create_memfd("board", BOARD_BYTES)
+        fd = create_memory_file("board", BOARD_BYTES)
         self._memory = Mapping(fd, BOARD_BYTES)
         os.close(fd)
         self.board = Board(memoryview(self._memory), self.sender_bells, self.receiver_bells, self.bell)
 
     def memory(self, number: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A new segment, as bytes."""
-        fd = create_memfd("tensor", max(nbytes, 1))
+        fd = create_memory_file("tensor", max(nbytes, 1))
         self.segments[number] = fd, max(nbytes, 1)
         return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]  # type: ignore[call-overload]
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl._core.dataplane.host_read import borrow
 from pccl._core.dataplane.plan import Cut
 from pccl._core.dataplane.sender import Sender
-from pccl._core.system.futex import create_memfd
+from pccl._core.system.mapping import create_memory_file, open_memory_of
 from pccl.values import DataType
 
 from .loopback import (
@@ -250,7 +249,7 @@ class Borrower:
         self.member, self.out, self.into = member, out, into
         self.tensor = member.memory(SEND, COUNT)
         self.tensor[:] = 1
-        self.fd = create_memfd("theirs", COUNT)
+        self.fd = create_memory_file("theirs", COUNT)
         os.pwrite(self.fd, b"\x02" * COUNT, 0)
 
     def offer(self, **other: int) -> tuple[int, int, int]:
@@ -366,7 +365,7 @@ def test_what_is_no_file_in_memory_is_refused() -> None:
     with open("/dev/null") as device:
         found = os.fstat(device.fileno())
         with pytest.raises((OSError, ValueError)):
-            os.close(borrow(os.getpid(), device.fileno(), 0, found.st_ino, found.st_dev))
+            os.close(open_memory_of(os.getpid(), device.fileno(), 0, found.st_ino, found.st_dev))
 
 
 @pytest.mark.parametrize("offset", [COUNT - 1, COUNT, 2**64 - 1])

@@ -12,7 +12,7 @@ import pytest
 
 from pccl._core.dataplane.segment_table import SegmentTable
 from pccl._core.kernels.tensor_copy import copy
-from pccl._core.system.futex import create_memfd
+from pccl._core.system.mapping import create_memory_file
 from pccl.values import DataType
 
 from .loopback import Member, connect, operation, read_frame
@@ -22,7 +22,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    created = create_memfd("probe-segment", PAGE)
+    created = create_memory_file("probe-segment", PAGE)
     yield created
     os.close(created)
 

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+<<<<<<< HEAD
 from pccl._core.system.futex import (
     Stamp,
     Word,
@@ -23,6 +24,11 @@ from pccl._core.system.futex import (
     set_process_name,
 )
 from tests.readable import is_readable
+=======
+from pccl._core.system.futex import Stamp, Word, monotonic_ns
+from pccl._core.system.mapping import create_memory_file
+from pccl._core.system.process import die_with_parent, open_pidfd, set_process_name
+>>>>>>> 60d0d6c (Give Linux its two rooms: split process calls from futexes, and name sleeping, memory files and TCP in system and io)
 
 SECOND_NS = 1_000_000_000
 
@@ -192,7 +198,7 @@ def test_signal_ends_a_wait_early():
 
 
 def test_memory_file_is_sealed():
-    fd = create_memfd("pccl-test", 4096)
+    fd = create_memory_file("pccl-test", 4096)
     try:
         for size in (0, 8192):
             with pytest.raises(PermissionError):
@@ -209,7 +215,7 @@ def test_memory_file_is_sealed():
 
 
 def test_memory_file_without_seals_may_be_resized():
-    fd = create_memfd("pccl-test", 4096, seal=False)
+    fd = create_memory_file("pccl-test", 4096, seal=False)
     try:
         os.ftruncate(fd, 0)
     finally:
@@ -219,7 +225,7 @@ def test_memory_file_without_seals_may_be_resized():
 @pytest.mark.parametrize("size", [0, -1])
 def test_memory_file_of_no_size_is_refused(size):
     with pytest.raises(ValueError, match=str(size)):
-        create_memfd("pccl-test", size)
+        create_memory_file("pccl-test", size)
 
 
 def test_failed_creation_leaks_no_descriptor():
@@ -229,7 +235,7 @@ def test_failed_creation_leaks_no_descriptor():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError, match="giving the memory file 'pccl-test' its 4097 bytes"):
-            create_memfd("pccl-test", 4097)
+            create_memory_file("pccl-test", 4097)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -238,7 +244,7 @@ def test_failed_creation_leaks_no_descriptor():
 
 def test_name_that_is_too_long_for_the_kernel_is_an_error():
     with pytest.raises(OSError, match="creating the memory file"):
-        create_memfd("x" * 250, 4096)
+        create_memory_file("x" * 250, 4096)
 
 
 def test_process_name():
@@ -254,7 +260,7 @@ def test_die_with_parent():
     """A grandchild that would sleep for a minute ends with its parent; its end of the pipe tells."""
     program = (
         "import os, signal, time\n"
-        "from pccl._core.system.futex import die_with_parent\n"
+        "from pccl._core.system.process import die_with_parent\n"
         "parent = os.getpid()\n"
         "ready, announce = os.pipe()\n"
         "if os.fork() == 0:\n"

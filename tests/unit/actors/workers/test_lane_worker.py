@@ -14,9 +14,11 @@ import pytest
 
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
+from pccl.actors.io import tcp
 from pccl.actors.io.listener import bind_peer_port
+from pccl.actors.io.tcp import whereabouts
 from pccl.actors.workers import lane_worker
-from pccl.actors.workers.lane_worker import LaneWorker, suit, whereabouts
+from pccl.actors.workers.lane_worker import LaneWorker, suit
 from pccl.values import DataType
 from tests.unit._core.dataplane.loopback import (
     PATIENCE,
@@ -116,10 +118,10 @@ def test_neighbours_know_each_other_by_the_sender_s_end(monkeypatch: pytest.Monk
         assert whereabouts(tunnel_out, sends=True) == whereabouts(far, sends=False)
         for name in ("MACHINE", "NETWORK"):
             with monkeypatch.context() as elsewhere:
-                elsewhere.setattr(lane_worker, name, str(tmp_path / "another"))
+                elsewhere.setattr(tcp, name, str(tmp_path / "another"))
                 assert len(whereabouts(tunnel_in, sends=False)) == 32
                 assert whereabouts(tunnel_in, sends=False) != seen
-                elsewhere.setattr(lane_worker, name, str(tmp_path / "missing"))
+                elsewhere.setattr(tcp, name, str(tmp_path / "missing"))
                 assert whereabouts(tunnel_in, sends=False) == b""
     assert whereabouts(near, sends=True) == b""  # closed
 
@@ -186,7 +188,7 @@ def test_a_local_connection_has_little_in_flight_and_no_pacing() -> None:
     with near, far:
         suit(near, lanes=1)
         assert near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * lane_worker.HOST_BUFFER_BYTES
-        assert near.getsockopt(socket.IPPROTO_TCP, lane_worker.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_MAX
+        assert near.getsockopt(socket.IPPROTO_TCP, tcp.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_MAX
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
@@ -196,7 +198,7 @@ def test_a_far_connection_has_a_small_backlog(monkeypatch: pytest.MonkeyPatch, l
     near, far = connect()
     with near, far:
         suit(near, lanes)
-        assert near.getsockopt(socket.IPPROTO_TCP, lane_worker.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_FAR
+        assert near.getsockopt(socket.IPPROTO_TCP, tcp.TCP_NOTSENT_LOWAT) == lane_worker.UNSENT_BYTES_FAR
         room = near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert room == 2 * lane_worker.HOST_BUFFER_BYTES or (lanes == 1 and room > grown_bytes_max())
 

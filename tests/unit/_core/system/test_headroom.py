@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl.memory import headroom
+from pccl._core.system import headroom
 
 MIB = 1 << 20
 
