@@ -33,6 +33,7 @@ from itertools import count
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from weakref import WeakMethod, WeakSet
 
+from pccl._core.system.check cimport check
 from pccl._core.system.mapping cimport Extent, Mapping
 from pccl._core.records import record
 
@@ -108,6 +109,8 @@ cdef class Region:
     cdef int restore(self, uint64_t offset, uint64_t size) except -1:
         """Takes a piece back; the last one makes the slab whole."""
         cdef list offsets
+        check(self.live != 0, "a piece that comes back was handed out")
+        check(offset + size <= self.nbytes, "a piece that comes back lies within its segment")
         self.live -= 1
         if self.live == 0:
             self.cut = 0
@@ -243,6 +246,9 @@ cdef class Arena:
         cdef Piece piece = Piece.__new__(Piece, region.mapping, 0, 0)
         if region.live == 0 and self.idle.pop(region.number, None) is not None:
             self.idle_bytes -= region.nbytes
+        check(offset + size <= region.nbytes, "a piece lies within its segment")
+        if not region.is_slab:
+            check(region.live == 0, "a large piece is alone in its segment")
         region.live += 1
         self.bytes_in_use += size
         piece.place += offset
@@ -297,6 +303,7 @@ cdef class Arena:
         returned, self.returned = self.returned, []
         for region, offset, size in returned:
             region.restore(offset, size)
+            check(size <= self.bytes_in_use, "no more comes back than was handed out")
             self.bytes_in_use -= size
             if region.live == 0:
                 region.idle_since = self.clock

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from pccl._core.kernels.arithmetic cimport Codec
 
-from .inflight cimport Flight, Tally
+from .inflight cimport InflightBudget, LinkCount
 from .plan cimport Plan
 
 
@@ -76,7 +76,7 @@ cdef struct QueueCell:
     uint32_t hop
     uint32_t block
     uint32_t crc                    # of the payload: who made it ready had it in cache
-    uint32_t summed                 # 0: nobody has computed that, because it is not likely to be sent
+    uint32_t has_crc                # 0: nobody has computed that, because it is not likely to be sent
 
 
 cdef struct Queue:
@@ -97,21 +97,21 @@ cdef struct LaneCount:
     uint32_t attention              # 1: the actor put something into the mailbox of this worker
     uint32_t pad0
     uint64_t frame_ns               # of a sender: from taking a large block to having given it to the kernel, on average
-    Tally tally                     # of a sender on a far link: what its connection has done
+    LinkCount counted               # of a sender on a far link: what its connection has done
     uint64_t pad1[4]
 
 
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t near                   # 1: there is nothing between us and the next peer, and blocks need no checksums
+    uint32_t same_host_verified     # 1: there is nothing between us and the next peer, and blocks need no checksums
     uint64_t present[LANE_WORDS]    # senders that have a connection
     uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
-    Flight flight                   # what all senders have under way on a far link
+    InflightBudget budget           # what all senders have under way on a far link
     uint64_t owning[2][OPERATION_WORDS]  # operations, large and small, whose own chunk is not all taken
     uint32_t turn[2]                # of large and small operations, the place whose own chunk comes next
-    uint64_t finished[OPERATION_WORDS]   # operations that the actor should look at
+    uint64_t finished[OPERATION_WORDS]  # operations that the actor should look at
     LaneCount lanes[2][LANES_MAX]   # receivers, senders
     Op ops[OPERATIONS_MAX]
     uint64_t arrivals[OPERATIONS_MAX][ARRIVAL_WORDS]  # blocks whose frames have begun to arrive, by operation
@@ -124,7 +124,7 @@ cdef struct Job:
     uint32_t hop
     uint32_t block
     uint32_t crc                    # of the payload
-    uint32_t summed                 # 0: nobody has computed that yet
+    uint32_t has_crc                # 0: nobody has computed that yet
 
 
 cdef class Board:
@@ -146,7 +146,7 @@ cdef class Board:
     cdef bint is_first(self, Op *op, uint32_t hop, uint32_t block) noexcept nogil
     # One block less to receive or to send.
     cdef void account(self, Op *op) noexcept nogil
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint has_crc) noexcept nogil
     # The next block to send: 1, and the caller must `leave` its operation; or 0.
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil

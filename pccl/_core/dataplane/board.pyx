@@ -137,7 +137,7 @@ cdef class Board:
         self.ring_senders()
         return False
 
-    def is_quiet(self, uint64_t sequence):
+    def is_drained(self, uint64_t sequence):
         """Whether no worker holds an operation that was aborted."""
         cdef Op *op = self.find(sequence)
         return op == NULL or posix.atomic_load_u32(&op.users) == 0
@@ -268,11 +268,11 @@ cdef class Board:
         posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
         ring_bell(self.actor_bell)
 
-    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint summed) noexcept nogil:
+    cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint has_crc) noexcept nogil:
         cdef QueueCell cell
         check(hop < 2 * op.plan.world - 2, "a hop that is ready is one of its operation")
         check(block < op.plan.blocks_each, "a block that is ready is one of its plan")
-        cell.sequence, cell.hop, cell.block, cell.crc, cell.summed = op.sequence, hop, block, crc, summed
+        cell.sequence, cell.hop, cell.block, cell.crc, cell.has_crc = op.sequence, hop, block, crc, has_crc
         if not push_cell(&self.shared.queues[op.small], &cell):
             return 0
         self.wake_sender()
@@ -289,7 +289,7 @@ cdef class Board:
         while pop_cell(queue, &cell):
             job.op = self.enter(cell.sequence)
             if job.op != NULL:
-                job.hop, job.block, job.crc, job.summed = cell.hop, cell.block, cell.crc, cell.summed
+                job.hop, job.block, job.crc, job.has_crc = cell.hop, cell.block, cell.crc, cell.has_crc
                 check(job.block < job.op.plan.blocks_each, "a block that is taken is one of its plan")
                 return 1
         return 0
@@ -327,7 +327,7 @@ cdef class Board:
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
         if block < op.own_blocks:
-            job.op, job.hop, job.block, job.crc, job.summed = op, 0, block, 0, False
+            job.op, job.hop, job.block, job.crc, job.has_crc = op, 0, block, 0, False
             return 1
         self.leave(op)
         return 0  # all taken: its bit is about to go
@@ -384,7 +384,7 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
             return False
         if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):
             cell.sequence, cell.hop, cell.block = content.sequence, content.hop, content.block
-            cell.crc, cell.summed = content.crc, content.summed
+            cell.crc, cell.has_crc = content.crc, content.has_crc
             posix.atomic_store_u64(&cell.state, lap + 1)
             return True
 

@@ -1,10 +1,10 @@
-# Contents of `lending`: what a sender and a receiver on one host say to each other about memory.
+# Contents of `host_read`: what a sender and a receiver on one host say to each other about memory.
 
 from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef enum:
-    LENT_BYTES_MIN = 1 << 14        # a smaller block is sent: copying it twice costs less than giving it back
+    HOST_READ_BYTES_MIN = 1 << 14   # a smaller block is sent: copying it twice costs less than giving it back
     LOANS_MAX = 8                   # blocks of one lane that are lent at a time: what a small operation may wait behind
     RETURNS_AT_ONCE = 4             # blocks that are given back together, while more of them are there
     NOTE_MAGIC = 0x31524350         # "PCR1"

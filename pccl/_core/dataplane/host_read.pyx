@@ -1,21 +1,22 @@
 # cython: language_level=3, auto_pickle=False
-"""Lending: how blocks go from a peer to the next one on the same host without being sent.
+"""Host reads: a peer reads blocks of the previous one directly in its memory, if both are on the same host.
 
-Tensors lie in memory files anyway. A neighbour that maps them can read a block where it lies: add to it from there, or
-copy it once, where TCP would copy it twice and carry it through the kernel in between. Only the frames still travel over
-the connection, so everything else about a lane stays as it is: the order of blocks, waiting, aborts, the end of a peer.
+Tensors lie in memory files anyway. A neighbour that maps them reads a block where it lies: it adds from there, or copies
+once, where TCP would copy twice and carry the block through the kernel in between. Frames still travel over the
+connection, so everything else about a lane stays the same: the order of blocks, waiting, aborts, the end of a peer.
 
 **Offer.** Before the first block of a segment the sender says where the neighbour finds that memory: process, descriptor,
-and the inode by which it is known. The receiver opens it through /proc, for reading only, and maps it if it is that inode
-and can never shrink; that fails if the host, the user or the process namespace is another one, and then it says so. Until
-the answer, and for ever if it is no, blocks are sent like everywhere else. When the segment goes, the offer is withdrawn.
+and inode. The receiver opens it for reading only, and maps it if the inode is that one and the memory can never shrink.
+This fails if the host, the user or the process namespace is another one, and the receiver says so. Blocks are sent until
+the offer is accepted, and always if it is refused. The sender withdraws an offer when the segment goes.
 
-**Loan.** A frame of kind LENT says where its block lies instead of containing it. The receiver gives it back when it has
-read it, not before, and only then has the sender sent it: a peer whose blocks are lent is not done with the operation, has
-not voted, and its tensor is not the user's again. So nobody ever reads what somebody else may already overwrite, unless the
-operation was aborted; and then whatever was read is thrown away on all peers. There is no checksum: nothing travels.
+**Loan.** A frame of kind HOST_READ says where its block lies instead of containing it. The receiver gives the block back
+after it has read it, and only then does it count as sent. A peer with blocks on loan is therefore not done with the
+operation, has not voted, and its tensor is not yet the user's again. So no process reads memory that its owner may
+already overwrite, unless the operation was aborted; then every peer discards what it read. There is no checksum, because
+nothing travels.
 
-Few blocks are lent at a time. A small operation goes ahead of large ones, but not of what was lent before it came.
+Few blocks are on loan at a time. A small operation goes ahead of large ones, but not of blocks already on loan.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

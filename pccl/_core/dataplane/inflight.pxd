@@ -1,4 +1,4 @@
-# Contents of `flight`: how much the lanes of a far link have under way together.
+# Contents of `inflight`: how much the lanes of a far link have under way together.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -14,7 +14,7 @@ cdef enum:
 
 
 # What happened on one connection, or on all of a pool together.
-cdef struct Tally:
+cdef struct LinkCount:
     uint64_t arrived                # bytes that the other side has confirmed
     uint64_t packets                # sent, those again included
     uint64_t resent
@@ -23,16 +23,16 @@ cdef struct Tally:
 
 
 # What the senders of a pool share. Zeros are a link about which nothing is known.
-cdef struct Flight:
+cdef struct InflightBudget:
     uint64_t best                   # bytes in a second: the most that arrived during a look
     uint64_t flat                   # looks in a row that found a full link and no higher rate
     uint64_t began_ns               # when the present look began; 0: there is none; or ENDING
-    Tally began                     # what had happened by then
+    LinkCount began                 # what had happened by then
 
 
 # What one sender knows of its connection.
-cdef struct Report:
-    Tally tally                     # since it was attached
+cdef struct LinkReport:
+    LinkCount counted               # since it was attached
     uint32_t delivered              # packets that had arrived, as the kernel counts them
     uint32_t packets                # the same of those sent
     uint32_t resent                 # and of those sent again
@@ -41,13 +41,13 @@ cdef struct Report:
 
 
 # Ask the kernel. False if this is no TCP connection.
-cdef bint refresh(Report *report, int fd) noexcept nogil
-cdef void begin(Report *report, int fd) noexcept nogil
-cdef bint is_far(const Report *report) noexcept nogil
-cdef void add(Tally *total, const Tally *one) noexcept nogil
+cdef bint refresh(LinkReport *report, int fd) noexcept nogil
+cdef void begin(LinkReport *report, int fd) noexcept nogil
+cdef bint is_far(const LinkReport *report) noexcept nogil
+cdef void add(LinkCount *total, const LinkCount *one) noexcept nogil
 # A sender comes by. If the present look has lasted long enough, learn from what happened over all lanes.
-cdef void learn(Flight *flight, const Tally *total, const Report *report, int64_t now) noexcept nogil
+cdef void learn(InflightBudget *budget, const LinkCount *total, const LinkReport *report, int64_t now) noexcept nogil
 # The present look says nothing: a lane began or ceased to report.
-cdef void look_anew(Flight *flight) noexcept nogil
+cdef void look_anew(InflightBudget *budget) noexcept nogil
 # Bytes that all lanes together may have under way.
-cdef uint64_t allowed(const Flight *flight, const Report *report) noexcept nogil
+cdef uint64_t allowed(const InflightBudget *budget, const LinkReport *report) noexcept nogil

@@ -30,32 +30,32 @@ from pccl._core.system.tcp_info cimport TcpInfo, read_tcp_info
 FAR_ROUND_TRIP_US = <int> FAR_US
 
 
-cdef bint refresh(Report *report, int fd) noexcept nogil:
+cdef bint refresh(LinkReport *report, int fd) noexcept nogil:
     cdef TcpInfo now
     if not read_tcp_info(&now, fd):
         return False
     # The kernel counts packets, modulo 2**32, and their size may change.
-    report.tally.arrived += <uint64_t> <uint32_t> (now.delivered - report.delivered) * now.packet_bytes
-    report.tally.packets += <uint32_t> (now.sent - report.packets)
-    report.tally.resent += <uint32_t> (now.resent - report.resent)
-    report.tally.in_flight, report.tally.unsent = now.in_flight, now.unsent
+    report.counted.arrived += <uint64_t> <uint32_t> (now.delivered - report.delivered) * now.packet_bytes
+    report.counted.packets += <uint32_t> (now.sent - report.packets)
+    report.counted.resent += <uint32_t> (now.resent - report.resent)
+    report.counted.in_flight, report.counted.unsent = now.in_flight, now.unsent
     report.delivered, report.packets, report.resent = now.delivered, now.sent, now.resent
     report.round_trip_us, report.shortest_us = now.round_trip_us, now.shortest_us
     return True
 
 
-cdef void begin(Report *report, int fd) noexcept nogil:
-    """Report of a connection from now on."""
+cdef void begin(LinkReport *report, int fd) noexcept nogil:
+    """LinkReport of a connection from now on."""
     memset(report, 0, sizeof(report[0]))
     refresh(report, fd)
-    memset(&report.tally, 0, sizeof(report.tally))
+    memset(&report.counted, 0, sizeof(report.counted))
 
 
-cdef bint is_far(const Report *report) noexcept nogil:
+cdef bint is_far(const LinkReport *report) noexcept nogil:
     return report.round_trip_us >= FAR_US
 
 
-cdef void add(Tally *total, const Tally *one) noexcept nogil:
+cdef void add(LinkCount *total, const LinkCount *one) noexcept nogil:
     total.arrived += one.arrived
     total.packets += one.packets
     total.resent += one.resent
@@ -63,38 +63,38 @@ cdef void add(Tally *total, const Tally *one) noexcept nogil:
     total.unsent += one.unsent
 
 
-cdef void learn(Flight *flight, const Tally *total, const Report *report, int64_t now) noexcept nogil:
-    cdef int64_t began = <int64_t> posix.atomic_load_u64(&flight.began_ns)
-    cdef Tally before = flight.began
+cdef void learn(InflightBudget *budget, const LinkCount *total, const LinkReport *report, int64_t now) noexcept nogil:
+    cdef int64_t began = <int64_t> posix.atomic_load_u64(&budget.began_ns)
+    cdef LinkCount before = budget.began
     cdef uint64_t rate
     if began == ENDING or (began and now - began < <int64_t> report.shortest_us * 1000 * LOOK_ROUND_TRIPS):
         return
-    if not posix.atomic_compare_exchange_u64(&flight.began_ns, began, ENDING):
+    if not posix.atomic_compare_exchange_u64(&budget.began_ns, began, ENDING):
         return  # another sender learns from this look
-    flight.began = total[0]
-    posix.atomic_compare_exchange_u64(&flight.began_ns, ENDING, now)  # unless somebody wants a new one already
+    budget.began = total[0]
+    posix.atomic_compare_exchange_u64(&budget.began_ns, ENDING, now)  # unless somebody wants a new one already
     if began == 0 or total.arrived < before.arrived:
         return
     rate = (total.arrived - before.arrived) * 1_000_000 // (<uint64_t> (now - began) // 1000 + 1)
-    if rate > flight.best:
-        if rate > flight.best + flight.best // 4:
-            flight.flat = 0
-        flight.best = rate
+    if rate > budget.best:
+        if rate > budget.best + budget.best // 4:
+            budget.flat = 0
+        budget.best = rate
     elif 4 * total.in_flight > 5 * carried(rate, report.shortest_us):
-        flight.flat += 1
+        budget.flat += 1
         if (total.resent - before.resent) * LOST_ONE_IN > total.packets - before.packets:
-            flight.best = max(rate, flight.best - flight.best // 8)
+            budget.best = max(rate, budget.best - budget.best // 8)
 
 
-cdef void look_anew(Flight *flight) noexcept nogil:
-    posix.atomic_store_u64(&flight.began_ns, 0)
+cdef void look_anew(InflightBudget *budget) noexcept nogil:
+    posix.atomic_store_u64(&budget.began_ns, 0)
 
 
-cdef uint64_t allowed(const Flight *flight, const Report *report) noexcept nogil:
+cdef uint64_t allowed(const InflightBudget *budget, const LinkReport *report) noexcept nogil:
     cdef uint64_t shortest = report.shortest_us, late = report.round_trip_us
-    if flight.flat < FLAT_LOOKS:
+    if budget.flat < FLAT_LOOKS:
         return <uint64_t> -1
-    return max(carried(flight.best, max(shortest + max(shortest // 4, SLACK_US), 5 * late // 8)), LEAST_BYTES)
+    return max(carried(budget.best, max(shortest + max(shortest // 4, SLACK_US), 5 * late // 8)), LEAST_BYTES)
 
 
 cdef inline uint64_t carried(uint64_t rate, uint64_t duration_us) noexcept nogil:
@@ -104,8 +104,8 @@ cdef inline uint64_t carried(uint64_t rate, uint64_t duration_us) noexcept nogil
 cdef class InflightModel:
     """What senders share and one of them knows, as Python sees it: for tests."""
 
-    cdef Flight flight
-    cdef Report report
+    cdef InflightBudget budget
+    cdef LinkReport report
 
     def __init__(self, uint32_t shortest_us):
         self.report.shortest_us = self.report.round_trip_us = shortest_us
@@ -113,27 +113,27 @@ cdef class InflightModel:
     @property
     def best(self):
         """Bytes in a second that the link is known to carry, so far."""
-        return self.flight.best
+        return self.budget.best
 
     def look_anew(self):
         """Forget the present look."""
-        look_anew(&self.flight)
+        look_anew(&self.budget)
 
     def learn(self, int64_t now, uint64_t arrived, uint64_t in_flight, uint64_t packets, uint64_t resent, uint32_t round_trip_us):
         """What has happened so far. Returns how much may be under way; None: no limit is known."""
-        cdef Tally total
+        cdef LinkCount total
         cdef uint64_t most
         total.arrived, total.in_flight, total.unsent, total.packets, total.resent = arrived, in_flight, 0, packets, resent
         self.report.round_trip_us = round_trip_us
-        learn(&self.flight, &total, &self.report, now)
-        most = allowed(&self.flight, &self.report)
+        learn(&self.budget, &total, &self.report, now)
+        most = allowed(&self.budget, &self.report)
         return None if most == <uint64_t> -1 else most
 
 
 def reported(int fd):
     """What the kernel says of a connection since it was opened: bytes arrived, in flight and unsent; None if it is not TCP."""
-    cdef Report report
+    cdef LinkReport report
     memset(&report, 0, sizeof(report))
     if not refresh(&report, fd):
         return None
-    return report.tally.arrived, report.tally.in_flight, report.tally.unsent
+    return report.counted.arrived, report.counted.in_flight, report.counted.unsent

@@ -25,7 +25,7 @@ cdef enum:
 cdef enum:
     BLOCK = 0                       # the block follows
     PLAIN = 1                       # the block follows, without a checksum: there is nothing between the two ends
-    LENT = 2                        # the block lies in memory that was offered
+    HOST_READ = 2                   # the block lies in memory that was offered
     OFFER = 3                       # of memory; `Offer` follows
     WITHDRAWAL = 4                  # of memory
     INTRODUCTION = 5                # of the sender; its whereabouts follow
@@ -63,9 +63,9 @@ cdef class Lane:
     cdef bint mail                  # the mailbox has something
     cdef bint broken                # the connection was reported as over
     cdef bint heard                 # the connection has something to read
-    cdef bint local                 # the other end seems to be on this host
+    cdef bint same_host_suspected   # the other end seems to be on this host
     cdef char whereabouts[WHEREABOUTS_BYTES]  # what both ends say alike, if there is nothing between them
-    cdef bint lends                 # the other end may read our memory, or lend us its own
+    cdef bint host_read             # the other end may read our memory, or lend us its own
     cdef public uint64_t frames_until_fault  # 0: no mishap is planned
     cdef LaneCount *count
 

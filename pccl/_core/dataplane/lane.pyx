@@ -7,7 +7,7 @@ things at once, mailbox, bell and connection, so whatever happens reaches them a
 
 **A frame** is a header and a block. It describes itself, so receivers keep no other state, and it carries two checksums:
 a flipped bit is the end of the connection, never a wrong sum. Nothing is resynchronised by guessing. Between peers of one
-host a frame may be the header alone: the block is read where it lies (`lending`).
+host a frame may be the header alone: the block is read where it lies (`host_read`).
 
 **Plain.** Inside one host nothing happens to a block on its way, and the kernel computes no checksum for TCP either. Ours
 took a sixth of the time of 256 MiB between two peers. But an address says little: behind 127.0.0.1 may be a tunnel
@@ -70,16 +70,16 @@ cdef class Lane:
         if self.wait_set > 0:  # 0: it was never opened, and that descriptor is somebody else's
             posix.close(self.wait_set)
 
-    def attach(self, int fd, *, bytes whereabouts=b"", bint lends=False):
+    def attach(self, int fd, *, bytes whereabouts=b"", bint host_read=False):
         """Serve this connection, which stays the caller's to close.
 
-        `whereabouts` if its other end seems to be on this host; then it also `lends`, if it may.
+        `whereabouts` if its other end seems to be on this host; then blocks may go by `host_read`, if both ends allow it.
         """
         self.broken = self.heard = False
-        self.local = len(whereabouts) == WHEREABOUTS_BYTES
-        if self.local:
+        self.same_host_suspected = len(whereabouts) == WHEREABOUTS_BYTES
+        if self.same_host_suspected:
             memcpy(self.whereabouts, <char *> whereabouts, WHEREABOUTS_BYTES)
-        self.lends = self.local and lends
+        self.host_read = self.same_host_suspected and host_read
         if wait_for_changes(self.wait_set, fd, FROM_CONNECTION) != 0:
             raise_errno(errno, f"watching descriptor {fd}")
         self.connection = fd

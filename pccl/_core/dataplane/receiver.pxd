@@ -14,7 +14,7 @@ cdef enum:
 
 
 # Where a block is on this peer, or a piece of it.
-cdef struct Place:
+cdef struct BlockMemory:
     uint64_t count                  # elements
     char *local                     # what this peer contributes
     char *out                       # where the result goes
@@ -50,11 +50,11 @@ cdef class Receiver(Lane):
     cdef int borrow_block(self) noexcept nogil
     cdef int give_back(self) noexcept nogil
     cdef int write_note(self, uint32_t serial, bint accepted) noexcept nogil
-    cdef uint32_t apply(self, bint summed) noexcept nogil
-    cdef uint32_t apply_coded(self, bint summed) noexcept nogil
+    cdef uint32_t apply(self, bint has_crc) noexcept nogil
+    cdef uint32_t apply_coded(self, bint has_crc) noexcept nogil
     cdef uint32_t divisor(self) noexcept nogil
     cdef bint is_sent_on(self) noexcept nogil
-    cdef Place find_place(self) noexcept nogil
+    cdef BlockMemory find_memory(self) noexcept nogil
     cdef char *find_coded(self) noexcept nogil
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil
     cdef int aim_at_scratch(self) noexcept nogil

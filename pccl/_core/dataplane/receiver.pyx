@@ -2,7 +2,8 @@
 """The receiver of a lane: turns frames of the previous peer into sums, results, and blocks that are ready for the next.
 
 A block that is to be added is read into a scratch buffer that stays in the cache; one that is final is read straight
-into the tensor. What a neighbour on this host lends is added, or copied, from where it lies (`lending`).
+into the tensor. A block that lies in the memory of a neighbour on this host is added, or copied, from there
+(`host_read`).
 
 Of a quantized operation, what is sent on lies coded in its area: a sum is coded there, while it is in the cache, and a
 final block is read straight to there, and decoded into the tensor. The owner of a chunk codes its sums once, and takes
@@ -32,12 +33,12 @@ from .backup cimport mark_of, save
 from .board cimport ABORTED, BACKED_UP, Op
 from .host_read cimport INTRODUCED, NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, INTRODUCTION, LENT, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED, WHEREABOUTS_BYTES,
-    WITHDRAWAL, Lane
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, HOST_READ, INTRODUCTION, MAIL, NOTICE, OFFER, PIECE_BYTES, UNMAPPED,
+    WHEREABOUTS_BYTES, WITHDRAWAL, Lane
 )
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
 from .quantization cimport coded_offset
-from .segment_table cimport Place as Mapped, SegmentTable
+from .segment_table cimport MappedSegment, SegmentTable
 
 # Where a receiver is in a frame.
 cdef enum:
@@ -81,7 +82,7 @@ cdef class Receiver(Lane):
         memcpy(&offer, self.ahead, sizeof(offer))
         self.skip(sizeof(offer))
         try:
-            if not self.lends:
+            if not self.host_read:
                 raise ValueError("memory is not wanted")
             fd = open_memory_of(offer.pid, offer.descriptor, offer.nbytes, offer.inode, offer.device)
             try:
@@ -122,7 +123,7 @@ cdef class Receiver(Lane):
         if self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
             return self.end(0, b"what came is no frame")
         self.skip(HEADER_BYTES)
-        return self.open_frame() if self.header.kind <= LENT else self.read_notice()
+        return self.open_frame() if self.header.kind <= HOST_READ else self.read_notice()
 
     cdef int read_ahead(self) noexcept nogil:
         """Whatever has come; sleep if nothing has."""
@@ -162,7 +163,7 @@ cdef class Receiver(Lane):
             return self.end(0, b"a notice whose checksum is wrong")
         if not introduces:
             return NOTICE
-        accepted = self.local and memcmp(self.ahead, self.whereabouts, nbytes) == 0
+        accepted = self.same_host_suspected and memcmp(self.ahead, self.whereabouts, nbytes) == 0
         self.skip(nbytes)
         self.stage = AT_HEADER
         return self.write_note(INTRODUCED, accepted)
@@ -193,7 +194,7 @@ cdef class Receiver(Lane):
             if code:
                 self.drop()
                 return code
-        if self.header.kind != LENT and (self.op == NULL or self.target == NULL):
+        if self.header.kind != HOST_READ and (self.op == NULL or self.target == NULL):
             code = self.aim_at_scratch()
             if code:
                 return code
@@ -210,7 +211,7 @@ cdef class Receiver(Lane):
     cdef int aim(self) noexcept nogil:
         """Compare the header with what the operation says, and find where a block goes that is not for scratch."""
         cdef Op *op = self.op
-        cdef Place place
+        cdef BlockMemory place
         cdef uint64_t begin, end, nbytes
         cdef bint spreads
         if (
@@ -231,7 +232,7 @@ cdef class Receiver(Lane):
         self.target = NULL
         spreads = <uint32_t> self.header.hop + 1 >= op.plan.world
         if spreads and op.codec.bits == 0:
-            place = self.find_place()
+            place = self.find_memory()
             self.target = place.out
             # Only this peer's own chunk is overwritten without ever having been added to, and saved now, if it was lent.
             if place.mark != NULL:
@@ -244,10 +245,10 @@ cdef class Receiver(Lane):
         """Whether this block has another hop to go."""
         return <uint32_t> self.header.hop + 3 < 2 * self.op.plan.world
 
-    cdef Place find_place(self) noexcept nogil:
+    cdef BlockMemory find_memory(self) noexcept nogil:
         """Where the block of this frame is, now that all segments are mapped."""
         cdef Op *op = self.op
-        cdef Place place
+        cdef BlockMemory place
         cdef uint64_t begin, end
         block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
         check(begin < end, "a block has elements")
@@ -286,7 +287,7 @@ cdef class Receiver(Lane):
         cdef uint64_t missing = self.header.length - self.received, taken
         cdef char *place = self.target + self.received
         cdef ssize_t count
-        if self.header.kind == LENT:
+        if self.header.kind == HOST_READ:
             return self.borrow_block()
         if self.op == NULL:  # dropped, piece by piece, in the same place
             place = self.target
@@ -314,7 +315,7 @@ cdef class Receiver(Lane):
 
     cdef int borrow_block(self) noexcept nogil:
         """A block that is lent: it is whole, and goes nowhere if it is to be added."""
-        cdef Mapped *memory = self.borrowed.find(self.header.segment)
+        cdef MappedSegment *memory = self.borrowed.find(self.header.segment)
         cdef uint64_t nbytes = self.header.length
         cdef int code
         if memory == NULL or self.header.offset > memory.nbytes or nbytes > memory.nbytes - self.header.offset:
@@ -398,7 +399,7 @@ cdef class Receiver(Lane):
         """The block is whole: add it or keep it, and say so."""
         cdef Op *op = self.op
         cdef uint32_t crc = self.header.crc
-        cdef bint summed = self.header.kind == BLOCK, reduces
+        cdef bint has_crc = self.header.kind == BLOCK, reduces
         cdef int64_t began
         check(self.stage == AT_PAYLOAD, "a frame that is closed was open")
         self.stage = AT_HEADER
@@ -406,20 +407,20 @@ cdef class Receiver(Lane):
         self.count.payload_bytes += self.received
         if op == NULL:
             return GO_ON
-        if summed and crc32c(0, self.source, self.received) != crc:
+        if has_crc and crc32c(0, self.source, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
         reduces = <uint32_t> self.header.hop + 1 < op.plan.world
         if reduces or op.codec.bits:
             began = now_ns()
             if reduces:
-                summed = not posix.atomic_load_u32(&self.board.shared.near)
-            crc = self.apply_coded(summed) if op.codec.bits else self.apply(summed)
+                has_crc = not posix.atomic_load_u32(&self.board.shared.same_host_verified)
+            crc = self.apply_coded(has_crc) if op.codec.bits else self.apply(has_crc)
             began = now_ns() - began
             self.count.reduce_ns += began
             posix.atomic_count_u64(&op.reduce_ns, began)
         posix.atomic_count_u64(&op.received_bytes, self.received)
         if self.is_sent_on():
-            if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc, summed):
+            if not self.board.push(op, <uint32_t> self.header.hop + 1, self.header.block, crc, has_crc):
                 return self.end(0, b"the queue of ready blocks is full")
         self.board.account(op)
         self.drop()
@@ -430,13 +431,13 @@ cdef class Receiver(Lane):
         cdef Op *op = self.op
         return op.plan.world if <uint32_t> self.header.hop + 2 == op.plan.world and op.op == AVERAGE else 0
 
-    cdef uint32_t apply(self, bint summed) noexcept nogil:
+    cdef uint32_t apply(self, bint has_crc) noexcept nogil:
         """Add the block to the tensor, and return the checksum of the sum, which is what is sent on, if it is wanted.
 
         A piece at a time: saved before it changes, and summed up while it is in the nearest cache.
         """
         cdef Op *op = self.op
-        cdef Place place = self.find_place()
+        cdef BlockMemory place = self.find_memory()
         cdef uint64_t at = 0, piece
         cdef uint32_t divisor = self.divisor(), crc = 0
         while at < self.received:
@@ -446,18 +447,18 @@ cdef class Receiver(Lane):
             reduce_block(
                 op.datatype, op.op, place.out + at, place.local + at, self.source + at, piece // op.itemsize, divisor
             )
-            if summed:
+            if has_crc:
                 crc = crc32c(crc, place.out + at, piece)
             at += piece
         return crc
 
-    cdef uint32_t apply_coded(self, bint summed) noexcept nogil:
+    cdef uint32_t apply_coded(self, bint has_crc) noexcept nogil:
         """The same of a coded block: added, coded anew and summed up; or only decoded, if it is final.
 
         Returns the checksum of what is sent on, if anything is.
         """
         cdef Op *op = self.op
-        cdef Place place = self.find_place()
+        cdef BlockMemory place = self.find_memory()
         cdef bint reduces = <uint32_t> self.header.hop + 1 < op.plan.world
         cdef bint owned = <uint32_t> self.header.hop + 2 == op.plan.world
         cdef uint32_t divisor = self.divisor(), crc = 0 if reduces else self.header.crc
@@ -473,7 +474,7 @@ cdef class Receiver(Lane):
             if reduces:
                 reduce_coded(&op.codec, op.op, place.out + at, place.local + at, coded, some, divisor)
                 encode_block(&op.codec, forward, place.out + at, some)
-                if summed:
+                if has_crc:
                     crc = crc32c(crc, forward, nbytes)
             if owned:
                 decode_block(&op.codec, place.out + at, forward, some)

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 
-cdef struct Place:
+cdef struct MappedSegment:
     uint32_t segment                # 0: nothing here
     uint32_t serial                 # of its offer to the neighbour; 0: not offered
     uint32_t accepted               # 1: the neighbour has mapped it
@@ -16,25 +16,25 @@ cdef struct Place:
 
 cdef class SegmentTable:
     cdef dict mappings              # number -> Mapping: what keeps them mapped
-    cdef Place *places              # open addressing, at most half full
-    cdef uint32_t size              # of `places`; a power of two
+    cdef MappedSegment *entries     # open addressing, at most half full
+    cdef uint32_t size              # of `entries`; a power of two
 
-    # The place of a segment, or NULL if it is not mapped.
-    cdef inline Place *find(self, uint32_t segment) noexcept nogil:
-        cdef uint32_t place = segment & (self.size - 1)
-        while self.places[place].segment:
-            if self.places[place].segment == segment:
-                return &self.places[place]
-            place = (place + 1) & (self.size - 1)
+    # The entry of a segment, or NULL if it is not mapped.
+    cdef inline MappedSegment *find(self, uint32_t segment) noexcept nogil:
+        cdef uint32_t entry = segment & (self.size - 1)
+        while self.entries[entry].segment:
+            if self.entries[entry].segment == segment:
+                return &self.entries[entry]
+            entry = (entry + 1) & (self.size - 1)
         return NULL
 
     # Where a segment begins in this process, or NULL if it is not mapped.
     cdef inline char *base_of(self, uint32_t segment) noexcept nogil:
-        cdef Place *place = self.find(segment)
-        return NULL if place == NULL else place.base
+        cdef MappedSegment *entry = self.find(segment)
+        return NULL if entry == NULL else entry.base
 
     # The neighbour is another one: nothing has been offered to it.
     cdef void recall(self) noexcept nogil
     # The neighbour's answer to an offer.
     cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil
-    cdef int rebuild(self, const Place *added) except -1
+    cdef int rebuild(self, const MappedSegment *added) except -1

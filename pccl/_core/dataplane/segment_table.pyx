@@ -16,7 +16,7 @@ from pccl._core.system.check cimport check
 from pccl._core.system.mapping cimport Mapping
 
 cdef enum:
-    PLACES_MIN = 64
+    ENTRIES_MIN = 64
 
 
 @cython.final
@@ -28,7 +28,7 @@ cdef class SegmentTable:
         self.rebuild(NULL)
 
     def __dealloc__(self):
-        free(self.places)
+        free(self.entries)
 
     def __contains__(self, uint32_t segment):
         return segment in self.mappings
@@ -38,17 +38,17 @@ cdef class SegmentTable:
 
     def add(self, uint32_t segment, int fd, Py_ssize_t nbytes, *, bint writable=True):
         """Map a segment; the descriptor stays the caller's."""
-        cdef Place place
+        cdef MappedSegment entry
         cdef Mapping mapping
         if segment == 0 or segment in self.mappings:
             raise ValueError(f"segment {segment} is no number, or mapped already")
         mapping = Mapping(fd, nbytes, populate=True, writable=writable)
         found = os.fstat(fd)
-        memset(&place, 0, sizeof(place))
-        place.segment, place.descriptor, place.base, place.nbytes = segment, fd, mapping.place, nbytes
-        place.inode, place.device = found.st_ino, found.st_dev
+        memset(&entry, 0, sizeof(entry))
+        entry.segment, entry.descriptor, entry.base, entry.nbytes = segment, fd, mapping.place, nbytes
+        entry.inode, entry.device = found.st_ino, found.st_dev
         self.mappings[segment] = mapping
-        self.rebuild(&place)
+        self.rebuild(&entry)
 
     def remove(self, uint32_t segment):
         """Unmap a segment; harmless if it is not mapped."""
@@ -65,37 +65,37 @@ cdef class SegmentTable:
     cdef void recall(self) noexcept nogil:
         cdef uint32_t index
         for index in range(self.size):
-            self.places[index].serial = self.places[index].accepted = 0
+            self.entries[index].serial = self.entries[index].accepted = 0
 
     cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil:
         cdef uint32_t index
         for index in range(self.size):
-            if self.places[index].segment and self.places[index].serial == serial:
-                self.places[index].accepted = accepted
+            if self.entries[index].segment and self.entries[index].serial == serial:
+                self.entries[index].accepted = accepted
                 return  # otherwise it was withdrawn meanwhile
 
-    cdef int rebuild(self, const Place *added) except -1:
+    cdef int rebuild(self, const MappedSegment *added) except -1:
         """The table of what is in `mappings`: what the old one has of it, and `added`."""
-        cdef uint32_t size = PLACES_MIN, index
-        cdef Place *places
+        cdef uint32_t size = ENTRIES_MIN, index
+        cdef MappedSegment *entries
         while size < 2 * len(self.mappings):
             size *= 2
         check(2 * len(self.mappings) <= size, "a table of segments is at most half full")
-        places = <Place *> calloc(size, sizeof(Place))
-        if places == NULL:
+        entries = <MappedSegment *> calloc(size, sizeof(MappedSegment))
+        if entries == NULL:
             raise MemoryError
         for index in range(self.size):
-            if self.places[index].segment and self.places[index].segment in self.mappings:
-                put(places, size, &self.places[index])
+            if self.entries[index].segment and self.entries[index].segment in self.mappings:
+                put(entries, size, &self.entries[index])
         if added != NULL:
-            put(places, size, added)
-        free(self.places)
-        self.places, self.size = places, size
+            put(entries, size, added)
+        free(self.entries)
+        self.entries, self.size = entries, size
         return 0
 
 
-cdef void put(Place *places, uint32_t size, const Place *content) noexcept:
-    cdef uint32_t place = content.segment & (size - 1)
-    while places[place].segment:
-        place = (place + 1) & (size - 1)
-    places[place] = content[0]
+cdef void put(MappedSegment *entries, uint32_t size, const MappedSegment *content) noexcept:
+    cdef uint32_t entry = content.segment & (size - 1)
+    while entries[entry].segment:
+        entry = (entry + 1) & (size - 1)
+    entries[entry] = content[0]

@@ -4,9 +4,9 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from .board cimport Job
 from .host_read cimport Loans, Note
-from .inflight cimport Report
+from .inflight cimport LinkReport
 from .lane cimport Header, Lane
-from .segment_table cimport Place
+from .segment_table cimport MappedSegment
 
 
 cdef enum:
@@ -27,7 +27,7 @@ cdef class Sender(Lane):
     cdef bint entered               # the operation of `job` is held
     cdef Header header
     cdef uint64_t header_left       # bytes of the header still to send
-    cdef Place *place               # of the segment that the payload lies in; NULL: in memory of our own
+    cdef MappedSegment *mapped      # of the segment that the payload lies in; NULL: in memory of our own
     cdef const char *payload
     cdef uint64_t payload_left
     cdef uint64_t length
@@ -39,12 +39,12 @@ cdef class Sender(Lane):
     cdef int64_t taken_ns           # when `job` was taken
     cdef int64_t declining_ns       # since when blocks are left to faster lanes; 0: they are not
     cdef bint far                   # the link has long round trips: what is under way is counted
-    cdef Report report              # of its connection
+    cdef LinkReport report          # of its connection
     cdef bint reporting             # the others know it
-    cdef readonly bint near         # there is nothing between us and the next peer, which has said so
+    cdef readonly bint same_host_verified  # there is nothing between us and the next peer, which has said so
     cdef uint32_t pid               # of this process
     cdef uint32_t offers            # made on this connection
-    cdef bint lent                  # the frame being sent is only a header: its block is lent
+    cdef bint by_host_read          # the frame being sent is only a header: its block is lent
     cdef Loans loans
     cdef char *notices              # frames about memory that go out before the next block
     cdef uint64_t notices_length
@@ -59,7 +59,7 @@ cdef class Sender(Lane):
     cdef int save_payload(self, uint32_t chunk) noexcept nogil
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil
     cdef int reserve(self, uint64_t nbytes) noexcept nogil
-    cdef bint is_lent(self) noexcept nogil
+    cdef bint may_be_read_there(self) noexcept nogil
     cdef int notify(self, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil
     cdef void send_notices(self) noexcept nogil
     cdef int offer(self) noexcept nogil

@@ -2,11 +2,11 @@
 """The sender of a lane: turns blocks that are ready into frames to the next peer.
 
 It takes the next block from the board whenever its socket has room. A socket that stays full for a while is slow: the
-sender says so, and another lane is woken to take what it cannot. On a far link it also waits while all lanes together have
-as much under way as the link bears (`flight`), and calls nobody: more lanes would not be faster.
+sender says so, and wakes another lane to take what this one cannot. On a far link it also waits while all lanes together
+have as much under way as the link bears (`inflight`), and wakes no lane: more of them would not be faster.
 
-To a neighbour on the same host it lends blocks instead of sending them (`lending`): such a block counts as sent when it
-was given back.
+A neighbour on the same host reads blocks in our memory (`host_read`): such a block counts as sent after the neighbour
+has given it back.
 """
 
 import os
@@ -23,11 +23,11 @@ from pccl._core.system.futex cimport now_ns
 
 from .backup cimport save_block
 from .board cimport ABORTED, BACKED_UP, Op, lane_bit
-from .host_read cimport INTRODUCED, LENT_BYTES_MIN, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
-from .inflight cimport Flight, Tally, add, allowed, begin, is_far, learn, look_anew, refresh
+from .host_read cimport HOST_READ_BYTES_MIN, INTRODUCED, LOANS_MAX, NOTE_MAGIC, Loan, Note, Offer, lend, take_back
+from .inflight cimport InflightBudget, LinkCount, add, allowed, begin, is_far, learn, look_anew, refresh
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, INTRODUCTION, LENT, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED, WHEREABOUTS_BYTES,
-    WITHDRAWAL, Header, Lane, write_notice
+    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, HOST_READ, INTRODUCTION, MAIL, OFFER, PIECE_BYTES, PLAIN, UNMAPPED,
+    WHEREABOUTS_BYTES, WITHDRAWAL, Header, Lane, write_notice
 )
 from .plan cimport block_range, chunk_sent
 from .quantization cimport coded_offset
@@ -41,19 +41,19 @@ cdef class Sender(Lane):
         free(self.own)
         free(self.notices)
 
-    def attach(self, int fd, *, bytes whereabouts=b"", bint lends=False):
+    def attach(self, int fd, *, bytes whereabouts=b"", bint host_read=False):
         """Serve this connection."""
-        Lane.attach(self, fd, whereabouts=whereabouts, lends=lends)
+        Lane.attach(self, fd, whereabouts=whereabouts, host_read=host_read)
         self.pid = os.getpid()
         self.offers = 0
         self.segments.recall()
-        self.near = False
-        posix.atomic_store_u32(&self.board.shared.near, 0)
-        if self.local and self.notify(INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES) != GO_ON:
+        self.same_host_verified = False
+        posix.atomic_store_u32(&self.board.shared.same_host_verified, 0)
+        if self.same_host_suspected and self.notify(INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES) != GO_ON:
             raise MemoryError
         begin(&self.report, fd)
         self.far = is_far(&self.report)
-        memset(&self.board.shared.flight, 0, sizeof(Flight))  # another edge, another link
+        memset(&self.board.shared.budget, 0, sizeof(InflightBudget))  # another edge, another link
         posix.atomic_set_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
 
     def detach(self):
@@ -66,15 +66,15 @@ cdef class Sender(Lane):
         self.entered = self.pending = False
         self.header_left = self.payload_left = 0
         self.loans.count = self.notices_length = self.notes_length = 0
-        self.lent = False
+        self.by_host_read = False
         Lane.detach(self)
         if self.board.has_work():
             self.board.wake_sender()  # what this lane would have taken
 
     def withdraw(self, uint32_t segment):
         """Tell the neighbour that this memory goes, if it was offered."""
-        cdef Place *place = self.segments.find(segment)
-        if place != NULL and place.serial and self.notify(WITHDRAWAL, segment, NULL, 0) != GO_ON:
+        cdef MappedSegment *mapped = self.segments.find(segment)
+        if mapped != NULL and mapped.serial and self.notify(WITHDRAWAL, segment, NULL, 0) != GO_ON:
             raise MemoryError
 
     cdef int run(self) noexcept nogil:
@@ -87,7 +87,7 @@ cdef class Sender(Lane):
                 continue
             if self.broken:
                 return self.end(0, b"closed by the other side")
-            if self.heard and self.local:
+            if self.heard and self.same_host_suspected:
                 code = self.hear()
             elif self.header_left == 0 and self.payload_left == 0:
                 if self.notices_length:
@@ -147,7 +147,7 @@ cdef class Sender(Lane):
     cdef void leave_it_to_others(self) noexcept nogil:
         """Put the block back. Blocked, and not idle, because it must not be this lane that is woken for it."""
         self.set_blocked(True)
-        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.summed)
+        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.has_crc)
         self.board.leave(self.job.op)
         self.sleep(RECRUIT_MS)
         self.set_blocked(False)
@@ -163,7 +163,7 @@ cdef class Sender(Lane):
         self.pending = False
         code = self.find_payload(chunk)
         if code == GO_ON:
-            self.lent = self.is_lent()
+            self.by_host_read = self.may_be_read_there()
             code = self.save_payload(chunk)
         if code == UNMAPPED and posix.atomic_load_u32(&op.state) == ABORTED:
             self.entered = False
@@ -172,7 +172,7 @@ cdef class Sender(Lane):
         if code:
             self.pending = code == UNMAPPED
             return code
-        if not self.near and not self.lent and not self.job.summed:
+        if not self.same_host_verified and not self.by_host_read and not self.job.has_crc:
             self.job.crc = crc32c(0, self.payload, self.length)
         self.write_header(chunk)
         return self.offer()
@@ -184,11 +184,11 @@ cdef class Sender(Lane):
         cdef uint32_t segment = op.area_segment if coded else op.recv_segment if self.job.hop else op.send_segment
         cdef uint64_t begin, end
         cdef char *base
-        self.place = self.segments.find(segment)
-        if self.place == NULL:
+        self.mapped = self.segments.find(segment)
+        if self.mapped == NULL:
             self.wanted = segment
             return UNMAPPED
-        base = self.place.base
+        base = self.mapped.base
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
         check(end <= op.plan.count, "a block that is sent lies within its tensor")
         if coded:
@@ -205,7 +205,7 @@ cdef class Sender(Lane):
         """Save the own chunk, which its result will overwrite, now that it is read anyway: a twentieth less time."""
         cdef Op *op = self.job.op
         cdef char *backup
-        if self.job.hop or self.lent or op.codec.bits or not op.flags & BACKED_UP:
+        if self.job.hop or self.by_host_read or op.codec.bits or not op.flags & BACKED_UP:
             return GO_ON
         backup = self.segments.base_of(op.backup_segment)
         if backup == NULL:
@@ -228,13 +228,13 @@ cdef class Sender(Lane):
             some = count - done if count - done < piece else piece
             nbytes = coded_bytes(&op.codec, some)
             encode_block(&op.codec, target, values + done * op.itemsize, some)
-            if not self.near:
+            if not self.same_host_verified:
                 crc = crc32c(crc, target, nbytes)
             target += nbytes
             done += some
         self.payload = self.own
-        self.place = NULL
-        self.job.crc, self.job.summed = crc, True
+        self.mapped = NULL
+        self.job.crc, self.job.has_crc = crc, True
         return GO_ON
 
     cdef int reserve(self, uint64_t nbytes) noexcept nogil:
@@ -251,17 +251,17 @@ cdef class Sender(Lane):
     cdef void write_header(self, uint32_t chunk) noexcept nogil:
         self.header.magic = FRAME_MAGIC
         self.header.hop = self.job.hop
-        self.header.kind = LENT if self.lent else PLAIN if self.near else BLOCK
+        self.header.kind = HOST_READ if self.by_host_read else PLAIN if self.same_host_verified else BLOCK
         self.header.sequence = self.job.op.sequence
-        self.header.segment = self.place.segment if self.lent else 0
-        self.header.offset = self.payload - self.place.base if self.lent else 0
+        self.header.segment = self.mapped.segment if self.by_host_read else 0
+        self.header.offset = self.payload - self.mapped.base if self.by_host_read else 0
         self.header.chunk = chunk
         self.header.block = self.job.block
         self.header.length = self.length
         self.header.crc = self.job.crc if self.header.kind == BLOCK else 0
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)
         self.header_left = HEADER_BYTES
-        if self.lent:
+        if self.by_host_read:
             self.payload_left = 0
 
     cdef int transmit(self) noexcept nogil:
@@ -303,39 +303,39 @@ cdef class Sender(Lane):
             return GO_ON  # notices
         self.count.payload_bytes += self.length
         self.count.frames += 1
-        if self.lent:
+        if self.by_host_read:
             lend(&self.loans, self.header.sequence, self.length)
         if self.entered:
             if not op.small:
                 self.measure()
             self.entered = False
-            if self.lent:
+            if self.by_host_read:
                 posix.atomic_count_u64(&op.moved, self.length)
             else:
                 posix.atomic_count_u64(&op.sent_bytes, self.length)
                 self.board.account(op)
             self.board.leave(op)
-        self.lent = False
+        self.by_host_read = False
         return self.visit()
 
-    # ------------------------------------------------------------------------------------------ lending
+    # ------------------------------------------------------------------------------------------ host reads
 
-    cdef bint is_lent(self) noexcept nogil:
+    cdef bint may_be_read_there(self) noexcept nogil:
         """Whether the neighbour reads this block where it lies."""
-        return self.lends and self.place != NULL and self.place.accepted and self.length >= LENT_BYTES_MIN
+        return self.host_read and self.mapped != NULL and self.mapped.accepted and self.length >= HOST_READ_BYTES_MIN
 
     cdef int offer(self) noexcept nogil:
         """Offer the segment of the block to the neighbour, the first time that one is worth it."""
-        cdef Place *place = self.place
+        cdef MappedSegment *mapped = self.mapped
         cdef Offer offer
-        if not self.lends or place == NULL or place.serial or self.length < LENT_BYTES_MIN:
+        if not self.host_read or mapped == NULL or mapped.serial or self.length < HOST_READ_BYTES_MIN:
             return GO_ON
         self.offers += 1
-        place.serial = self.offers
-        offer.nbytes, offer.inode, offer.device = place.nbytes, place.inode, place.device
-        offer.segment, offer.serial = place.segment, place.serial
-        offer.pid, offer.descriptor = self.pid, place.descriptor
-        return self.notify(OFFER, place.segment, &offer, sizeof(offer))
+        mapped.serial = self.offers
+        offer.nbytes, offer.inode, offer.device = mapped.nbytes, mapped.inode, mapped.device
+        offer.segment, offer.serial = mapped.segment, mapped.serial
+        offer.pid, offer.descriptor = self.pid, mapped.descriptor
+        return self.notify(OFFER, mapped.segment, &offer, sizeof(offer))
 
     cdef int notify(self, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes) noexcept nogil:
         """Have a frame about us or our memory go out before the next block."""
@@ -395,8 +395,8 @@ cdef class Sender(Lane):
                 self.board.account(op)
                 self.board.leave(op)
         if note.serial == INTRODUCED and note.accepted:
-            self.near = True
-            posix.atomic_store_u32(&self.board.shared.near, 1)
+            self.same_host_verified = True
+            posix.atomic_store_u32(&self.board.shared.same_host_verified, 1)
         elif note.serial:
             self.segments.answer(note.serial, note.accepted)
         return GO_ON
@@ -422,31 +422,31 @@ cdef class Sender(Lane):
 
     cdef uint64_t room(self) noexcept nogil:
         """Bytes of a large operation that this lane may give to the kernel now, on a far link."""
-        cdef Flight *flight = &self.board.shared.flight
-        cdef Tally total
+        cdef InflightBudget *budget = &self.board.shared.budget
+        cdef LinkCount total
         cdef uint64_t most, under_way
         cdef int lane
         if not refresh(&self.report, self.connection):
             return <uint64_t> -1  # sending will tell why
         if not self.reporting:
-            look_anew(flight)
-        self.count.tally = self.report.tally
+            look_anew(budget)
+        self.count.counted = self.report.counted
         if not self.reporting:
-            look_anew(flight)  # again: one that began in between may have missed what this lane brings
+            look_anew(budget)  # again: one that began in between may have missed what this lane brings
             self.reporting = True
         memset(&total, 0, sizeof(total))
         for lane in range(self.board.lanes):
-            add(&total, &self.board.shared.lanes[1][lane].tally)
-        learn(flight, &total, &self.report, now_ns())
-        most = allowed(flight, &self.report)
+            add(&total, &self.board.shared.lanes[1][lane].counted)
+        learn(budget, &total, &self.report, now_ns())
+        most = allowed(budget, &self.report)
         under_way = total.in_flight + total.unsent
         return most - under_way if under_way < most else 0
 
     cdef void cease_to_report(self) noexcept nogil:
         """What is under way now arrives without this lane's saying so."""
         self.reporting = False
-        self.count.tally.in_flight = self.count.tally.unsent = 0
-        look_anew(&self.board.shared.flight)
+        self.count.counted.in_flight = self.count.counted.unsent = 0
+        look_anew(&self.board.shared.budget)
 
     cdef int await_others(self) noexcept nogil:
         """Enough is under way. Nobody is called, unless for a small operation, which is not to wait behind this one."""

@@ -2,7 +2,7 @@
  *
  * Here lives what docs/simplehash.md calls tile and block, whichever instruction set steps the rows. The arithmetic is
  * in digest_mix.h, vectors in digest_vectors.h, the loops over rows in digest_rows.h, which is included here once per
- * instruction set; many blocks at once, on several threads, are in digest_crew.h. Nothing here allocates or waits.
+ * instruction set; many blocks at once, on several threads, are in digest_threads.h. Nothing here allocates or waits.
  *
  * Which instruction set is in use is decided in kernels, and comes here by its name.
  */

@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc
 
 from .arithmetic cimport chosen_name
 
-cdef extern from "digest_crew.h" nogil:
+cdef extern from "digest_threads.h" nogil:
     enum:
         DIGEST_BLOCK_BYTES
 
@@ -35,7 +35,7 @@ cdef extern from "digest_crew.h" nogil:
     uint64_t sum_block(const digest_set *set, const uint8_t *data, size_t nbytes)
     uint64_t digest_fold(const uint64_t *pieces, uint64_t count, uint64_t nbytes)
     uint64_t digest_blocks_of(uint64_t nbytes)
-    void crew_run(
+    void digest_on_threads(
         const digest_tensor *tensors, size_t count, block_function function, const digest_set *set, int threads
     )
 
@@ -111,7 +111,7 @@ cdef bytes on_blocks(uintptr_t address, uint64_t nbytes, int threads, block_func
     tensor.nbytes = nbytes
     tensor.blocks = words_in(found)
     with nogil:
-        crew_run(&tensor, 1, function, digest_set_named(chosen_name()), threads)
+        digest_on_threads(&tensor, 1, function, digest_set_named(chosen_name()), threads)
     return found
 
 
@@ -123,7 +123,7 @@ cdef void digest_each(
     for i in range(count):
         tensors[i].blocks = blocks + first
         first += digest_blocks_of(tensors[i].nbytes)
-    crew_run(tensors, count, digest_block, digest_set_named(chosen_name()), threads)
+    digest_on_threads(tensors, count, digest_block, digest_set_named(chosen_name()), threads)
     for i in range(count):
         digests[i] = digest_folded(tensors[i].blocks, tensors[i].nbytes)
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from .path_builder cimport Weaver
+from .path_builder cimport PathBuilder
 
 
 cdef enum:
@@ -40,7 +40,7 @@ cdef class Search:
     cdef int32_t *best              # the best legal ring so far
     cdef double best_bottleneck     # its slowest rate; 0: no legal ring is known
     cdef int64_t best_total         # its cost
-    cdef Weaver weaver              # rings to begin with
+    cdef PathBuilder builder        # rings to begin with
     cdef int32_t *order             # the latest of them
     cdef double bound               # no ring has a faster slowest step
 

@@ -16,7 +16,7 @@ exchange undoes it. While the ring still has steps below the goal, kicks are aim
 **The goal** is the rate that no step should be below. A slower step pays a penalty that is larger than the cost of any
 ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal. The first
 goal is the bound: the fastest one that nothing speaks against, neither members that cannot reach each other over edges
-that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the `weaver`; if
+that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the `path_builder`; if
 they fail, the next goal lies half way down to what is known. When no higher goal is reached, the sum is what is left to
 improve. Both take turns, with ever more kicks.
 
@@ -32,7 +32,7 @@ from libc.string cimport memcpy
 
 from pccl._core.system.futex cimport now_ns
 
-from .path_builder cimport Weaver, draw
+from .path_builder cimport PathBuilder, draw
 
 cdef double RATE_MIN = 1e-6
 cdef int64_t PENALTY = (<int64_t> 1) << (COST_BITS + 11)
@@ -41,7 +41,7 @@ cdef enum:
     STRETCH_MAX = 30                # members of each part of a kick: far enough to matter, near enough to mend quickly
     KICKS_PER_MEMBER = 2            # of the first attempt at a goal; later ones have ever more
     SUM_SHARE = 20                  # attempts at the sum have so many times the kicks of an attempt at a goal
-    WEAVES = 4                      # beginnings for each goal
+    BEGINNINGS = 4                      # beginnings for each goal
     LIFTS_MAX = 12                  # goals in a row: each halves the ratio, as a logarithm, between found and not found
     HALVINGS_MAX = 64               # for the bound: enough to tell any two rates of a network apart
     ROUNDS_GROWING = 20             # then attempts are as long as they will ever be
@@ -71,7 +71,7 @@ cdef class Search:
         self.queued = <uint8_t *> calloc(count, sizeof(uint8_t))
         self.best = <int32_t *> calloc(count, sizeof(int32_t))
         self.order = <int32_t *> calloc(count, sizeof(int32_t))
-        self.weaver = Weaver(count)
+        self.builder = PathBuilder(count)
         if not (self.weights and self.weights_into and self.fastest and self.ring and self.steps and self.place
                 and self.spare and self.saved_ring and self.saved_steps and self.saved_place
                 and self.queue and self.queued and self.best and self.order):
@@ -140,8 +140,8 @@ cdef class Search:
         cdef int one, other
         if self.best_bottleneck < self.bound:
             return False
-        self.weaver.prepare(self.rates, self.best_bottleneck)
-        if self.weaver.root.taken == self.count:
+        self.builder.prepare(self.rates, self.best_bottleneck)
+        if self.builder.root.taken == self.count:
             return True
         self.aim(self.best_bottleneck)
         for one in range(self.count):
@@ -161,14 +161,14 @@ cdef class Search:
         cdef double goal, refuted
         cdef int tries
         self.bound = goal = min(self.widest(False), self.widest(True))
-        if goal <= 0 or self.weaver.prepare(self.rates, goal):
+        if goal <= 0 or self.builder.prepare(self.rates, goal):
             return
         self.bound, refuted = 0, goal
         for tries in range(HALVINGS_MAX):
             goal = self.rate_between(self.bound, refuted)
             if goal <= 0:
                 return
-            if self.weaver.prepare(self.rates, goal):
+            if self.builder.prepare(self.rates, goal):
                 self.bound = goal
             else:
                 refuted = goal
@@ -177,13 +177,13 @@ cdef class Search:
     cdef void lift(self, int64_t quota) noexcept nogil:
         """Make the slowest step faster: try the bound, then what lies between what was found and what was not."""
         cdef double goal = self.bound, unreached = self.bound
-        cdef int tries, weaves
+        cdef int tries, attempts
         for tries in range(LIFTS_MAX):
-            self.weaver.prepare(self.rates, goal)
-            for weaves in range(WEAVES):
+            self.builder.prepare(self.rates, goal)
+            for attempts in range(BEGINNINGS):
                 if goal <= self.best_bottleneck or self.kicks_left <= 0 or self.stopped:
                     break
-                self.weaver.write(&self.chance, self.order)
+                self.builder.write(&self.chance, self.order)
                 self.load(self.order)
                 self.attempt(goal, quota, True)
             if goal > self.best_bottleneck:

@@ -1,4 +1,4 @@
-# Contents of `weaver`: rings over the edges of a directed graph, woven from the steps that are forced.
+# Contents of `path_builder`: rings over the edges of a directed graph, built from the steps that are forced.
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 
@@ -14,7 +14,7 @@ cdef inline int draw(uint64_t *chance, int below) noexcept nogil:
 
 
 # The graph as far as it is still open, and the paths that the steps taken so far make.
-cdef struct Weave:
+cdef struct PartialRing:
     uint64_t *leaving               # row: source; a bit for each target that it may still go to
     uint64_t *entering              # row: target; a bit for each source that may still come
     int32_t *exits                  # source -> how many bits it has; 0 also when its step is taken
@@ -26,14 +26,14 @@ cdef struct Weave:
     int taken                       # steps
 
 
-cdef class Weaver:
+cdef class PathBuilder:
     cdef int count                  # members
     cdef int words                  # of a row of bits
-    cdef size_t nbytes              # of the memory of one weave
-    cdef Weave root                 # with all steps that follow from the graph alone
-    cdef Weave weave                # with choices
+    cdef size_t nbytes              # of the memory of one partial
+    cdef PartialRing root           # with all steps that follow from the graph alone
+    cdef PartialRing partial        # with choices
     cdef void *root_memory          # what the pointers above point into
-    cdef void *weave_memory
+    cdef void *partial_memory
     cdef int32_t *queue             # members with one exit (below count) or with one entry (count and above)
     cdef int queued
     cdef bint dead_end              # somebody has no exit or no entry left
@@ -44,7 +44,7 @@ cdef class Weaver:
     # Write a ring into `order` that leaves the graph as seldom as chance and foresight allow. True: it never does.
     cdef bint write(self, uint64_t *chance, int32_t *order) noexcept nogil
 
-    cdef void lay_out(self, Weave *weave, char *memory) noexcept nogil
+    cdef void lay_out(self, PartialRing *partial, char *memory) noexcept nogil
     cdef void forbid(self, int source, int target) noexcept nogil
     cdef void check_exits(self, int source) noexcept nogil
     cdef void check_entries(self, int target) noexcept nogil

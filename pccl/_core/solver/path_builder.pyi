@@ -1,5 +1,5 @@
 from typing import Self, final
 
 @final
-class Weaver:
+class PathBuilder:
     def __new__(cls, count: int) -> Self: ...

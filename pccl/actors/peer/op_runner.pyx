@@ -72,7 +72,7 @@ cdef class OpRunner:
                     self._feed(ReduceEnded(sequence, *board.statistics(sequence)))
         if self._aborting:
             for sequence, crew in list(self._aborting.items()):
-                if crew.gone or (not crew.killed and crew.board.is_quiet(sequence)):
+                if crew.gone or (not crew.killed and crew.board.is_drained(sequence)):
                     self._became_quiet(sequence, crew)
 
     def report(self):
@@ -117,7 +117,7 @@ cdef class OpRunner:
 
     def _insist(self, sequence):
         crew = self._aborting.get(sequence)
-        if crew is not None and not crew.killed and not crew.board.is_quiet(sequence):
+        if crew is not None and not crew.killed and not crew.board.is_drained(sequence):
             grace = f"{ABORT_GRACE_NS // 1_000_000} ms"
             self._feed(WorkerDied(f"a worker did not let go of an aborted operation in {grace}"))
 

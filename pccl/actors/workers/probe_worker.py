@@ -144,26 +144,26 @@ def _count(connections: Sequence[socket.socket], course: Course) -> int:
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     waste = bytearray(CHUNK_BYTES)
-    tally: Tally | None = None
-    while tally is None or not tally.is_over():
+    arrivals: ArrivalCount | None = None
+    while arrivals is None or not arrivals.is_over():
         nbytes = 0
-        for fd, _ in poll.poll(_left_ms(limit_ns if tally is None else tally.due_ns)):
+        for fd, _ in poll.poll(_left_ms(limit_ns if arrivals is None else arrivals.due_ns)):
             if fault is not None:
                 fault.visit("probe.count")
             nbytes += _drain(by_fd[fd], waste)
         now_ns = monotonic_ns()
         if now_ns >= limit_ns:
             raise ProbeError(f"nothing to count for {course.limit_ns / 1e9:g} s")
-        if tally is None and nbytes:
-            tally = Tally(course.duration_ns, now_ns)
-        if tally is not None:
-            tally.add(nbytes, now_ns)
-    counted, elapsed_ns = tally.middle()
+        if arrivals is None and nbytes:
+            arrivals = ArrivalCount(course.duration_ns, now_ns)
+        if arrivals is not None:
+            arrivals.add(nbytes, now_ns)
+    counted, elapsed_ns = arrivals.middle()
     _answer(connections[0], waste, ANSWER.pack(counted, elapsed_ns), limit_ns)
     return _rate(counted, elapsed_ns)
 
 
-class Tally:
+class ArrivalCount:
     """What arrived in each slice of the time, the first of which is the part that does not count."""
 
     def __init__(self, duration_ns: int, now_ns: int) -> None:

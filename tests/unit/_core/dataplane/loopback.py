@@ -33,7 +33,7 @@ PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
 HEADER = struct.Struct("<IHHQQIIIII")
 HEADER_BYTES = HEADER.size + 4
 MAGIC = 0x33424350
-BLOCK, PLAIN, LENT, OFFER, WITHDRAWAL, INTRODUCTION = range(6)  # kinds of frames
+BLOCK, PLAIN, HOST_READ, OFFER, WITHDRAWAL, INTRODUCTION = range(6)  # kinds of frames
 NOTE = struct.Struct("<IIII")  # what a receiver writes back: magic, blocks returned, the offer it answers, and how
 NOTE_MAGIC = 0x31524350
 INTRODUCED = 0xFFFFFFFF  # in place of an offer
@@ -196,7 +196,7 @@ class Worker:
             self._detach()
             self.connection = connection
             known = b"" if link == FAR else WHEREABOUTS
-            self.lane.attach(connection.fileno(), whereabouts=known, lends=link == LENDING)
+            self.lane.attach(connection.fileno(), whereabouts=known, host_read=link == LENDING)
 
         self._tell(command)
 
@@ -266,7 +266,7 @@ class Member:
     def abort(self, sequence: int) -> None:
         """Abort an operation and wait until no worker holds it."""
         self.board.abort(sequence)
-        self.wait_until(lambda: self.board.is_quiet(sequence), f"letting go of {sequence}")
+        self.wait_until(lambda: self.board.is_drained(sequence), f"letting go of {sequence}")
 
     def close(self) -> None:
         """End the threads and close every descriptor."""
@@ -307,7 +307,10 @@ def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member
                 member.worker(True, lane, end, link)
                 members[(rank + 1) % world].worker(False, lane, other, link)
         senders = [worker.lane for member in members for worker in member.workers if isinstance(worker.lane, Sender)]
-        eventually(lambda: all(sender.near == (link != FAR) for sender in senders), "the answer to all introductions")
+        eventually(
+            lambda: all(sender.same_host_verified == (link != FAR) for sender in senders),
+            "the answer to all introductions",
+        )
         yield members
         assert not [problem for member in members for problem in member.problems]
 

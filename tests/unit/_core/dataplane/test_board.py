@@ -68,7 +68,7 @@ def test_an_operation_waits_for_its_place(member: Member) -> None:
     assert board.begin(OPERATIONS_MAX + 1, operation(8), *RING_OF_TWO)
     # An earlier operation at the same place is not mistaken for it.
     assert not board.has_ended(1)
-    assert board.is_quiet(1)
+    assert board.is_drained(1)
     board.release(1)
     assert not board.begin(2 * OPERATIONS_MAX + 1, operation(8), *RING_OF_TWO)
 
@@ -111,13 +111,13 @@ def test_an_aborted_operation_has_not_ended(member: Member) -> None:
     assert board.has_ended(1)
     assert board.abort(1)
     assert not board.has_ended(1)
-    assert board.is_quiet(1)
+    assert board.is_drained(1)
 
 
 def test_what_is_unknown_is_quiet_and_still(member: Member) -> None:
     board = member.board
     assert board.abort(7)
-    assert board.is_quiet(7)
+    assert board.is_drained(7)
     assert not board.has_ended(7)
     assert board.moved(7) == 0
     assert board.statistics(7) == (0, 0, 0, 0, 0)

@@ -20,9 +20,9 @@ from .loopback import (
     BLOCK,
     HEADER,
     HEADER_BYTES,
+    HOST_READ,
     INTRODUCTION,
     LENDING,
-    LENT,
     MAGIC,
     OFFER,
     SEND,
@@ -86,7 +86,7 @@ def offer_of(fd: int, nbytes: int, segment: int = 9, serial: int = 1, **other: i
 
 def lent(sequence: int, hop: int, chunk: int, block: int, nbytes: int, **other: int) -> bytes:
     """A frame whose block lies in memory that was offered."""
-    return frame(sequence, hop, chunk, block, b"", length=nbytes, crc=0, kind=LENT, segment=9, **other)
+    return frame(sequence, hop, chunk, block, b"", length=nbytes, crc=0, kind=HOST_READ, segment=9, **other)
 
 
 # --- the sender ---------------------------------------------------------------
@@ -108,7 +108,7 @@ class Lender:
         self.out.sendall(note(serial=self.offer["serial"], accepted=1))
         while True:
             header = read_header(self.out)
-            if header["kind"] == LENT:
+            if header["kind"] == HOST_READ:
                 self.first = header
                 return len(self.inline)
             self.inline.append((header["sequence"], header["hop"], header["chunk"], header["block"], b""))
@@ -159,7 +159,7 @@ def test_a_block_counts_as_sent_when_it_was_given_back(lender: Lender) -> None:
     lent_out = BLOCKS - sent
     assert RETURNS_AT_ONCE < lent_out <= LOANS_MAX
     for _ in range(lent_out - 1):
-        assert read_header(lender.out)["kind"] == LENT
+        assert read_header(lender.out)["kind"] == HOST_READ
     sizes = [end - begin for begin, end in Cut(COUNT, 1, 2).blocks(0)]
     statistics = lender.member.board.statistics
     eventually(lambda: lender.member.board.lane_statistics(True, 0)[1] == BLOCKS)
@@ -175,12 +175,12 @@ def test_no_more_is_lent_than_may_be(lender: Lender) -> None:
     lender.accept()
     assert lender.member.board.begin(2, WHAT, 0, 2)
     for _ in range(LOANS_MAX - 1):
-        assert read_header(lender.out)["kind"] == LENT
+        assert read_header(lender.out)["kind"] == HOST_READ
     lender.out.settimeout(0.1)
     with pytest.raises(TimeoutError):
         lender.out.recv(1)
     lender.out.sendall(note(returned=1))
-    assert read_header(lender.out)["kind"] == LENT
+    assert read_header(lender.out)["kind"] == HOST_READ
 
 
 def test_what_is_small_is_sent(lender: Lender) -> None:
@@ -189,7 +189,7 @@ def test_what_is_small_is_sent(lender: Lender) -> None:
     lender.member.board.abort(1)
     small = operation(3000, DataType.UINT8, send=(SEND, 0), recv=(SEND, 0))
     assert lender.member.board.begin(2, small, 0, 2)
-    while (header := read_header(lender.out))["kind"] == LENT:
+    while (header := read_header(lender.out))["kind"] == HOST_READ:
         assert header["sequence"] == 1
     assert (header["sequence"], header["length"]) == (2, 1536)
 
@@ -212,7 +212,7 @@ def test_loans_of_an_aborted_operation_come_back_to_nobody(lender: Lender) -> No
     lender.out.sendall(note(returned=lent_out))
     for _ in range(LOANS_MAX):
         header = read_header(lender.out)
-        assert (header["sequence"], header["kind"]) == (2, LENT)
+        assert (header["sequence"], header["kind"]) == (2, HOST_READ)
     assert lender.member.board.statistics(2)[0] == 0
     lender.out.sendall(note(returned=LOANS_MAX))
     eventually(lambda: lender.member.board.statistics(2)[0] > 0)
@@ -222,7 +222,7 @@ def test_memory_that_goes_is_withdrawn_between_two_frames(lender: Lender) -> Non
     lender.accept()
     sender = lender.member.workers[0]
     sender._tell(lambda: sender.lane.withdraw(SEND))
-    while (header := read_header(lender.out))["kind"] == LENT:
+    while (header := read_header(lender.out))["kind"] == HOST_READ:
         lender.out.sendall(note(returned=1))
     assert (header["kind"], header["segment"], header["length"]) == (WITHDRAWAL, SEND, 0)
 

@@ -41,7 +41,7 @@ def test_a_block_has_a_checksum_exactly_where_it_leaves_the_host(before: str, be
             if behind == NEAR:
                 assert read_introduction(out) == WHEREABOUTS
                 out.sendall(note(serial=INTRODUCED, accepted=1))
-                eventually(lambda: member.workers[0].lane.near)
+                eventually(lambda: member.workers[0].lane.same_host_verified)
             member.memory(SEND, count)[:] = 1
             assert member.board.begin(1, operation(count, DataType.UINT8, recv=(SEND, 0)), 1, 3)
             sent = [read_frame(out, plain=behind == NEAR)]  # which looks at the checksums
@@ -66,15 +66,15 @@ def test_a_sender_that_is_not_believed_goes_on_with_checksums() -> None:
         for sequence in (1, 2):
             assert member.board.begin(sequence, operation(4), 0, 2)
             assert read_frame(out)[0] == sequence  # which looks at the checksum
-        assert not member.workers[0].lane.near
+        assert not member.workers[0].lane.same_host_verified
         out.sendall(note(serial=INTRODUCED, accepted=1))
-        eventually(lambda: member.workers[0].lane.near)
+        eventually(lambda: member.workers[0].lane.same_host_verified)
         assert member.board.begin(3, operation(4), 0, 2)
         assert read_frame(out, plain=True)[0] == 3
         again, far = connect()  # another neighbour, who has said nothing yet
         with far:
             member.workers[0].attach(again, NEAR)
-            assert not member.workers[0].lane.near
+            assert not member.workers[0].lane.same_host_verified
             read_introduction(far)
             assert member.board.begin(4, operation(4), 0, 2)
             assert read_frame(far)[0] == 4

@@ -25,10 +25,10 @@ from .loopback import (
     FAR,
     HEADER,
     HEADER_BYTES,
+    HOST_READ,
     INTRODUCED,
     INTRODUCTION,
     LENDING,
-    LENT,
     NOTE_MAGIC,
     OFFER,
     PLAIN,
@@ -159,7 +159,7 @@ class Stream:
         nbytes = self._memory[1]
         values["offset"] = self._chance.choice((0, nbytes - values["length"], nbytes, nbytes + 1, (1 << 64) - 1))
         values["offset"] %= 1 << 64
-        values |= {"kind": LENT, "segment": self._chance.choice((LENDABLE, 1, 0xFFFFFFFF)), "crc": 0}
+        values |= {"kind": HOST_READ, "segment": self._chance.choice((LENDABLE, 1, 0xFFFFFFFF)), "crc": 0}
         head = HEADER.pack(*values.values())
         self.frames[index] = head + struct.pack("<I", crc32c_of(head))
 

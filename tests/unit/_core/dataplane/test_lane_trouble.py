@@ -374,7 +374,7 @@ def test_an_abort_while_a_segment_is_awaited(sends: bool) -> None:
         # A receiver takes hold again when all is mapped; a sender holds on to its block.
         assert not (member.board.abort(1) and sends)
         worker.mapping_allowed.set()
-        member.wait_until(lambda: member.board.is_quiet(1), "letting go")
+        member.wait_until(lambda: member.board.is_drained(1), "letting go")
         member.board.release(1)
         worker_of(member, True).mapping_allowed.set()
         if sends:

@@ -13,22 +13,10 @@ import time
 
 import pytest
 
-<<<<<<< HEAD
-from pccl._core.system.futex import (
-    Stamp,
-    Word,
-    create_memfd,
-    die_with_parent,
-    monotonic_ns,
-    open_pidfd,
-    set_process_name,
-)
-from tests.readable import is_readable
-=======
 from pccl._core.system.futex import Stamp, Word, monotonic_ns
 from pccl._core.system.mapping import create_memory_file
 from pccl._core.system.process import die_with_parent, open_pidfd, set_process_name
->>>>>>> 60d0d6c (Give Linux its two rooms: split process calls from futexes, and name sleeping, memory files and TCP in system and io)
+from tests.readable import is_readable
 
 SECOND_NS = 1_000_000_000
 

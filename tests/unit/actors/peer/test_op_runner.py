@@ -57,7 +57,7 @@ class FakeBoard:
         self.aborted.append(sequence)
         return sequence not in self.held
 
-    def is_quiet(self, sequence: int) -> bool:
+    def is_drained(self, sequence: int) -> bool:
         return sequence not in self.held
 
     def release(self, sequence: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pccl._core.protocol.codec import unpack
 from pccl._core.protocol.mailbox import ProbeEnded
-from pccl.actors.workers.probe_worker import ANSWER, Course, Tally, be_source, be_target
+from pccl.actors.workers.probe_worker import ANSWER, ArrivalCount, Course, be_source, be_target
 
 MILLISECOND = 1_000_000
 COURSE = Course(300 * MILLISECOND, 1500 * MILLISECOND)
@@ -51,31 +51,31 @@ class Worker:
         return message
 
 
-def tallied(*arrivals: tuple[int, int]) -> tuple[int, int]:
+def counted_of(*arrivals: tuple[int, int]) -> tuple[int, int]:
     """What counts of these: milliseconds since the first byte, and bytes that came by then. A probe of 1000 ms."""
-    tally = Tally(1000 * MILLISECOND, 0)
+    count = ArrivalCount(1000 * MILLISECOND, 0)
     for now_ms, nbytes in arrivals:
-        tally.add(nbytes, now_ms * MILLISECOND)
-    assert tally.is_over()
-    return tally.middle()
+        count.add(nbytes, now_ms * MILLISECOND)
+    assert count.is_over()
+    return count.middle()
 
 
 def test_a_burst_at_the_start_and_a_pause_are_not_the_rate() -> None:
     """Goal: 5 bytes each 5 ms, with a burst as shaped links let through and a pause of 100 ms, are 1000 a second."""
     steady = [(now_ms, 5) for now_ms in range(5, 1100, 5) if not 600 <= now_ms < 700]
 
-    nbytes, elapsed_ns = tallied((0, 100_000), *steady)
+    nbytes, elapsed_ns = counted_of((0, 100_000), *steady)
     assert nbytes * 1_000_000_000 / elapsed_ns == pytest.approx(1000, rel=0.05)
 
 
 def test_a_few_bytes_all_count() -> None:
     """Goal: a link so slow that most slices are empty has a rate nevertheless."""
-    assert tallied((0, 10), *[(now_ms, 0) for now_ms in range(5, 990, 5)], (1000, 10)) == (20, 1000 * MILLISECOND)
+    assert counted_of((0, 10), *[(now_ms, 0) for now_ms in range(5, 990, 5)], (1000, 10)) == (20, 1000 * MILLISECOND)
 
 
 def test_a_counter_that_slept_through_it_counts_what_it_finds() -> None:
     """Goal: it ends all the same, with one slice at least."""
-    nbytes, elapsed_ns = tallied((0, 10), (1500, 1000), (1501, 0), (1502, 0))
+    nbytes, elapsed_ns = counted_of((0, 10), (1500, 1000), (1501, 0), (1502, 0))
     assert elapsed_ns > 0
     assert nbytes >= 0
 

@@ -6,8 +6,8 @@
  * result depends on who computed it. Nothing here allocates; every thread has ended when the call returns.
  */
 
-#ifndef PCCL_DIGEST_CREW_H
-#define PCCL_DIGEST_CREW_H
+#ifndef PCCL_DIGEST_THREADS_H
+#define PCCL_DIGEST_THREADS_H
 
 #include <pthread.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include "digest.h"
 
 enum {
-    CREW_MAX = 64,            /* threads at most, far beyond what memory has bandwidth for */
+    THREADS_MAX = 64,            /* threads at most, far beyond what memory has bandwidth for */
     SHARE_BYTES_MIN = 1 << 20 /* some 50 us of work; less is not worth a thread, which must start and end */
 };
 
@@ -44,12 +44,12 @@ typedef struct {
 } digest_work;
 
 /* The bytes of the block at a place, 0 if the tensor has no block there. */
-static inline uint64_t crew_block_bytes(const digest_work *work, digest_place place) {
+static inline uint64_t block_bytes_at(const digest_work *work, digest_place place) {
     const uint64_t rest = work->tensors[place.tensor].nbytes - place.begin;
     return rest < DIGEST_BLOCK_BYTES ? rest : DIGEST_BLOCK_BYTES;
 }
 
-static inline digest_place crew_after(const digest_work *work, digest_place place, uint64_t block_bytes) {
+static inline digest_place place_after(const digest_work *work, digest_place place, uint64_t block_bytes) {
     place.begin += block_bytes;
     if (place.begin == work->tensors[place.tensor].nbytes) {
         const digest_place following = {place.tensor + 1, 0};
@@ -59,13 +59,13 @@ static inline digest_place crew_after(const digest_work *work, digest_place plac
 }
 
 /* Takes the next share off the list: from what it returns up to `end`. Both are the list's end when it is empty. */
-static digest_place crew_take(digest_work *work, digest_place *end) {
+static digest_place take_blocks(digest_work *work, digest_place *end) {
     pthread_mutex_lock(&work->lock);
     const digest_place begin = work->next;
     uint64_t taken = 0;
     while (work->next.tensor < work->count && taken < SHARE_BYTES_MIN) {
-        const uint64_t block_bytes = crew_block_bytes(work, work->next);
-        work->next = crew_after(work, work->next, block_bytes);
+        const uint64_t block_bytes = block_bytes_at(work, work->next);
+        work->next = place_after(work, work->next, block_bytes);
         taken += block_bytes;
     }
     *end = work->next;
@@ -73,42 +73,42 @@ static digest_place crew_take(digest_work *work, digest_place *end) {
     return begin;
 }
 
-static void *crew_member(void *shared) {
+static void *run_thread(void *shared) {
     digest_work *work = (digest_work *)shared;
     digest_place end;
-    for (digest_place place = crew_take(work, &end); place.tensor < work->count; place = crew_take(work, &end))
+    for (digest_place place = take_blocks(work, &end); place.tensor < work->count; place = take_blocks(work, &end))
         while (place.tensor != end.tensor || place.begin != end.begin) {
             const digest_tensor *tensor = &work->tensors[place.tensor];
-            const uint64_t block_bytes = crew_block_bytes(work, place);
+            const uint64_t block_bytes = block_bytes_at(work, place);
             if (block_bytes > 0)
                 tensor->blocks[place.begin / DIGEST_BLOCK_BYTES] =
                     work->function(work->set, tensor->data + place.begin, block_bytes);
-            place = crew_after(work, place, block_bytes);
+            place = place_after(work, place, block_bytes);
         }
     return NULL;
 }
 
 /* Computes the results of all blocks, on this thread and up to `threads - 1` others. */
-static void crew_run(const digest_tensor *tensors, size_t count, block_function function, const digest_set *set,
+static void digest_on_threads(const digest_tensor *tensors, size_t count, block_function function, const digest_set *set,
                      int threads) {
     digest_work work = {tensors, count, function, set, PTHREAD_MUTEX_INITIALIZER, {0, 0}};
-    pthread_t members[CREW_MAX];
+    pthread_t others[THREADS_MAX];
     uint64_t nbytes = 0;
     int started = 0;
     for (size_t tensor = 0; tensor < count; ++tensor) nbytes += tensors[tensor].nbytes;
     const uint64_t shares = nbytes / SHARE_BYTES_MIN;
-    if (threads > CREW_MAX) threads = CREW_MAX;
+    if (threads > THREADS_MAX) threads = THREADS_MAX;
     if ((uint64_t)threads > shares) threads = (int)shares;
     if (threads > 1) {
         /* Signals belong to the threads of the application. */
         sigset_t every, before;
         sigfillset(&every);
         pthread_sigmask(SIG_SETMASK, &every, &before);
-        while (started < threads - 1 && pthread_create(&members[started], NULL, crew_member, &work) == 0) ++started;
+        while (started < threads - 1 && pthread_create(&others[started], NULL, run_thread, &work) == 0) ++started;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
-    crew_member(&work);
-    while (started > 0) pthread_join(members[--started], NULL);
+    run_thread(&work);
+    while (started > 0) pthread_join(others[--started], NULL);
     pthread_mutex_destroy(&work.lock);
 }
 
