@@ -27,7 +27,7 @@ ORDINARY = {
     *("cuda", "demo", "device", "error", "exact", "fastpath", "fork", "framing", "futex", "headroom"),
     *("identity", "inflight", "ledger", "local", "log", "memory", "op", "optimizer", "option", "path"),
     *("procfs", "proxy", "query", "roster", "runner", "search", "share", "spawn", "status", "step", "stream"),
-    *("stress", "supervisor", "table", "tensor", "timed", "tournament", "view", "watch", "workload", "zygote"),
+    *("stress", "supervisor", "table", "tcp", "tensor", "timed", "tournament", "view", "watch", "workload", "zygote"),
 }
 # Words that a rename is still owed: docs/glossary.md names what to use instead.
 OLD = {"affairs", "agreement"}

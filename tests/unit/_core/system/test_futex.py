@@ -1,21 +1,14 @@
 """Words between processes: no wake-up is lost, no wait outlives its bound, signals end a sleep."""
 
-import errno
-import fcntl
-import mmap
 import os
-import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from pccl._core.system.futex import Stamp, Word, monotonic_ns
-from pccl._core.system.mapping import create_memory_file
-from pccl._core.system.process import die_with_parent, open_pidfd, set_process_name
+from pccl._core.system.process import open_pidfd
 from tests.readable import is_readable
 
 SECOND_NS = 1_000_000_000
@@ -51,12 +44,6 @@ def wait_until(word, value, bound_ns=10 * SECOND_NS):
     while (seen := word.load()) != value:
         assert monotonic_ns() < deadline_ns, f"{seen} instead of {value}"
         word.wait(seen, deadline_ns - monotonic_ns())
-
-
-@pytest.fixture
-def shared():
-    with mmap.mmap(-1, 4096) as memory:
-        yield memory
 
 
 def test_word_operations():
@@ -183,108 +170,6 @@ def test_signal_ends_a_wait_early():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def test_memory_file_is_sealed():
-    fd = create_memory_file("pccl-test", 4096)
-    try:
-        for size in (0, 8192):
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, size)
-        # Nobody can add a seal against writing either.
-        with pytest.raises(PermissionError):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-
-        assert os.fstat(fd).st_size == 4096
-        assert not os.get_inheritable(fd)
-        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:pccl-test")
-    finally:
-        os.close(fd)
-
-
-def test_memory_file_without_seals_may_be_resized():
-    fd = create_memory_file("pccl-test", 4096, seal=False)
-    try:
-        os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_memory_file_of_no_size_is_refused(size):
-    with pytest.raises(ValueError, match=str(size)):
-        create_memory_file("pccl-test", size)
-
-
-def test_failed_creation_leaks_no_descriptor():
-    """A limit on the size of files makes the second step of the creation fail."""
-    before = os.listdir("/proc/self/fd")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises(OSError, match="giving the memory file 'pccl-test' its 4097 bytes"):
-            create_memory_file("pccl-test", 4097)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    assert os.listdir("/proc/self/fd") == before
-
-
-def test_name_that_is_too_long_for_the_kernel_is_an_error():
-    with pytest.raises(OSError, match="creating the memory file"):
-        create_memory_file("x" * 250, 4096)
-
-
-def test_process_name():
-    def rename():
-        set_process_name("pccl-recv-3-and-much-more")
-        with open("/proc/self/comm") as comm:
-            assert comm.read() == "pccl-recv-3-and\n"
-
-    assert exit_code(in_child(rename)) == 0
-
-
-def test_die_with_parent():
-    """A grandchild that would sleep for a minute ends with its parent; its end of the pipe tells."""
-    program = (
-        "import os, signal, time\n"
-        "from pccl._core.system.process import die_with_parent\n"
-        "parent = os.getpid()\n"
-        "ready, announce = os.pipe()\n"
-        "if os.fork() == 0:\n"
-        "    die_with_parent(signal.SIGKILL)\n"
-        "    assert os.getppid() == parent\n"
-        "    os.write(announce, b'!')\n"
-        "    time.sleep(60)\n"
-        "os.read(ready, 1)\n"
-    )
-    begin_ns = monotonic_ns()
-    # The pipe to us ends only when both processes are gone.
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, timeout=30)
-
-    assert monotonic_ns() - begin_ns < 30 * SECOND_NS
-
-
-def test_impossible_signal_is_refused():
-    with pytest.raises(OSError, match="signal 1000") as caught:
-        die_with_parent(1000)
-    assert caught.value.errno == errno.EINVAL
-
-
-def test_pidfd_tells_the_end_of_a_process(shared):
-    go = Word(shared)
-    pid = in_child(lambda: wait_until(go, 1))
-    fd = open_pidfd(pid)
-    try:
-        assert not is_readable(fd)
-        go.store(1)
-        go.wake()
-        assert is_readable(fd, 20)
-    finally:
-        os.close(fd)
-        os.waitpid(pid, 0)
-    with pytest.raises(ProcessLookupError, match=str(pid)):
-        open_pidfd(pid)
 
 
 def test_clock_is_the_one_of_the_host():
