@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
 NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+EXTENSIONS := $(subst /,.,$(basename $(filter %.pyx,$(NATIVE))))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 # Tests at once: most of them wait for something, so there are more than cores.
@@ -25,7 +26,7 @@ help:
 	@echo "make demo    set up without torch and watch peers train while they come and go"
 	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
-	@echo "make lint    ruff and mypy only; make unit, make sim, make process: one tier of the tests"
+	@echo "make lint    ruff, mypy and stubtest only; make unit, make sim, make process: one tier of the tests"
 	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
@@ -98,6 +99,11 @@ lint: build
 	@$(BIN)/ruff format --quiet --check $(LINTED)
 	@echo "mypy"
 	@$(BIN)/mypy --no-error-summary
+	@echo "stubtest"
+	@mkdir -p build
+	@$(BIN)/python -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases --ignore-unused-allowlist \
+	  --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt $(EXTENSIONS) > build/stubtest.log \
+	  || { cat build/stubtest.log; exit 1; }
 
 # Copies of the tree under build/, compiled in their own way, so that the usual build stays as it is. The objects of
 # Python go through malloc there, so that the sanitizer sees their bounds too. gcc, because its libasan is preloaded.

@@ -13,6 +13,7 @@ IDLE_ALLOCATIONS_MAX: int
 IDLE_BYTES_MIN: int
 IDLE_SHARE: Final[int]
 
+@final
 @record
 class ArenaStatistics:
     segments: int

@@ -141,6 +141,7 @@ class Liar:
         self._listener.settimeout(BOUND)
         self.source = Source(7, "127.0.0.1", self._listener.getsockname()[1])
         self.calls = 0
+        self._sock: socket.socket | None = None  # the last one that called
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -149,6 +150,7 @@ class Liar:
             while True:
                 sock, _ = self._listener.accept()
                 self.calls += 1
+                self._sock = sock
                 with sock, contextlib.suppress(OSError):
                     sock.settimeout(BOUND)
                     self._open_door(sock)
@@ -172,6 +174,9 @@ class Liar:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if self._sock is not None:
+            with contextlib.suppress(OSError):  # closed already
+                self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(BOUND)
         assert not self._thread.is_alive()
 

@@ -4,6 +4,7 @@ from .ballots import OpenCall
 
 SIDES_MAX: Final[int]
 
+@final
 class Failure:
     peers: set[int]
     tag: int

@@ -2,6 +2,7 @@ from typing import Any, final
 
 from pccl._core.records import record
 
+@final
 @record
 class Call:
     slot: int

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import final
 
 from pccl._core.records import record
 
@@ -7,6 +8,7 @@ DATATYPES: tuple[str, ...]
 OPS: tuple[str, ...]
 ALGORITHMS: dict[int, str]
 
+@final
 @record
 class ReduceSignature:
     tag: int
@@ -16,6 +18,7 @@ class ReduceSignature:
     algorithm: int
     quantized: int
 
+@final
 @record
 class Operation:
     slot: int
