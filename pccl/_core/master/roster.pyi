@@ -11,6 +11,7 @@ class Peer:
     heard_ns: int
     phase_ns: int
     warned: bool
+    told_world: int
     def __init__(self, peer_id: int, conn: int, register: Register, host: str, now_ns: int) -> None: ...
     @property
     def id(self) -> int: ...
