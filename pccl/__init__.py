@@ -23,7 +23,7 @@ if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64") 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pccl.client.handle import AsyncReduceHandle
-    from pccl.client.tensors import ReduceOpDescriptor
+    from pccl.client.reduce_descriptor import ReduceOpDescriptor
     from pccl.memory.arrays import empty as empty
     from pccl.memory.arrays import zeros as zeros
 
@@ -116,7 +116,7 @@ _HOMES = {
     "master": ("MasterNode",),
     "options": ("Options",),
     "shared_state": ("SharedState", "TensorInfo"),
-    "client.tensors": ("ReduceOpDescriptor",),
+    "client.reduce_descriptor": ("ReduceOpDescriptor",),
     "values": (
         "Attribute",
         "DataType",

@@ -1,10 +1,10 @@
 """The blocking user API of one peer: validate, post to the peer actor, wait, return or raise.
 
-The training process runs no thread of ours; how a call travels to the actor and back is in `actors.link`, how the
-memory of a reduce is prepared and handed back in `launching`. Nothing here decides anything about the run.
+The training process runs no thread of ours. `client.actor_client` carries a call to the actor and back;
+`client.reduce_request` prepares the memory of a reduce and hands it back. Nothing here decides anything about the run.
 
-A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. One whose caller was interrupted is
-*abandoned*: nobody will wait for it, but its memory is held until its workers have let go.
+A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. A reduce whose caller was interrupted
+is *abandoned*: nobody will wait for it, but its memory is held until no worker can touch it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pccl.client.tensors import ReduceOpDescriptor
+    from pccl.client.reduce_descriptor import ReduceOpDescriptor
 
     from .values import QuantizationOptions, ReduceOperandDescriptor
 
@@ -87,13 +87,13 @@ class Communicator:
     def connect(self, n_attempts: int = 5) -> None:
         """Register with the master and wait to be admitted.
 
-        The first peer of a run is admitted at once, a later one when all members call `update_topology`. Raises
-        `MasterConnectionError` after the last failed attempt.
+        The first peer of a run is admitted at once, a later peer when all members call `update_topology`. Raises
+        `MasterConnectionError` after the last failed attempt, `UsageError` if this communicator is connected.
         """
         self._check_process("connect")
         if n_attempts < 1:
             raise ValueError(f"n_attempts must be at least 1, not {n_attempts}")
-        if self._actor is not None and not self._actor.over:
+        if self._actor is not None and not self._actor.calls.over:
             raise UsageError(Result.INVALID_USAGE, "connect", "already connected; close() this communicator first")
         self._drop_actor()
         addresses, attempts_left = self._resolve(n_attempts)
@@ -129,15 +129,19 @@ class Communicator:
         self._reduces.learn(payload)
 
     def update_topology(self) -> None:
-        """Agree with all members of all groups on who is in: admits newcomers, drops the dead, rewires rings."""
+        """Admit waiting peers, drop lost ones and rewire the rings; blocks until all members of all groups call it.
+
+        Raises `UsageError` while a reduce of this peer is un-awaited.
+        """
         self._update_topology("update_topology", 0, None)
 
     def optimize_topology(self) -> None:
-        """Agree with all members of all groups to measure what is not known of their links, and to take better rings.
+        """Measure unknown links and adopt faster rings; blocks until all members of all groups call it.
 
-        A ring is as fast as its slowest link; one whose slowest link is clearly faster replaces the present one. Takes
-        about `Options.probe_time` for each peer that a group has beyond the first, the first time, and nothing for what
-        is fresh. A peer that is lost meanwhile disturbs nobody. Raises `UsageError` if this peer is alone in the run.
+        A ring is as fast as its slowest link; a ring whose slowest link is clearly faster replaces the present one.
+        The first call takes about `Options.probe_time` for each peer that a group has beyond the first; links that
+        were measured recently cost nothing. A peer that is lost meanwhile does not fail the call. Raises `UsageError`
+        if this peer is alone in the run.
         """
         name = "optimize_topology"
         link = self._member(name)
@@ -146,11 +150,11 @@ class Communicator:
         reduces.learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.sequence)))
 
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
-        """Take part in topology rounds until this peer's group has `n` members; returns how many it has.
+        """Take part in topology rounds until this peer's group has `n` members; return how many it has.
 
-        Returns at once if the last round left it with that many: the peer that completes a group learns so from
-        `connect`, and the others, who learn it from this call, may be elsewhere already. Raises `TooFewPeersError`
-        after `timeout` seconds.
+        Returns at once if the last round left the group with `n` members: the peer that completes a group learns so
+        from `connect`, and the other members may have left this call already. Raises `TooFewPeersError` after
+        `timeout` seconds.
         """
         if n < 1:
             raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
@@ -166,7 +170,10 @@ class Communicator:
         return size
 
     def are_peers_pending(self) -> bool:
-        """Whether newcomers wait to be admitted: the same answer for all members. May overlap anything."""
+        """Return whether peers wait to be admitted: the same answer for all members, once all of them have asked.
+
+        May be called while collectives run, from another thread too.
+        """
         payload = self._member("are_peers_pending").call(
             "are_peers_pending", lambda slot: CallPending(slot.index, slot.sequence)
         )
@@ -202,7 +209,8 @@ class Communicator:
     ) -> ReduceInfo:
         """Reduce `send` over all members of the group into `recv`, which may be the same tensor.
 
-        Raises `PeerLostError` if a peer was lost: the tensor in place is as it was, the survivors are rewired, retry.
+        Raises `PeerLostError` if a peer was lost: a tensor that is reduced in place has its old content, the survivors
+        are rewired, and the call can be repeated at once. Raises `TooFewPeersError` if this peer is alone in its group.
         """
         asked = request(send, recv, op, tag, operand_descriptor, quantization_options)
         outcome = self._reducing("all_reduce").run("all_reduce", asked)
@@ -220,9 +228,9 @@ class Communicator:
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
     ) -> AsyncReduceHandle:
-        """Launch a reduce and return at once; `wait()` on the handle hands over its result.
+        """Launch a reduce and return at once; `wait()` on the handle returns its result.
 
-        Until then neither tensor may be touched. Any number may be under way, each with its own tag.
+        Neither tensor may be touched until then. Any number of reduces may be in flight, each with its own tag.
         """
         asked = request(send, recv, op, tag, operand_descriptor, quantization_options)
         reduces = self._reducing("all_reduce_async")
@@ -231,9 +239,9 @@ class Communicator:
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
     ) -> ReduceInfo:
-        """Run several reduces, `max_in_flight` at a time; what fails because a peer was lost runs again without it.
+        """Run several reduces, `max_in_flight` at a time, and repeat those that fail because a peer was lost.
 
-        Raises `TooFewPeersError` if this peer is left alone. The bytes of all of them are summed.
+        Returns the bytes of all reduces summed. Raises `TooFewPeersError` if this peer is left alone in its group.
         """
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
@@ -247,8 +255,12 @@ class Communicator:
     ) -> SharedStateSyncInfo:
         """Make the state of all members of the group the same, bit for bit; only what differs travels.
 
-        The members agree on the content that most of those hold who are up to date. Who differs is overwritten, and who
-        is outdated takes over the revision as well. Between two syncs the application adds one to the revision.
+        The members agree on the content held by most up-to-date peers. Peers that differ are overwritten; peers that
+        are outdated also take over the revision. The application adds one to the revision between two syncs.
+
+        Raises `PeerLostError` if the peers that hold the elected content were lost. The call may be repeated at once
+        with the same state: it failed on all remaining members, and no revision changed. Tensors that a transfer had
+        begun to overwrite keep that mix of old and new bytes; the next sync overwrites it and never elects it.
         """
         self._reducing("sync_shared_state").require_none("sync_shared_state")
         syncs = self._syncs
@@ -261,16 +273,16 @@ class Communicator:
 
     @property
     def peer_id(self) -> int:
-        """The number by which the master and its log know this peer."""
+        """The number that names this peer in the master's log and status."""
         return self._last_round("peer_id").peer
 
     @property
     def topology_round(self) -> int:
-        """How many rounds the run has made: the same number on all members after the same round."""
+        """How many topology rounds the run has completed: the same number on all members after the same round."""
         return self._last_round("topology_round").round
 
     def close(self) -> None:
-        """Leave the run and tell everybody at once. Harmless when done before."""
+        """Leave the run; the other members are told at once. A second call does nothing."""
         self._check_process("close")
         self._closed = True
         if self._actor is not None:

@@ -3,7 +3,7 @@
 A call goes down the mailbox; its end is a slot in shared memory that the caller sleeps on, without the GIL, in short
 stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
 noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means. What every call
-needs, when nothing is out of the ordinary, is in `line`.
+needs when nothing is out of the ordinary is in `call_slots`.
 
 A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
 nobody else. Memory that they could still write to is not touched before that.
@@ -29,7 +29,7 @@ from pccl.memory.completion_slots import SlotTable
 from pccl.options import Options, nanoseconds
 from pccl.values import Result
 
-from .call_slots import WAIT_SLICE_NS, Line
+from .call_slots import WAIT_SLICE_NS, Callbacks, CallSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,31 +38,40 @@ if TYPE_CHECKING:
 
 NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
 NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
-BURIAL_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
+EXIT_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
 
 _log = logging.getLogger("pccl.peer")
 
 
-class ActorClient(Line):
+class ActorClient:
     """The peer actor's process, its mailbox and its slots, as the training process holds them."""
 
     def __init__(self, options: Options) -> None:
+        callbacks = Callbacks(
+            gone=self._gone,
+            full=self._wait_for_room,
+            check=self._check_actor,
+            read_notices=self._read_notices,
+            send_descriptors=self._send_descriptors,
+            share=self.share,
+        )
         look_ns = nanoseconds(options.look_time)
-        super().__init__(SlotTable.create(options.slots), planned(), look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
+        table = SlotTable.create(options.slots)
+        self.calls = CallSlots(table, planned(), callbacks, look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
-        self._awake_ns = self.noticed_ns
+        self._awake_ns = self.calls.noticed_ns
         self._left = False  # close() was called, maybe by another thread than the one that waits
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.mailbox.setblocking(False)
-        self.fd = self.mailbox.fileno()
+        self.calls.fd = self.mailbox.fileno()
         self._life, held = os.pipe2(os.O_CLOEXEC)
         try:
-            fds = (theirs.fileno(), self.slots.segment.fd, held)
+            fds = (theirs.fileno(), table.segment.fd, held)
             self.process = ActorProcess("pccl.actors.peer.peer_actor", fds, fds)
         except BaseException:
             self._hang_up()
-            self.slots.close()
+            table.close()
             os.close(self._life)
             raise
         finally:
@@ -73,55 +82,55 @@ class ActorClient(Line):
 
     def call(self, name: str, build: Callable[[Slot], Any], *, deadline_ns: int | None = None) -> bytes:
         """Post a call and wait for its end: its payload, or the exception it ended with."""
-        slot = self.acquire(name)
+        slot = self.calls.acquire(name)
         try:
-            self.post(name, build(slot))
-            while not self.wait(name, slot, self.slice(deadline_ns)):
+            self.calls.post(name, build(slot))
+            while not self.calls.wait(name, slot, self.slice(deadline_ns)):
                 if deadline_ns is not None and monotonic_ns() >= deadline_ns and not slot.done:
                     raise TooFewPeersError(Result.TOO_FEW_PEERS, name, "the time to wait for more peers is over")
         except BaseException:
             self.give_up(slot)
             raise
-        outcome, payload = self.take(slot)
+        outcome, payload = self.calls.take(slot)
         if outcome == 0:
             return payload
         raise error_from_outcome(*split(outcome), name, payload.decode("utf-8", "replace"))
 
     def put_back(self, slot: Slot) -> None:
         """Return a slot that the actor never heard of."""
-        self.slots.complete(slot.index, slot.sequence, 0)
+        self.calls.table.complete(slot.index, slot.sequence, 0)
         slot.release()
 
     def _send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
         """Put a message into the mailbox that descriptors go with."""
-        self.looked_ns = monotonic_ns()
+        self.calls.looked_ns = monotonic_ns()
         while True:
             try:
                 socket.send_fds(self.mailbox, [data], list(fds))
             except BlockingIOError:
                 self._wait_for_room(name)
             except OSError:
-                raise self._dead(name) from None
+                raise self._gone(name) from None
             else:
                 return
 
     def _wait_for_room(self, name: str) -> None:
-        """The mailbox is full."""
+        """The mailbox is full: wait until it may have room."""
         _poll(self.mailbox.fileno(), select.POLLOUT, WAIT_SLICE_NS / 1e9)
-        self._look_around(name, None)
+        self._check_actor(name, None)
 
     def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
         """Make segments known to the actor that are not; 0 is none."""
         for segment in segments:
-            if segment and segment not in self.shared:
+            if segment and segment not in self.calls.shared:
                 fd, nbytes = descriptor(segment)
-                self.post(name, CallShare(segment, nbytes), (fd,))
-                self.shared.add(segment)
+                self.calls.post(name, CallShare(segment, nbytes), (fd,))
+                self.calls.shared.add(segment)
 
     def unshare(self, segment: int) -> None:
         """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
-        if segment in self.shared:
-            self.shared.discard(segment)
+        if segment in self.calls.shared:
+            self.calls.shared.discard(segment)
             try:
                 self.mailbox.send(pack(CallUnshare(segment)))
             except OSError:
@@ -135,7 +144,7 @@ class ActorClient(Line):
     def cancel(self, slot: Slot) -> None:
         """Ask the actor to end a call early; it says how it ended in the slot."""
         try:
-            self.post("cancel", CallCancel(slot.index, slot.sequence))
+            self.calls.post("cancel", CallCancel(slot.index, slot.sequence))
         except PCCLError:
             pass
 
@@ -144,10 +153,11 @@ class ActorClient(Line):
     def leave(self, timeout: float) -> None:
         """Say goodbye and give the actor a moment to pass it on."""
         self._left = True
-        if self.fault is not None:
-            self.fault.visit("training.CallLeave")
+        fault = self.calls.fault
+        if fault is not None:
+            fault.visit("training.CallLeave")
         try:
-            slot = self.slots.acquire()
+            slot = self.calls.table.acquire()
             self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))
         except (PCCLError, OSError, RuntimeError):
             return  # the actor is gone, or everything is in use: closing the mailbox says the same
@@ -157,9 +167,9 @@ class ActorClient(Line):
         """End the process, if it has not ended by itself, and give everything back."""
         self._hang_up()
         self.process.kill()
-        self.slots.close()
+        self.calls.table.close()
         if self._life >= 0:
-            self.bury()
+            self.wait_for_exit()
             os.close(self._life)
             self._life = -1
 
@@ -167,20 +177,20 @@ class ActorClient(Line):
         """Let go of copies that a fork made, without a word to anybody."""
         self.process.disown()
         self._hang_up()
-        self.slots.close()
+        self.calls.table.close()
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
 
     def _hang_up(self) -> None:
-        self.fd = -1
+        self.calls.fd = -1
         self.mailbox.close()
 
-    def bury(self) -> None:
+    def wait_for_exit(self) -> None:
         """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
         life = self._life  # another thread may be closing: then it has waited
         if life >= 0:
-            _poll(life, select.POLLIN, BURIAL_WAIT)
+            _poll(life, select.POLLIN, EXIT_WAIT)
 
     # ------------------------------------------------------------------------------------------ between two sleeps
 
@@ -189,22 +199,22 @@ class ActorClient(Line):
         """How long to sleep before the next look around."""
         return WAIT_SLICE_NS if deadline_ns is None else max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
 
-    def _look_around(self, name: str, slot: Slot | None) -> None:
+    def _check_actor(self, name: str, slot: Slot | None) -> None:
         """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""
         # The actor's last deed may have been to complete this call; so its end is looked at first, the slot after.
         if not self._read_notices():
             if slot is not None and slot.done:
                 return
-            raise self._dead(name)
+            raise self._gone(name)
         now_ns = monotonic_ns()
         # If this process was itself stopped, the actor may have been too; it gets its time from now on.
-        if now_ns - self.looked_ns > self._silence_ns // 2:
+        if now_ns - self.calls.looked_ns > self._silence_ns // 2:
             self._awake_ns = now_ns
-        self.looked_ns = now_ns
-        beat_ns = self.slots.last_beat_ns
+        self.calls.looked_ns = now_ns
+        beat_ns = self.calls.table.last_beat_ns
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
-            self.over = True
+            self.calls.over = True
             self.process.kill()  # or it might go on one day, as a member that nobody speaks for
             message = (
                 f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
@@ -214,7 +224,7 @@ class ActorClient(Line):
 
     def _read_notices(self) -> bool:
         """Pass the actor's log lines to the user's log. False if the mailbox is closed."""
-        self.noticed_ns = monotonic_ns()
+        self.calls.noticed_ns = monotonic_ns()
         while True:
             try:
                 data = self.mailbox.recv(NOTICE_BYTES_MAX)
@@ -228,8 +238,9 @@ class ActorClient(Line):
             if isinstance(message, Notice):
                 _log.log(message.level, "%s", message.line)
 
-    def _dead(self, name: str) -> PCCLError:
-        self.over = True
+    def _gone(self, name: str) -> PCCLError:
+        """The exception that says why the actor cannot be called any more."""
+        self.calls.over = True
         if self._left:
             return UsageError(Result.INVALID_USAGE, name, "this communicator was closed by another thread")
         self.process.wait(0.1)

@@ -1,4 +1,4 @@
-# Contents of `line`: the short ways of a call from the training process to its actor and back.
+# Contents of `call_slots`: the fast path of a call from the training process to its actor and back.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
@@ -7,27 +7,28 @@ from pccl.memory.completion_slots cimport Slot, SlotTable
 
 
 cdef enum:
-    SLICE_NS = 50_000_000           # how long a caller sleeps between looks at the actor: a dead one is noticed within this
+    SLICE_NS = 50_000_000           # how long a caller sleeps between two checks of the actor
 
 
-cdef class Line:
-    cdef readonly SlotTable slots
-    cdef public int fd              # of the mailbox; -1 once that is closed, because the number may mean another file then
+cdef class CallSlots:
+    cdef readonly SlotTable table   # the completion slots
+    cdef public int fd              # of the mailbox; -1 once that is closed: the number may mean another file then
     cdef public set shared          # segments that the actor knows
-    cdef public int64_t looked_ns   # when somebody last looked at the actor, or spoke to it
-    cdef public int64_t noticed_ns  # when its log lines were last collected
+    cdef public int64_t looked_ns   # when a caller last checked the actor, or posted to it
+    cdef public int64_t noticed_ns  # when log lines of the actor were last collected
     cdef public bint over           # the membership ended; every further call would only say so again
     cdef readonly object fault      # the mishap that a test has planned for this process, or None
+    cdef object callbacks           # what to do when something is out of the ordinary: a Callbacks
     cdef int64_t look_ns            # how long a caller looks at its slot before it sleeps
     cdef int64_t notice_ns          # how often log lines are collected by calls that never sleep
 
-    # The way there
+    # To the actor
     cdef Slot slot_for(self, str name)
     cdef int visit(self, str point) except -1
     cdef int send(self, str name, const char *data, size_t length) except -1
     cdef int make_known(self, str name, uint32_t segment, Arena arena) except -1
 
-    # And back
+    # From the actor
     cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1
     cdef int collect_notices(self) except -1
     cdef bytes outcome(self, Slot slot, int32_t *result)

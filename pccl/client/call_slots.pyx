@@ -1,14 +1,15 @@
 # cython: language_level=3, auto_pickle=False
-"""The short ways of a call: a slot, a message into the mailbox, a wait, an outcome. Every launch passes here.
+"""The fast path of a call: a slot, a message into the mailbox, a wait, an outcome. Every launch passes here.
 
-What is out of the ordinary is not done here but by `link`, which derives from this: a mailbox that is full or closed,
-descriptors that come along, log lines to be passed on, an actor that does not answer. Nothing here knows what a call
-means.
+What is out of the ordinary is done by callbacks, which `ActorClient` gives: a mailbox that is full or closed,
+descriptors that go with a message, log lines to be passed on, an actor that does not answer. Nothing here knows what a
+call means.
 
 The GIL is held while a message is sent: that takes microseconds and never waits, and no other thread can close the
 mailbox meanwhile, whose number might then be somebody else's file.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -19,6 +20,7 @@ from pccl.memory.arena cimport Arena
 from pccl.memory.completion_slots cimport Slot, SlotTable
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST, join
+from pccl._core.records import record
 from pccl.errors import UsageError
 from pccl.memory.completion_slots import SlotsExhaustedError
 from pccl.values import Result
@@ -31,11 +33,25 @@ cdef int32_t MASTER_LOST = KIND_MASTER_LOST
 cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
 
 
-cdef class Line:
-    """The slots and the mailbox of a peer actor, as the training process holds them."""
+@record
+class Callbacks:
+    """What `CallSlots` calls when something is out of the ordinary."""
 
-    def __init__(self, SlotTable slots not None, fault, *, int64_t look_ns, int64_t notice_ns):
-        self.slots = slots
+    gone: object  # (name) -> the exception to raise: the actor, or the mailbox, is gone
+    full: object  # (name): the mailbox is full; return when it may have room
+    check: object  # (name, slot): a caller has slept in vain; raise if the actor cannot end the call any more
+    read_notices: object  # (): pass on log lines of the actor
+    send_descriptors: object  # (name, data, fds): post a message with descriptors
+    share: object  # (name, segments, descriptor): make segments known to the actor
+
+
+@cython.final
+cdef class CallSlots:
+    """The completion slots and the mailbox of a peer actor, as the training process holds them."""
+
+    def __init__(self, SlotTable table not None, fault, callbacks, *, int64_t look_ns, int64_t notice_ns):
+        self.table = table
+        self.callbacks = callbacks
         self.fd = -1
         self.shared = set()
         self.fault = fault
@@ -43,27 +59,27 @@ cdef class Line:
         self.notice_ns = notice_ns
         self.looked_ns = self.noticed_ns = now_ns()
 
-    # ------------------------------------------------------------------------------------------ the way there
+    # ------------------------------------------------------------------------------------------ to the actor
 
     def acquire(self, str name) -> Slot:
-        """A slot for one call."""
+        """Return a slot for one call. Raises UsageError if all are in use."""
         return self.slot_for(name)
 
     cdef Slot slot_for(self, str name):
         try:
-            return self.slots.acquire()
+            return self.table.acquire()
         except SlotsExhaustedError as error:
             raise UsageError(Result.INVALID_USAGE, name, str(error)) from None
         except ValueError:
-            raise self._dead(name) from None
+            raise self.callbacks.gone(name) from None
 
     def post(self, str name, message, tuple fds=()) -> None:
-        """Put a message into the actor's mailbox. An actor that is busy with earlier ones is waited for."""
+        """Put a message into the actor's mailbox; wait for room if it is full."""
         if self.fault is not None:
             self.visit(f"training.{type(message).__name__}")
         cdef bytes data = pack(message)
         if fds:
-            self._send_descriptors(name, data, fds)
+            self.callbacks.send_descriptors(name, data, fds)
         else:
             self.send(name, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
@@ -81,33 +97,33 @@ cdef class Line:
             if code == posix.EINTR:
                 PyErr_CheckSignals()
             elif code == posix.EAGAIN:
-                self._wait_for_room(name)
+                self.callbacks.full(name)
             else:
-                raise self._dead(name)
+                raise self.callbacks.gone(name)
         return 0
 
     cdef int make_known(self, str name, uint32_t segment, Arena arena) except -1:
-        """Make a segment known to the actor that is not; 0 is none."""
+        """Make a segment known to the actor, unless it is already; 0 is none."""
         if segment and segment not in self.shared:
-            self.share(name, (segment,), arena.descriptor)
+            self.callbacks.share(name, (segment,), arena.descriptor)
         return 0
 
-    # ------------------------------------------------------------------------------------------ and back
+    # ------------------------------------------------------------------------------------------ from the actor
 
     def wait(self, str name, Slot slot not None, int64_t slice_ns=SLICE_NS) -> bool:
-        """Sleep a while; whether the call has ended. Raises if the actor can end it no more."""
+        """Sleep for a while; return whether the call has ended. Raises if the actor cannot end it any more."""
         return self.sleep(name, slot, slice_ns)
 
     cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1:
         if slot.sleep(slice_ns, self.look_ns):
             return True
-        # Callers loop, and Ctrl-C must end them.
+        # Callers loop; Ctrl-C must end them.
         PyErr_CheckSignals()
-        self._look_around(name, slot)
+        self.callbacks.check(name, slot)
         return slot.is_done()
 
     def take(self, Slot slot not None) -> tuple:
-        """How a call ended: its outcome and payload. The slot is free then."""
+        """Return how a call ended, its outcome and payload, and free its slot."""
         cdef int32_t result
         self.collect_notices()
         cdef bytes payload = self.outcome(slot, &result)
@@ -116,7 +132,7 @@ cdef class Line:
     cdef int collect_notices(self) except -1:
         """Pass on log lines of the actor, now and then. Runs Python, so this comes before anything is taken."""
         if now_ns() - self.noticed_ns > self.notice_ns:
-            self._read_notices()
+            self.callbacks.read_notices()
         return 0
 
     cdef bytes outcome(self, Slot slot, int32_t *result):

@@ -1,7 +1,7 @@
-"""What an asynchronous call returns: wait for it, or look whether it is done.
+"""The handle of an asynchronous reduce: `wait` for it, or ask whether it is `done`.
 
-A handle finishes its call through the membership that launched it, and keeps the outcome. It never raises for a call
-that failed, because a training loop decides by the outcome what to retry.
+A handle finishes its reduce through the membership that launched it, and keeps the outcome. It never raises for a
+reduce that failed, because a training loop decides by the outcome what to retry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
 
 
 class AsyncReduceHandle:
-    """A reduce under way. `wait` never raises; it says whether it succeeded, the Result as a number, and what moved."""
+    """A reduce in flight. `wait` never raises; it returns whether it succeeded, its Result and its info."""
 
     def __init__(self, reduces: Reduces, launched: Launched) -> None:
         self._reduces = reduces
@@ -31,7 +31,10 @@ class AsyncReduceHandle:
         self._turn = RLock()  # one thread waits for the reduce, the others for that thread
 
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
-        """Block until the reduce ended; cached. After `timeout` seconds: not ok, and not done. From any thread."""
+        """Block until the reduce ended and return (ok, number of the Result, ReduceInfo); later calls return the same.
+
+        After `timeout` seconds without an end: not ok, and PENDING_ASYNC_OPS. May be called from any thread.
+        """
         if self._outcome is not None:
             return self._outcome
         if timeout is None:
@@ -46,7 +49,7 @@ class AsyncReduceHandle:
             self._turn.release()
 
     def _take(self, deadline_ns: int | None) -> tuple[bool, int, ReduceInfo]:
-        """The outcome, from whichever thread was the first to get it."""
+        """Return the outcome; the first thread that gets it keeps it for the others."""
         if self._outcome is None:
             outcome = self._reduces.finish("wait", self._launched, deadline_ns)
             if outcome is None:
@@ -55,7 +58,7 @@ class AsyncReduceHandle:
         return self._outcome
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return self._outcome is not None or self._launched.slot.done
 
 

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint32_t
 
 from pccl._core.protocol.operations cimport PackedNumbers
 
-from .call_slots cimport Line
+from .call_slots cimport CallSlots
 from .reduce_request cimport Launched, Request
 
 
@@ -17,7 +17,8 @@ cdef class Outcome:
 
 
 cdef class Reduces:
-    cdef Line link
+    cdef object actor               # the ActorClient of this membership
+    cdef CallSlots calls            # its fast path
     cdef PackedNumbers world        # the numbers of the last round or collective; all zero: this peer is no member
     cdef dict pending               # tag -> un-awaited
     cdef list abandoned

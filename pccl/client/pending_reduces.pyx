@@ -22,13 +22,13 @@ from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError
 from pccl.memory.arena import default
 from pccl.values import ReduceInfo, Result
 
-from .call_slots cimport SLICE_NS, Line
+from .call_slots cimport SLICE_NS, CallSlots
 from .reduce_request cimport Launched, Request
 from .reduce_request import NOTHING, read_failure
 
 NOT_A_MEMBER = "not a member yet, or no longer: connect() has not returned"
 
-cdef int64_t AWAIT_NS = 500_000_000  # who has waited this long says so: only then can the master explain calls that never meet
+cdef int64_t AWAIT_NS = 500_000_000  # a caller that waited this long says so: the master can then explain a deadlock
 
 
 @cython.final
@@ -54,12 +54,13 @@ cdef Outcome outcome_of(int32_t result, int32_t kind, info, str reason):
 cdef class Reduces:
     """The reduces of one membership, and the numbers of the world as its last round or collective left them."""
 
-    def __init__(self, Line link not None):
-        self.link = link
+    def __init__(self, actor):
+        self.actor = actor
+        self.calls = actor.calls
         self.pending = {}
         self.abandoned = []
         self.lock = RLock()
-        default().watch(link.unshare)
+        default().watch(actor.unshare)
 
     # ------------------------------------------------------------------------------------------ the world
 
@@ -85,7 +86,7 @@ cdef class Reduces:
         cdef Launched one = self.prepare(name, request, world)
         self.pending[one.tag] = one
         try:
-            one.post(self.link, name)
+            one.post(self.calls, name)
         except BaseException:
             self.abandon(one)
             raise
@@ -105,12 +106,12 @@ cdef class Reduces:
         except BaseException:
             for one in launched:
                 one.release()
-                self.link.put_back(one.slot)
+                self.actor.put_back(one.slot)
             raise
         for one in launched:
             self.pending[one.tag] = one
         try:
-            self.link.post(name, CallReduce(b"".join([one.operation() for one in launched])))
+            self.calls.post(name, CallReduce(b"".join([one.operation() for one in launched])))
         except BaseException:
             for one in launched:
                 self.abandon(one)
@@ -140,14 +141,14 @@ cdef class Reduces:
 
     cdef Launched prepare(self, str name, Request request, uint32_t world):
         """Everything but the message: a slot, and memory that the actor knows."""
-        cdef Slot slot = self.link.slot_for(name)
+        cdef Slot slot = self.calls.slot_for(name)
         cdef Launched one
         try:
             one = Launched.__new__(Launched)
             one.prepare(slot, request, world)
-            one.share(self.link, name)
+            one.share(self.calls, name)
         except BaseException:
-            self.link.put_back(slot)
+            self.actor.put_back(slot)
             raise
         return one
 
@@ -160,17 +161,17 @@ cdef class Reduces:
             while True:
                 if bounded:
                     slice_ns = max(min(<int64_t> SLICE_NS, until_ns - present_ns), <int64_t> 0)
-                if self.link.sleep(name, one.slot, slice_ns):
+                if self.calls.sleep(name, one.slot, slice_ns):
                     break
                 present_ns = now_ns()
                 if bounded and present_ns >= until_ns and not one.slot.is_done():
                     return None
                 if not bounded and not told and present_ns - began_ns > AWAIT_NS:
                     told = True
-                    self.link.post(name, CallAwait(one.slot.index, one.slot.sequence))
+                    self.calls.post(name, CallAwait(one.slot.index, one.slot.sequence))
         except PCCLError as error:
             # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
-            self.link.bury()
+            self.actor.wait_for_exit()
             self.forget(one)
             self.fail(one)
             kind = KIND_MASTER_LOST if isinstance(error, MasterLostError) else KIND_PLAIN
@@ -181,12 +182,12 @@ cdef class Reduces:
     cdef Outcome settle(self, Launched one):
         cdef int32_t number = 0
         cdef bytes payload
-        self.link.collect_notices()
+        self.calls.collect_notices()
         # Success where the tensor lies is one stretch of C; nobody can come between, with or without the lock.
         if not one.over and one._staging is None and one.slot.is_done() and one.slot.entry.result == 0:
-            return outcome_of(0, 0, one.hand_over(self.link.outcome(one.slot, &number), &self.world), "")
+            return outcome_of(0, 0, one.hand_over(self.calls.outcome(one.slot, &number), &self.world), "")
         with self.lock:
-            payload = self.link.outcome(one.slot, &number)
+            payload = self.calls.outcome(one.slot, &number)
             if one.over:
                 return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
             if number == 0:
@@ -215,7 +216,7 @@ cdef class Reduces:
         if one.over:
             return  # by the time it was: the slot is given back, and nobody touches the memory
         self.abandoned.append(one)
-        self.link.cancel(one.slot)
+        self.actor.cancel(one.slot)
 
     cdef sort_abandoned(self):
         cdef Launched one
@@ -232,12 +233,12 @@ cdef class Reduces:
             message = f"reduces were launched and not awaited (tags {tags}); wait() for them first"
             raise UsageError(Result.PENDING_ASYNC_OPS, name, message)
         while self.abandoned:
-            self.link.wait(name, self.abandoned[-1].slot)
+            self.calls.wait(name, self.abandoned[-1].slot)
             self.sort_abandoned()
 
     def close(self) -> None:
         """The membership is over and no worker is left: what was under way has failed."""
-        default().unwatch(self.link.unshare)
+        default().unwatch(self.actor.unshare)
         self.world.group_world = 0
         for one in [*self.pending.values(), *self.abandoned]:
             self.fail(one)

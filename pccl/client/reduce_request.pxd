@@ -6,7 +6,7 @@ from pccl._core.protocol.operations cimport PackedNumbers, PackedOperation
 from pccl.memory.arena cimport Arena, Piece
 from pccl.memory.completion_slots cimport Slot
 
-from .call_slots cimport Line
+from .call_slots cimport CallSlots
 
 
 # A reduce that was asked for, its arguments checked. It holds both tensors.
@@ -44,10 +44,10 @@ cdef class Launched:
     cdef int prepare(self, Slot slot, Request request, uint32_t world) except -1
     cdef int find_places(self, uint32_t world) except -1
     cdef int copy_in(self) except -1
-    cdef int share(self, Line line, str name) except -1
+    cdef int share(self, CallSlots calls, str name) except -1
     cdef int fill(self, PackedOperation *packed) except -1
     cdef Py_ssize_t write(self, char *room) except -1
-    cdef int post(self, Line line, str name) except -1
+    cdef int post(self, CallSlots calls, str name) except -1
 
     # After it
     cdef hand_over(self, bytes payload, PackedNumbers *numbers)

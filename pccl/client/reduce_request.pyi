@@ -2,9 +2,10 @@ from typing import Any, final
 
 from pccl.memory.arena import Piece
 from pccl.memory.completion_slots import Slot
-from pccl.values import QuantizationOptions, ReduceInfo, ReduceOp, ReduceOperandDescriptor
+from pccl.values import DataType, QuantizationOptions, ReduceInfo, ReduceOp, ReduceOperandDescriptor
 
-from .tensors import ReduceOpDescriptor, TensorMemory
+from .reduce_descriptor import ReduceOpDescriptor
+from .tensors import TensorMemory
 
 NOTHING: ReduceInfo
 
@@ -14,15 +15,6 @@ class Request:
     def tag(self) -> int: ...
     @property
     def elements(self) -> int: ...
-    def __init__(
-        self,
-        send: TensorMemory,
-        recv: TensorMemory,
-        elements: int,
-        op: ReduceOp,
-        tag: int,
-        quantization: QuantizationOptions | None,
-    ) -> None: ...
 
 def request(
     send: Any,
@@ -33,6 +25,9 @@ def request(
     quantization: QuantizationOptions | None,
 ) -> Request: ...
 def request_of(descriptor: ReduceOpDescriptor) -> Request: ...
+def validate_memories(
+    send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int, quantization: QuantizationOptions | None
+) -> None: ...
 
 @final
 class Kind: ...

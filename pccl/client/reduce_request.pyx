@@ -7,8 +7,8 @@ of the arena at launch and back on success, so its original is its own backup. W
 pieces, is held until no worker can touch it any more. A quantized reduce has an *area* besides, for coded blocks.
 
 A launch keeps the training process waiting, and it runs in caches that training has emptied: what counts is how much
-code and how many objects it touches. Hence two ways to judge tensors. Plain ones of a kind that was seen before are
-looked at in C, which says yes or nothing. All others, and all errors, are the business of `tensors`.
+code and how many objects it touches. So plain tensors of a kind that was seen before are read in C, all others through
+`TensorMemory`. Both are checked by one function, `validate`.
 """
 
 import sys
@@ -31,11 +31,12 @@ from pccl._core.kernels.tensor_copy import copy
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
+from pccl._core.protocol.operations import DATATYPES
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, split
-from pccl.values import DeviceType, QuantizationAlgorithm, ReduceInfo, ReduceOp
+from pccl.values import DataType, DeviceType, QuantizationAlgorithm, ReduceInfo
 
-from .call_slots cimport Line
-from .tensors import TensorMemory, check_operands, check_quantization
+from .call_slots cimport CallSlots
+from .tensors import TensorMemory, check_quantization
 
 NOTHING = ReduceInfo(0, 0, 0)
 
@@ -53,77 +54,113 @@ assert sizeof(Reduced) == REDUCED.size + NUMBERS.size
 # --- What was asked for ------------------------------------------------------------------------------------------
 
 
+# One tensor as the checks see it.
+cdef struct TensorView:
+    uintptr_t address
+    uint64_t elements
+    uint32_t itemsize               # bytes of an element
+    uint8_t datatype
+    bint on_device                  # in the memory of a graphics card
+    int device_index                # which one
+    bint writable
+
+
 @cython.final
 @cython.freelist(8)
 cdef class Request:
-    """A reduce that was asked for, its arguments checked: `elements` of two memories, which are held."""
-
-    def __init__(self, send, recv, uint64_t elements, op, tag, quantization):
-        self.tag = tag
-        self.elements = elements
-        self.sent = send.owner
-        self.received = recv.owner
-        self.source = send.data_ptr
-        self.target = recv.data_ptr
-        self.itemsize = send.datatype.itemsize
-        self.on_device = send.device_type is DeviceType.CUDA
-        self.datatype = send.datatype.value
-        self.op = op.value
-        # No algorithm has no quantized datatype either.
-        if quantization is not None and quantization.algorithm is not QuantizationAlgorithm.NONE:
-            self.algorithm = quantization.algorithm.value
-            self.quantized = quantization.quantized_datatype.value
+    """A valid reduce: its arguments are checked, and its two tensors are held."""
 
 
 def request(send, recv, op, tag, operand, quantization) -> Request:
-    """The arguments of a call, checked."""
-    cdef Request asked
-    if quantization is None and type(tag) is int and type(op) is ReduceOp:
-        asked = glance(send, recv, op, tag, operand)
-        if asked is not None:
-            return asked
-    return judge(send, recv, op, tag, operand, quantization)
+    """Check the arguments of a call. Raises AssertionError or ValueError, which say what is wrong."""
+    cdef TensorView sent, received
+    read_tensor(send, &sent)
+    received = sent
+    if recv is not send:
+        read_tensor(recv, &received)
+        if type(recv) is not type(send) and library_of(recv) != library_of(send):
+            libraries = f"send is a {library_of(send)} tensor but recv is a {library_of(recv)} one"
+            raise ValueError(f"{libraries}; pass two of a kind")
+    cdef object datatype = None if operand is None else operand.datatype
+    validate(&sent, &received, datatype, sent.elements, quantization)
+    return make_request(send, recv, &sent, &received, sent.elements, op, tag, quantization)
 
 
 def request_of(descriptor) -> Request:
-    """What a descriptor asks for; it was checked when it was made."""
+    """What a `ReduceOpDescriptor` asks for; it was checked when it was made."""
+    cdef TensorView sent, received
     reduce = descriptor.reduce_descriptor
-    return Request(descriptor.send, descriptor.recv, reduce.count, reduce.op, reduce.tag, reduce.quantization_options)
+    read_memory(descriptor.send, &sent)
+    read_memory(descriptor.recv, &received)
+    return make_request(
+        descriptor.send.owner, descriptor.recv.owner, &sent, &received,
+        reduce.count, reduce.op, reduce.tag, reduce.quantization_options,
+    )
 
 
-cdef Request judge(send, recv, op, tag, operand, quantization):
-    if not 0 <= tag < 1 << 64:
-        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}")
-    sent = received = TensorMemory.of(send)
-    if recv is not send:
-        received = TensorMemory.of(recv)
-        if kind_of(send) != kind_of(recv):
-            raise ValueError(f"send is a {kind_of(send)} tensor but recv is a {kind_of(recv)} one; pass two of a kind")
-    check_operands(sent, received, sent.datatype if operand is None else operand.datatype, sent.numel)
-    check_quantization(sent.datatype, quantization)
-    remember(send, sent.datatype)
-    return Request(sent, received, sent.numel, op, index(tag), quantization)
+def validate_memories(send, recv, datatype, uint64_t count, quantization) -> None:
+    """Check a reduce of two `TensorMemory`. Raises AssertionError or ValueError, which say what is wrong."""
+    cdef TensorView sent, received
+    read_memory(send, &sent)
+    read_memory(recv, &received)
+    validate(&sent, &received, datatype, count, quantization)
 
 
-cdef str kind_of(tensor):
-    return type(tensor).__module__.partition(".")[0]
+cdef Request make_request(
+    send, recv, const TensorView *sent, const TensorView *received, uint64_t elements, op, tag, quantization
+):
+    cdef Request made = Request.__new__(Request)
+    made.tag = index(tag)
+    try:
+        <uint64_t> made.tag
+    except OverflowError:
+        raise ValueError(f"a tag is 0 to {(1 << 64) - 1}, not {tag}") from None
+    made.elements = elements
+    made.sent = send
+    made.received = recv
+    made.source = sent.address
+    made.target = received.address
+    made.itemsize = sent.itemsize
+    made.on_device = sent.on_device
+    made.datatype = sent.datatype
+    made.op = op._value_  # `value` is a property, and a slow one
+    if quantization is not None and quantization.algorithm is not QuantizationAlgorithm.NONE:
+        made.algorithm = quantization.algorithm.value
+        made.quantized = quantization.quantized_datatype.value
+    return made
 
 
-# --- The short way for plain tensors -----------------------------------------------------------------------------
+# --- What a reduce may be -----------------------------------------------------------------------------------------
 
-# What a dtype that was judged before stands for.
+
+cdef int validate(
+    const TensorView *send, const TensorView *recv, datatype, uint64_t count, quantization
+) except -1:
+    """The one place that says which tensors can be reduced, as `count` elements of a datatype (None: their own)."""
+    if send.datatype != recv.datatype:
+        raise AssertionError(f"send is {DATATYPES[send.datatype]} but recv is {DATATYPES[recv.datatype]}")
+    if send.elements != recv.elements:
+        raise AssertionError(f"send has {send.elements} elements but recv has {recv.elements}")
+    if send.on_device != recv.on_device or send.device_index != recv.device_index:
+        raise AssertionError("send and recv are on different devices")
+    if not recv.writable:
+        raise AssertionError("recv is read-only")
+    if datatype is not None and <uint8_t> datatype._value_ != send.datatype:
+        raise AssertionError(f"the descriptor says {datatype.name} but the tensors are {DATATYPES[send.datatype]}")
+    if count > send.elements:
+        raise AssertionError(f"the descriptor counts {count} elements but the tensors have {send.elements}")
+    if quantization is not None:
+        check_quantization(DataType(send.datatype), quantization)
+    return 0
+
+
+# --- Tensors ------------------------------------------------------------------------------------------------------
+
+# What a dtype that was seen before stands for.
 @cython.final
 cdef class Kind:
-    cdef object datatype            # the member of DataType
     cdef uint8_t number
     cdef uint32_t itemsize
-
-
-# One plain tensor in the memory of the host, as it was seen.
-cdef struct Sight:
-    uintptr_t address
-    uint64_t elements
-    bint writable
 
 
 cdef dict kinds = {}                # dtype, of numpy or torch, to Kind
@@ -134,8 +171,61 @@ cdef object parameter_class = None
 cdef object strided = None          # the layout of dense tensors, as torch calls it
 
 
+cdef int read_tensor(tensor, TensorView *view) except -1:
+    """Read what a tensor is made of. Raises ValueError or AssertionError if it is none that can be reduced."""
+    if not read_plain(tensor, view):
+        memory = TensorMemory.of(tensor)
+        read_memory(memory, view)
+        remember(tensor, memory.datatype)
+    return 0
+
+
+cdef int read_memory(memory, TensorView *view) except -1:
+    view.address = memory.data_ptr
+    view.elements = memory.numel
+    view.itemsize = memory.datatype.itemsize
+    view.datatype = memory.datatype.value
+    view.on_device = memory.device_type is DeviceType.CUDA
+    view.device_index = memory.device_index
+    view.writable = memory.writable
+    return 0
+
+
+cdef bint read_plain(tensor, TensorView *view) except -1:
+    """The same in C, for a contiguous tensor on the host whose class and dtype were seen before; False for others."""
+    cdef Py_buffer buffer
+    cdef Kind kind
+    cdef object cls = type(tensor)
+    if cls is array_class:
+        kind = <Kind> kinds.get(tensor.dtype)
+        if kind is None:
+            return False
+        try:
+            PyObject_GetBuffer(tensor, &buffer, PyBUF_SIMPLE)
+        except (ValueError, BufferError):
+            return False  # it is not contiguous
+        view.address = <uintptr_t> buffer.buf
+        view.elements = buffer.len // kind.itemsize
+        view.writable = not buffer.readonly
+        PyBuffer_Release(&buffer)
+    elif cls is tensor_class or cls is parameter_class:
+        kind = <Kind> kinds.get(tensor.dtype)
+        if kind is None or tensor.layout is not strided or not tensor.is_cpu or not tensor.is_contiguous():
+            return False
+        view.address = tensor.data_ptr()
+        view.elements = tensor.numel()
+        view.writable = True
+    else:
+        return False
+    view.itemsize = kind.itemsize
+    view.datatype = kind.number
+    view.on_device = False
+    view.device_index = 0
+    return True
+
+
 cdef int remember(tensor, datatype) except -1:
-    """This one was in order; the next one of its kind can be looked at in C."""
+    """This tensor can be reduced; the next one of its class and dtype is read in C."""
     global array_class, tensor_class, parameter_class, strided
     cdef Kind kind = Kind()
     cdef object numpy = sys.modules.get("numpy"), torch = sys.modules.get("torch")
@@ -145,71 +235,14 @@ cdef int remember(tensor, datatype) except -1:
         tensor_class, parameter_class, strided = torch.Tensor, torch.nn.Parameter, torch.strided
     else:
         return 0
-    kind.datatype = datatype
     kind.number = datatype.value
     kind.itemsize = datatype.itemsize
     kinds[tensor.dtype] = kind
     return 0
 
 
-cdef Kind see(tensor, Sight *sight):
-    """What a tensor is made of, or None if it is not as plain as that."""
-    cdef Py_buffer buffer
-    cdef Kind kind
-    cdef object cls = type(tensor)
-    if cls is array_class:
-        kind = <Kind> kinds.get(tensor.dtype)
-        if kind is not None:
-            try:
-                PyObject_GetBuffer(tensor, &buffer, PyBUF_SIMPLE)
-            except (ValueError, BufferError):
-                return None  # it is not contiguous
-            sight.address = <uintptr_t> buffer.buf
-            sight.elements = buffer.len // kind.itemsize
-            sight.writable = not buffer.readonly
-            PyBuffer_Release(&buffer)
-        return kind
-    if cls is tensor_class or cls is parameter_class:
-        kind = <Kind> kinds.get(tensor.dtype)
-        if kind is None or tensor.layout is not strided or not tensor.is_cpu or not tensor.is_contiguous():
-            return None
-        sight.address = tensor.data_ptr()
-        sight.elements = tensor.numel()
-        sight.writable = True
-        return kind
-    return None
-
-
-cdef Request glance(send, recv, op, tag, operand):
-    """The request, or None if it is worth a closer look: not as usual, or wrong."""
-    cdef Sight sent, received
-    cdef Kind kind
-    cdef Request asked
-    try:
-        <uint64_t> tag
-    except OverflowError:
-        return None
-    kind = see(send, &sent)
-    if kind is None or operand is not None and operand.datatype is not kind.datatype:
-        return None
-    received = sent
-    if recv is not send:
-        # Two classes may still be of one library, but whoever mixes them can wait.
-        if type(recv) is not type(send) or see(recv, &received) is not kind or received.elements != sent.elements:
-            return None
-    if not received.writable:
-        return None
-    asked = Request.__new__(Request)
-    asked.tag = tag
-    asked.elements = sent.elements
-    asked.sent = send
-    asked.received = recv
-    asked.source = sent.address
-    asked.target = received.address
-    asked.itemsize = kind.itemsize
-    asked.datatype = kind.number
-    asked.op = op._value_  # `value` is a property, and a slow one
-    return asked
+cdef str library_of(tensor):
+    return type(tensor).__module__.partition(".")[0]
 
 
 # --- From launch to outcome --------------------------------------------------------------------------------------
@@ -261,14 +294,14 @@ cdef class Launched:
         """The segments that the workers must know; 0 is none."""
         return self.send_segment, self.recv_segment, number_of(self.backup), number_of(self.area)
 
-    cdef int share(self, Line line, str name) except -1:
+    cdef int share(self, CallSlots calls, str name) except -1:
         """Make them known to the actor."""
         cdef Arena arena = default()
-        line.make_known(name, self.send_segment, arena)
+        calls.make_known(name, self.send_segment, arena)
         if self.recv_segment != self.send_segment:
-            line.make_known(name, self.recv_segment, arena)
-        line.make_known(name, number_of(self.backup), arena)
-        line.make_known(name, number_of(self.area), arena)
+            calls.make_known(name, self.recv_segment, arena)
+        calls.make_known(name, number_of(self.backup), arena)
+        calls.make_known(name, number_of(self.area), arena)
         return 0
 
     def operation(self) -> bytes:
@@ -310,12 +343,12 @@ cdef class Launched:
         self.fill(<PackedOperation *> (room + ahead))
         return length
 
-    cdef int post(self, Line line, str name) except -1:
+    cdef int post(self, CallSlots calls, str name) except -1:
         """Tell the actor. What it was asked for is under way then."""
         cdef char room[MESSAGE_BYTES_MAX]
         cdef Py_ssize_t length = self.write(room)
-        line.visit("training.CallReduce")
-        return line.send(name, room, length)
+        calls.visit("training.CallReduce")
+        return calls.send(name, room, length)
 
     def succeed(self, bytes payload not None):
         """The verdict is success: hand the result over."""

@@ -1,15 +1,14 @@
-"""One `sync_shared_state` as the training process makes it: hash, vote, and if anything differs, lend a hand.
+"""One `sync_shared_state` in the training process: hash, vote, and help with the transfer if states differ.
 
-In a healthy run all peers hold the same bits. Then a sync is this: digests of all tensors, computed where they lie;
-one message to the actor; one answer. Only when peers differ does the actor ask for a *description*, which says where
-each tensor is and what its blocks hold, so that its workers can serve them or overwrite them. Tensors that the workers
-cannot reach, in ordinary memory or on a GPU, are copied by this process, piece by piece through the *window*, while it
-waits in the call anyway.
+In a healthy run all peers hold the same bits. Then a sync is: digests of all tensors, computed where they lie; one
+message to the actor; one answer. If peers differ, the actor asks for a *manifest*, which says where each tensor is and
+what its blocks hold, so that its workers can serve or overwrite them. Tensors that the workers cannot reach, in
+ordinary memory or on a GPU, are copied by this process, piece by piece through the *window*, while it waits in the
+call anyway.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.kernels.digest import block_digests, digest_many, digest_of_blocks
@@ -17,8 +16,8 @@ from pccl._core.kernels.tensor_copy import copy_from, copy_into
 from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallManifest, CallSync
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, split
-from pccl._core.protocol.state_manifest import Row, pack_manifest
-from pccl._core.protocol.state_schema import DIGEST_BYTES
+from pccl._core.protocol.state_manifest import DIGEST_BYTES, Row, pack_manifest
+from pccl._core.protocol.state_schema import digest_parts
 from pccl._core.system.futex import monotonic_ns
 from pccl.errors import PCCLError, error_from_outcome
 from pccl.memory.arena import LARGE_BYTES, default
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pccl.shared_state import SharedState, TensorInfo
 
     from .actor_client import ActorClient
+    from .call_slots import CallSlots
 
 NAME = "sync_shared_state"
 GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one that takes this long is stopped itself
@@ -41,8 +41,8 @@ GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one tha
 class Syncs:
     """The syncs of one membership, one after the other."""
 
-    def __init__(self, link: ActorClient, learn: Callable[[bytes], None], threads: int) -> None:
-        self._link = link
+    def __init__(self, actor: ActorClient, learn: Callable[[bytes], None], threads: int) -> None:
+        self._actor = actor
         self._learn = learn  # takes the numbers of the world in which a sync ended
         self._threads = threads
         self._held: list[object] = []  # memory that a worker might still touch, after a call that nobody could end
@@ -60,14 +60,14 @@ class Syncs:
                 *(slot.index, slot.sequence, state.revision, strategy.value, len(infos)),
                 *(state.schema_digest, content, content == state.torn),
             ),
-            self._link.wait,
+            self._actor.calls.wait,
             (),
         )
         if kind == KIND_DESCRIBE:
             try:
-                payload = self._describe(infos)
+                payload = self._send_manifest(infos)
             except BaseException:
-                self._link.cancel(slot)  # the actor may still wait for the description
+                self._actor.cancel(slot)  # the actor may still wait for the manifest
                 self._look_for_tears(state, content)
                 raise
         state.torn = None
@@ -76,51 +76,51 @@ class Syncs:
         return SharedStateSyncInfo(sent, received)
 
     def _look_for_tears(self, state: SharedState, before: bytes) -> None:
-        """A transfer that ended in the middle leaves what nobody ever agreed on: such a state must not be elected."""
+        """Note a state that a transfer left half overwritten: no group agreed on it, so it must not be elected."""
         after = digest_content(hash_tensors(state.ordered, self._threads), state.compared)
         if after != before:
             state.torn = after
 
-    def _describe(self, infos: tuple[TensorInfo, ...]) -> bytes:
-        """The long way: say where everything is, and copy what the workers cannot reach until the call has ended."""
+    def _send_manifest(self, infos: tuple[TensorInfo, ...]) -> bytes:
+        """Say where everything is, and copy what the workers cannot reach until the call has ended."""
         rows = [_row(*pair) for pair in zip(infos, hash_blocks(infos, self._threads), strict=True)]
         packed = pack_manifest(rows)
         arena = default()
         # Of a size that has a segment of its own: the actor is told a segment, and not where in it.
-        description = arena.allocate(max(len(packed), LARGE_BYTES))
+        manifest = arena.allocate(max(len(packed), LARGE_BYTES))
         room = arena.allocate(max(WINDOW_BYTES, LARGE_BYTES))
-        description.view[: len(packed)] = packed
+        manifest.view[: len(packed)] = packed
         header = WINDOW_BYTES - PLACES * PLACE_BYTES
         room.view[:header] = bytes(header)
         pump = Pump(infos, room)
-        segments = {row.segment for row in rows} | {description.segment, room.segment}
-        self._link.share(NAME, sorted(segments), arena.descriptor)
+        segments = {row.segment for row in rows} | {manifest.segment, room.segment}
+        self._actor.share(NAME, sorted(segments), arena.descriptor)
         _, _, payload = self._ask(
-            lambda slot: CallManifest(slot.index, slot.sequence, description.segment, len(packed), room.segment),
-            lambda name, slot, slice_ns: pump.wait(self._link, name, slot, slice_ns),
-            (infos, description, room),
+            lambda slot: CallManifest(slot.index, slot.sequence, manifest.segment, len(packed), room.segment),
+            lambda name, slot, slice_ns: pump.wait(self._actor.calls, name, slot, slice_ns),
+            (infos, manifest, room),
         )
         return payload
 
     def _ask(
         self, build: Callable[[Slot], object], wait: Callable[[str, Slot, int], bool], memory: tuple[object, ...]
     ) -> tuple[Slot, int, bytes]:
-        """Post a call and wait for its end: its slot, kind and payload, or the exception it ended with."""
-        link = self._link
-        slot = link.acquire(NAME)
+        """Post a call and wait for its end. Returns its slot, kind and payload, or raises what it ended with."""
+        actor, calls = self._actor, self._actor.calls
+        slot = calls.acquire(NAME)
         try:
-            link.post(NAME, build(slot))
-            while not wait(NAME, slot, link.slice(None)):
+            calls.post(NAME, build(slot))
+            while not wait(NAME, slot, actor.slice(None)):
                 pass
         except PCCLError:
-            link.give_up(slot)
-            link.bury()  # the actor is dead, and its workers are about to be
+            actor.give_up(slot)
+            actor.wait_for_exit()  # the actor is dead, and its workers are about to be
             raise
         except BaseException:
             if not self._give_up(slot):
                 self._held.append(memory)
             raise
-        outcome, payload = link.take(slot)
+        outcome, payload = calls.take(slot)
         result, kind = split(outcome)
         if result == 0 and kind in (KIND_PLAIN, KIND_DESCRIBE):
             return slot, kind, payload
@@ -130,10 +130,10 @@ class Syncs:
         raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
 
     def _give_up(self, slot: Slot) -> bool:
-        """The caller was interrupted: have the call ended; whether it has, so that nobody touches its memory."""
-        self._link.cancel(slot)
+        """The caller was interrupted: cancel the call. Returns whether it ended, so that no worker has its memory."""
+        self._actor.cancel(slot)
         deadline_ns = monotonic_ns() + GIVE_UP_NS
-        while not slot.wait(self._link.slice(deadline_ns)) and monotonic_ns() < deadline_ns:
+        while not slot.wait(self._actor.slice(deadline_ns)) and monotonic_ns() < deadline_ns:
             pass
         ended = slot.done
         slot.abandon()
@@ -142,17 +142,18 @@ class Syncs:
 
 def digest_content(digests: bytes, compared: tuple[bool, ...]) -> bytes:
     """What stands in a vote for the content of all tensors that peers compare."""
-    if not all(compared):
-        digests = b"".join(digests[8 * i : 8 * i + 8] for i, is_compared in enumerate(compared) if is_compared)
-    return blake2b(digests, digest_size=DIGEST_BYTES).digest()
+    if all(compared):
+        return digest_parts([digests])
+    each = (digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
+    return digest_parts(digest for digest, is_compared in zip(each, compared, strict=True) if is_compared)
 
 
 def hash_tensors(infos: tuple[TensorInfo, ...], threads: int) -> bytes:
-    """The digests of these tensors, 8 bytes each."""
+    """The digests of these tensors, DIGEST_BYTES each."""
     if all(info.device_type is DeviceType.CPU for info in infos):
         return digest_many([info.address for info in infos], [info.nbytes for info in infos], threads)
     hashed = zip(infos, hash_blocks(infos, threads), strict=True)
-    return b"".join(digest_of_blocks(blocks, info.nbytes).to_bytes(8, "little") for info, blocks in hashed)
+    return b"".join(digest_of_blocks(blocks, info.nbytes).to_bytes(DIGEST_BYTES, "little") for info, blocks in hashed)
 
 
 def hash_blocks(infos: tuple[TensorInfo, ...], threads: int) -> list[bytes]:
@@ -184,11 +185,11 @@ class Pump:
         self._room = room  # held: the window only looks at it
         self._window = Window(room.view)
 
-    def wait(self, link: ActorClient, name: str, slot: Slot, slice_ns: int) -> bool:
+    def wait(self, calls: CallSlots, name: str, slot: Slot, slice_ns: int) -> bool:
         """Copy what is asked for, for a while; whether the call has ended."""
         while not slot.done and self._window.serve(self._copy_in, self._copy_out, slice_ns):
             pass
-        return link.wait(name, slot, 0)
+        return calls.wait(name, slot, 0)
 
     def _copy_in(self, key: int, begin: int, piece: memoryview) -> None:
         """Bytes of the window become bytes of the tensor."""

@@ -1,19 +1,17 @@
-"""The tensors that callers hand in: what they are made of, judged in one place.
+"""The tensors that callers pass: what they are made of, and how their elements may travel.
 
-Nothing here communicates, allocates or copies, and nothing here imports numpy
-or torch: both are optional, and whoever has a tensor of theirs has imported it.
-Every launch passes through here, so this is also about microseconds.
+Nothing here communicates, allocates or copies, and nothing here imports numpy or torch: both are optional, and a caller
+that has one of their tensors has imported them.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.kernels.tensor_copy import address_of
 from pccl._core.records import record
-from pccl.values import DataType, DeviceType, QuantizationAlgorithm, QuantizationOptions, ReduceDescriptor
+from pccl.values import DataType, DeviceType, QuantizationAlgorithm, QuantizationOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,18 +122,6 @@ def _remember(dtype: Any, datatype: DataType) -> DataType:
     return datatype
 
 
-def check_operands(send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int) -> None:
-    """AssertionError if these cannot be reduced as so many elements of that type."""
-    if recv is not send:
-        assert send.datatype is recv.datatype, f"send is {send.datatype.name} but recv is {recv.datatype.name}"
-        assert send.numel == recv.numel, f"send has {send.numel} elements but recv has {recv.numel}"
-        assert send.device_type is recv.device_type, "send and recv are on different devices"
-        assert send.device_index == recv.device_index, "send and recv are on different devices"
-    assert recv.writable, "recv is read-only"
-    assert datatype is send.datatype, f"the descriptor says {datatype.name} but the tensors are {send.datatype.name}"
-    assert count <= send.numel, f"the descriptor counts {count} elements but the tensors have {send.numel}"
-
-
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 _CODES = (DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16)
 _PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_SCALE_4BIT)
@@ -154,37 +140,6 @@ def check_quantization(datatype: DataType, options: QuantizationOptions | None) 
         raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be any smaller; choose UINT8")
     if options.algorithm in _PACKED and quantized is not DataType.UINT8:
         raise ValueError(f"{options.algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceOpDescriptor:
-    """One reduce with its memory; holds both tensors until it is dropped."""
-
-    send: TensorMemory
-    recv: TensorMemory
-    reduce_descriptor: ReduceDescriptor
-
-    def __post_init__(self) -> None:
-        reduce = self.reduce_descriptor
-        check_operands(self.send, self.recv, reduce.operand_descriptor.datatype, reduce.count)
-        check_quantization(self.send.datatype, reduce.quantization_options)
-
-    @classmethod
-    def from_torch(
-        cls, send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor
-    ) -> ReduceOpDescriptor:
-        """A reduce of torch tensors; the same tensor twice reduces in place."""
-        return cls(TensorMemory.from_torch(send), TensorMemory.from_torch(recv), reduce_descriptor)
-
-    @classmethod
-    def from_numpy(
-        cls,
-        send: np.ndarray[Any, Any],
-        recv: np.ndarray[Any, Any],
-        reduce_descriptor: ReduceDescriptor,
-    ) -> ReduceOpDescriptor:
-        """A reduce of numpy arrays; the same array twice reduces in place."""
-        return cls(TensorMemory.from_numpy(send), TensorMemory.from_numpy(recv), reduce_descriptor)
 
 
 def _kind(thing: object) -> str:

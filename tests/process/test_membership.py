@@ -269,7 +269,7 @@ def test_more_calls_than_slots(master: MasterNode) -> None:
     with crew_of(master.address, 0, 0, options=quick(slots=1)) as crew:
         first, second = crew
         waiting = background(first.update_topology)
-        eventually(lambda: first._actor.slots.idle_slots == 0, "the slot is taken")  # type: ignore[union-attr]
+        eventually(lambda: first._actor.calls.table.idle_slots == 0, "the slot is taken")  # type: ignore[union-attr]
 
         with pytest.raises(UsageError, match="all 1 completion slots are in use"):
             first.are_peers_pending()

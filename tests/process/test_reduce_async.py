@@ -371,7 +371,7 @@ def test_a_call_that_was_interrupted_on_its_way_to_the_mailbox(trio: Crew) -> No
     """Goal: what was given up ends, also if the actor never heard of it before."""
     link = trio[0]._actor
     assert link is not None
-    slot = link.acquire("all_reduce")
+    slot = link.calls.acquire("all_reduce")
     link.cancel(slot)
     eventually(lambda: slot.done, "the call has ended")
-    assert link.take(slot)[0] != 0
+    assert link.calls.take(slot)[0] != 0

@@ -410,7 +410,7 @@ def test_thousands_of_keys(trio: Crew) -> None:
 def test_a_torn_state_is_never_elected(trio: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: who failed in the middle of a transfer holds what nobody agreed on, and says so."""
     models = [Model(1.0, 5), Model(1.0, 5), Model(0.0)]
-    torn, described = models[2], Syncs._describe
+    torn, described = models[2], Syncs._send_manifest
 
     def break_down(self: Syncs, infos: tuple[TensorInfo, ...]) -> bytes:
         if infos is torn.state.ordered:
@@ -424,7 +424,7 @@ def test_a_torn_state_is_never_elected(trio: Crew, monkeypatch: pytest.MonkeyPat
         except KeyboardInterrupt:
             assert models[rank] is torn
 
-    monkeypatch.setattr(Syncs, "_describe", break_down)
+    monkeypatch.setattr(Syncs, "_send_manifest", break_down)
     everybody(trio, act)
     monkeypatch.undo()
     assert torn.state.torn is not None

@@ -24,13 +24,23 @@ if TYPE_CHECKING:
 class Run:
     """One collective over one ring."""
 
-    __slots__ = ("begun", "ended", "failed", "members", "numbers", "sequence", "shape", "stuck_until_ns", "succeeded")
+    __slots__ = (
+        "begun",
+        "ended",
+        "failed",
+        "members",
+        "numbers",
+        "sequence",
+        "signature",
+        "stuck_until_ns",
+        "succeeded",
+    )
 
     def __init__(self, sequence: int, members: frozenset[int], numbers: tuple[int, ...]) -> None:
         self.sequence = sequence
         self.members = members
         self.numbers = numbers  # of the world in which it commenced, as NUMBERS has them behind the peer's id
-        self.shape: Any = None  # as the first one began it
+        self.signature: Any = None  # as the first one began it
         self.begun: dict[int, DataPlane] = {}
         self.ended: set[int] = set()
         self.stuck_until_ns = 0  # a link swallows everything until then
@@ -85,8 +95,9 @@ class DataPlane:
         assert sum(end.attached for end in self._shell.links.values()) >= 2, "begun without lanes in both directions"
         slots = [part.operation.slot for part in self.parts.values()]
         assert action.operation.slot not in slots, f"slot {action.operation.slot} is dirty already"
-        run.shape = run.shape or action.operation.shape
-        assert run.shape == action.operation.shape, f"collective {sequence} is {run.shape} and {action.operation.shape}"
+        signature = action.operation.signature
+        run.signature = run.signature or signature
+        assert run.signature == signature, f"collective {sequence} is {run.signature} and {signature}"
         self._latest = sequence
         self.parts[sequence] = Part(run, action.operation)
         run.begun[peer] = self

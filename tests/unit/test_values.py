@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from pccl.client.tensors import ReduceOpDescriptor, TensorMemory
+from pccl.client.reduce_descriptor import ReduceOpDescriptor
+from pccl.client.tensors import TensorMemory
 from pccl.values import (
     Attribute,
     DataType,

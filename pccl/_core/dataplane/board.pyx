@@ -33,7 +33,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from pccl._core.kernels.arithmetic cimport itemsize_of
-from pccl._core.protocol.operations cimport PackedOperation, read_operation
+from pccl._core.protocol.operations cimport Operation, PackedOperation
 from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport now_ns
@@ -76,18 +76,17 @@ cdef class Board:
 
     # ------------------------------------------------------------------------------------------ the actor's part
 
-    def begin(self, uint64_t sequence, operation, uint32_t rank, uint32_t world):
+    def begin(self, uint64_t sequence, Operation operation not None, uint32_t rank, uint32_t world):
         """Put an operation up. False if it must wait for others to go first."""
         cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
         cdef Plan plan
         cdef Codec codec
-        cdef PackedOperation asked
-        read_operation(operation, &asked)
+        cdef PackedOperation asked = operation.packed
         cdef uint32_t itemsize = <uint32_t> itemsize_of(asked.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
             raise ValueError(f"no reduce of datatype {asked.datatype} at rank {rank} of {world}")
         if make_codec(&codec, asked.datatype, asked.algorithm, asked.quantized) != 0:
-            raise ValueError(f"no quantization of {operation.shape}")
+            raise ValueError(f"no quantization of {operation.signature}")
         if op.state != FREE:
             return False
         make_plan(&plan, asked.count, itemsize, world)

@@ -1,4 +1,4 @@
-"""The door: how strangers on a port prove that they belong, in two round trips, before anything else is heard.
+"""The handshake: how a pending connection proves that it belongs to the run, in two round trips, before anything else.
 
     caller                                   answerer
       ClientHello(nonce) ──────────────────────────▶        no secret, no name: nobody is trusted yet
@@ -6,12 +6,12 @@
       Hello(proof, what it wants) ───────────▶        proof = HMAC(token, "caller", both nonces, the hello's fields)
            ◀──────────────────── Welcome(proof)       proof = HMAC(token, "answerer", both nonces, the caller's proof)
 
-The token itself never travels. A hello that is replayed fails because the challenge is new; one that was altered fails
-because the proof covers its fields. The answerer proves itself last, so that a stranger cannot collect proofs from it.
-A run without a token uses the empty one: the same steps, no second path.
+The token itself never travels. A hello that is replayed fails because the challenge is new; a hello that was altered
+fails because the proof covers its fields. The answerer proves itself last, so that a client without the token cannot
+collect proofs from it. A run without a token uses the empty one: the same steps, no second path.
 
-`Door` keeps the strangers of one listening port: how many there may be, how long they may take, and a count of
-everyone who was turned away, by kind. Pure: it is fed decoded messages and time, and returns actions.
+`Door` keeps the pending connections of one listening port: how many there may be, how long they may take, and how many
+were refused, by kind. Pure: it is fed decoded messages and time, and returns actions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @record
 class Say:
-    """Send this message to the stranger."""
+    """Send this message on the pending connection."""
 
     conn: int
     message: Any
@@ -40,7 +40,7 @@ class Say:
 
 @record
 class Admit:
-    """The caller proved itself; its hello goes to the machine, and `welcome` back to it if the machine agrees."""
+    """The client proved itself; its hello goes to the machine, and `welcome` back to it if the machine agrees."""
 
     conn: int
     hello: Any
@@ -67,12 +67,12 @@ class PendingConnection:
         self.conn = conn
         self.host = host
         self.deadline_ns = deadline_ns
-        self.caller_nonce = b""  # empty until it knocked
+        self.caller_nonce = b""  # empty until its ClientHello
         self.nonce = b""
 
 
 class Door:
-    """The strangers at one port."""
+    """The pending connections of one port."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class Door:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When the oldest stranger's time is up."""
+        """When the time of the oldest pending connection is up."""
         for stranger in self.strangers.values():
             return stranger.deadline_ns
         return None
 
     def arrived(self, conn: int, host: str, now_ns: int) -> list[Any]:
-        """A connection was accepted by the port. The oldest stranger makes room when there are too many."""
+        """The port accepted a connection. If there are too many, the oldest pending one is refused."""
         actions: list[Any] = []
         if len(self.strangers) >= self._most:
             oldest = next(iter(self.strangers))
@@ -114,7 +114,7 @@ class Door:
         return actions
 
     def received(self, conn: int, message: Any) -> list[Any]:
-        """A stranger said something that parses."""
+        """A pending connection sent a message that parses."""
         stranger = self.strangers[conn]
         if isinstance(message, ClientHello) and not stranger.caller_nonce:
             stranger.caller_nonce = message.nonce
@@ -133,36 +133,36 @@ class Door:
         return self.turn_away(conn, "order", f"{type(message).__name__} out of turn")
 
     def turn_away(self, conn: int, kind: str, reason: str) -> list[Any]:
-        """Count a stranger out: a bad frame, a wrong proof, silence, a closed connection."""
+        """Refuse a pending connection and count it: a bad frame, a wrong proof, silence, a closed connection."""
         stranger = self.strangers.pop(conn, None)
         if stranger is None:
             return []
         self.counts[kind] = self.counts.get(kind, 0) + 1
         first = (stranger.host, kind) not in self._logged
-        # The memory of what was logged is bounded too: a scan from everywhere may log a line twice, not fill the heap.
+        # What was logged is bounded too: a scan from many hosts may log a line twice, but cannot fill the memory.
         if len(self._logged) >= 64 * self._most:
             self._logged.clear()
         self._logged.add((stranger.host, kind))
         return [TurnAway(conn, kind, f"{stranger.host}: {reason}", first, self.counts[kind])]
 
     def tick(self, now_ns: int) -> list[Any]:
-        """Turn away everyone whose time is up."""
+        """Refuse every pending connection whose time is up."""
         late = [stranger for stranger in self.strangers.values() if stranger.deadline_ns <= now_ns]
         actions: list[Any] = []
         for stranger in late:
-            said = "no hello after its knock" if stranger.caller_nonce else "silent"
+            said = "no hello after its ClientHello" if stranger.caller_nonce else "silent"
             actions += self.turn_away(stranger.conn, "silence", f"{said} for {self._timeout_ns / 1e9:g} s")
         return actions
 
     def check(self) -> None:
-        """Invariants: never more strangers than allowed, and the oldest first."""
+        """Invariants: never more pending connections than allowed, and the oldest first."""
         deadlines = [stranger.deadline_ns for stranger in self.strangers.values()]
         assert len(deadlines) <= self._most, len(deadlines)
         assert deadlines == sorted(deadlines), deadlines
 
 
 class Caller:
-    """The other side of the door: knocks, proves itself, and checks that the answerer holds the token too."""
+    """The client's side: opens the handshake, proves itself, and checks that the answerer holds the token too."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: Callable[[bytes], Any]) -> None:
         self._token = token
@@ -177,7 +177,7 @@ class Caller:
         return ClientHello(self._nonce)
 
     def received(self, message: Any) -> Any:
-        """The reply to send, or None once the door is open. Raises PermissionError with the reason if it is not."""
+        """Return the reply to send, or None when the handshake is done. Raises PermissionError with the reason."""
         if isinstance(message, Refused):
             raise PermissionError(message.reason)
         if isinstance(message, Challenge) and not self._proof:

@@ -1,8 +1,8 @@
 """Every message that travels between hosts, in one table: the vocabulary of callers, master and peers.
 
-Two conversations share it. *At the door* two strangers prove to each other that they hold the run's token, on the
-master's port and on peers' ports alike. *Control* is between a peer and the master. What the processes of one peer say
-to each other is in `mailbox`. Declarations only; `wire` gives them bytes, the machines give them meaning.
+Two conversations share it. In the *handshake* both ends of a connection prove to each other that they hold the run's
+token, on the master's port and on peers' ports alike. *Control* is between a peer and the master. What the processes of
+one peer say to each other is in `mailbox`. Declarations only; `codec` gives them bytes, the machines give them meaning.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 REPORT_BYTES_MAX = 4 << 20  # half of what may wait for a slow reader (options.SEND_QUEUE_BYTES_MAX)
 REPORT_PAGES_MAX = -(-REPORT_BYTES_MAX // BLOB_BYTES_MAX)
-# ---------------------------------------------------------------------------------------------- at the door
+# ---------------------------------------------------------------------------------------------- handshake
 
 
 @message(0x01, "caller to answerer")
 class ClientHello:
-    """Opens every connection: a number used once, and nothing else, because nobody is trusted yet."""
+    """Opens every connection: a number used once, and nothing else, because neither side is trusted yet."""
 
     nonce: bytes32
 
@@ -41,7 +41,7 @@ class Welcome:
 
 @message(0x04, "answerer to caller")
 class Refused:
-    """The last word to a caller that may not come in: a Result and what to do about it."""
+    """The last message to a caller that is refused: a Result, and what to do about it."""
 
     result: u8
     reason: text
@@ -60,14 +60,14 @@ class Register:
 
 @message(0x14, "operator to master")
 class AskStatus:
-    """An operator's hello to the master: how is the run? Answered by Reports; whoever asks is no peer of the run."""
+    """An operator's hello to the master: asks for the status of the run. Answered by Reports; makes nobody a peer."""
 
     proof: bytes32  # covers both nonces
 
 
 @message(0x48, "master to operator")
 class Report:
-    """One page of what the master knows of the run, as JSON (see `describing`); the pages come in order."""
+    """One page of the status report, as JSON (see `status_report`); the pages come in order."""
 
     page: u16  # from 0
     pages: u16
@@ -200,7 +200,7 @@ class Beat:
 
 @message(0x28, "peer to master")
 class Initiate:
-    """This peer is in reduces of these shapes (see `operations`); one that all members are in commences."""
+    """This peer is in reduces of these signatures (see `operations`); a reduce that all members are in commences."""
 
     shapes: blob
 
@@ -230,7 +230,7 @@ class WithdrawReduce:
 
 @message(0x2C, "peer to master")
 class VoteSync:
-    """This peer is in sync_shared_state, with a state of this revision, layout and content."""
+    """This peer is in sync_shared_state, with a state of this revision, schema and content."""
 
     call: u32
     revision: u64
@@ -243,7 +243,7 @@ class VoteSync:
 
 @message(0x2D, "peer to master")
 class Schema:
-    """The answer to AskSchema, in pages of rows (see `layout`), which arrive in order."""
+    """The answer to AskSchema, in pages of rows (see `state_schema`), which arrive in order."""
 
     call: u32
     page: u32
@@ -354,7 +354,7 @@ class Notice:
 
 @message(0x38, "master to peer")
 class Commence:
-    """All members gave the same shape for each of these tags: begin, under the sequence numbers given here."""
+    """All members gave the same signature for each of these tags: begin, under the sequence numbers given here."""
 
     epoch: u32
     pairs: blob  # (tag, sequence), sequences ascending; the same for all members
@@ -400,7 +400,7 @@ class AskSchema:
 
 @message(0x3D, "master to peer")
 class Serve:
-    """Your state was elected: let those who lack it fetch it from you, until the call is answered."""
+    """The state of this peer was elected: serve it to the others until the call is answered."""
 
     call: u32
     round: u64
@@ -408,7 +408,7 @@ class Serve:
 
 @message(0x3E, "master to peer")
 class Fetch:
-    """Another state was elected: fetch what differs from these sources, and say when you hold it."""
+    """Another state was elected: fetch what differs from these sources, and report when it is complete."""
 
     call: u32
     round: u64
@@ -429,7 +429,7 @@ class SourceGone:
 
 @message(0x40, "master to peer")
 class SyncDone:
-    """All who take part hold the same state, and this is its revision."""
+    """All participants hold the same state, of this revision."""
 
     call: u32
     revision: u64

@@ -1,36 +1,43 @@
-# Schemas of `operations`: one after the other in messages, without gaps, and little-endian as every machine is that this
-# is built for. What the fields mean is in the records of the same names.
+# The structures of `operations`: without gaps, and little-endian, as every machine is that this is built for. A list of
+# them in a message is one after the other.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
+# One reduce as the training process hands it to its actor. From `tag` to `quantized` it is a PackedSignature.
 cdef packed struct PackedOperation:
-    uint32_t slot
-    uint32_t sequence               # of the completion slot
-    uint64_t tag
-    uint64_t count                  # elements
-    uint8_t datatype
-    uint8_t op
-    uint8_t algorithm
-    uint8_t quantized
-    uint32_t flags
-    uint32_t send_segment
-    uint64_t send_offset
-    uint32_t recv_segment
-    uint64_t recv_offset
-    uint32_t backup_segment         # 0: none
-    uint64_t backup_offset
-    uint32_t area_segment           # 0: none
-    uint64_t area_offset
-
-
-cdef packed struct PackedSignature:
+    uint32_t slot                   # the completion slot that the caller waits for
+    uint32_t sequence               # which use of that slot it is
     uint64_t tag
     uint64_t count
     uint8_t datatype
     uint8_t op
     uint8_t algorithm
     uint8_t quantized
+    uint32_t flags                  # of the data plane
+    uint32_t send_segment
+    uint64_t send_offset
+    uint32_t recv_segment
+    uint64_t recv_offset
+    uint32_t backup_segment         # 0: none
+    uint64_t backup_offset
+    uint32_t area_segment           # of a quantized reduce, where coded blocks wait to be sent on; 0: none
+    uint64_t area_offset
+
+
+# What all members must give alike for one tag.
+cdef packed struct PackedSignature:
+    uint64_t tag
+    uint64_t count                  # elements
+    uint8_t datatype
+    uint8_t op
+    uint8_t algorithm               # of quantization; 0: none
+    uint8_t quantized               # datatype on the wire; 0 without quantization
+
+
+# A reduce of this peer, as an object that Python can pass on.
+cdef class Operation:
+    cdef PackedOperation packed
 
 
 cdef packed struct PackedPair:
@@ -60,9 +67,8 @@ cdef packed struct Reduced:
     PackedNumbers numbers           # of the world in which it commenced
 
 
-cdef int read_operation(operation, PackedOperation *packed) except -1
 cpdef list unpack_operations(bytes data)
-cpdef bytes pack_signatures(shapes)
+cpdef bytes pack_signatures(signatures)
 cpdef list split_signatures(bytes data)
 cpdef bytes pack_pairs(pairs)
 cpdef list unpack_pairs(bytes data)

@@ -2,16 +2,17 @@
 """One reduce as its caller asked for it, and what members must agree on before it may begin.
 
 An *operation* is what the training process hands to its actor: which completion slot waits for it, what is reduced, and
-where in shared memory. Its *shape* is the part that every member of the ring must give alike; only that travels to the
-master, which compares bytes and never needs to know what they mean. Lists of both, and of the *pairs* that commence, are
-fixed little-endian structures, one after the other, at most OPERATIONS_MAX to a message. The `.pxd` has their layouts,
-for whoever fills or reads one without a record. A leaf: pure, and without the enums, which would cost the actors their
-quick start; a test holds the names together.
+where in shared memory. Its *signature* is the part that every member of the ring must give alike; only that travels to
+the master, which compares bytes and never needs to know what they mean. Lists of both, and of the *pairs* that
+commence, are fixed little-endian structures, one after the other, at most OPERATIONS_MAX to a message. Their fields are
+declared once, in the `.pxd`: the client fills a structure in place, an `Operation` wraps one, and the board reads it.
+A leaf: pure, and without the enums, which would cost the actors their quick start; a test holds the names together.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcmp
 
-from pccl._core.records cimport Fields, blank, fields_of, get, put
 from pccl._core.records import record
 
 OPERATIONS_MAX = 64  # per message: several times what a loop keeps in flight, and a message of a few kilobytes
@@ -44,85 +45,83 @@ class ReduceSignature:
         return words
 
 
-@record
-class Operation:
-    """One reduce of this peer: who waits for it, its shape, and where its memory lies."""
+@cython.final
+@cython.freelist(16)
+cdef class Operation:
+    """One reduce of this peer: its completion slot, its signature, and where its memory lies.
 
-    slot: int
-    sequence: int  # of the completion slot, not of the collective
-    tag: int
-    count: int
-    datatype: int
-    op: int
-    algorithm: int
-    quantized: int
-    flags: int  # belong to the data plane
-    send_segment: int
-    send_offset: int
-    recv_segment: int
-    recv_offset: int
-    backup_segment: int  # 0: none
-    backup_offset: int
-    area_segment: int = 0  # of a quantized reduce, where coded blocks wait to be sent on
-    area_offset: int = 0
+    The fields are those of `PackedOperation`, in that order: by position, by name, or zero. Operations compare by content
+    and cannot be changed.
+    """
+
+    def __init__(self, *values, **named):
+        cdef dict fields = self.packed  # all zero
+        if len(values) > len(fields) or not named.keys() <= fields.keys():
+            raise TypeError(f"an Operation has the fields {', '.join(fields)}")
+        fields.update(zip(list(fields), values))
+        fields.update(named)
+        self.packed = fields
 
     @property
-    def shape(self):
-        """What the other members must give alike."""
-        return ReduceSignature(self.tag, self.count, self.datatype, self.op, self.algorithm, self.quantized)
+    def slot(self):
+        """The completion slot that the caller waits for."""
+        return self.packed.slot
 
+    @property
+    def sequence(self):
+        """Which use of that slot it is."""
+        return self.packed.sequence
+
+    @property
+    def tag(self):
+        """What members know it by."""
+        return self.packed.tag
+
+    @property
+    def signature(self):
+        """What the other members must give alike."""
+        return make_signature(signature_of(&self.packed))
+
+    def __getattr__(self, name):
+        cdef dict fields = self.packed
+        if name not in fields:
+            raise AttributeError(f"an Operation has no {name}")
+        return fields[name]
+
+    def __eq__(self, other):
+        if type(other) is not Operation:
+            return NotImplemented
+        return memcmp(&self.packed, &(<Operation> other).packed, sizeof(PackedOperation)) == 0
+
+    def __hash__(self):
+        return hash((<const char *> &self.packed)[:sizeof(PackedOperation)])
+
+    def __repr__(self):
+        cdef dict fields = self.packed
+        return f"Operation({', '.join([f'{name}={value}' for name, value in fields.items()])})"
+
+
+cdef inline const PackedSignature *signature_of(const PackedOperation *packed) noexcept:
+    """The signature inside an operation: the same fields in the same order, and no gaps in either."""
+    return <const PackedSignature *> &packed.tag
+
+
+cdef make_signature(const PackedSignature *packed):
+    return ReduceSignature(
+        packed.tag, packed.count, packed.datatype, packed.op, packed.algorithm, packed.quantized
+    )
 
 
 # --- operations -------------------------------------------------------------------------------------------------
-
-cdef Fields fields = fields_of(Operation)
-
-
-cdef int read_operation(operation, PackedOperation *packed) except -1:
-    cdef Py_ssize_t *at = fields.offsets
-    if type(operation) is not Operation:
-        raise TypeError(f"expected an Operation, not {operation!r}")
-    packed.slot, packed.sequence = get(operation, at[0]), get(operation, at[1])
-    packed.tag, packed.count = get(operation, at[2]), get(operation, at[3])
-    packed.datatype, packed.op = get(operation, at[4]), get(operation, at[5])
-    packed.algorithm, packed.quantized = get(operation, at[6]), get(operation, at[7])
-    packed.flags = get(operation, at[8])
-    packed.send_segment, packed.send_offset = get(operation, at[9]), get(operation, at[10])
-    packed.recv_segment, packed.recv_offset = get(operation, at[11]), get(operation, at[12])
-    packed.backup_segment, packed.backup_offset = get(operation, at[13]), get(operation, at[14])
-    packed.area_segment, packed.area_offset = get(operation, at[15]), get(operation, at[16])
-    return 0
-
-
-cdef make_operation(const PackedOperation *packed):
-    cdef Py_ssize_t *at = fields.offsets
-    operation = blank(Operation)
-    put(operation, at[0], packed.slot)
-    put(operation, at[1], packed.sequence)
-    put(operation, at[2], packed.tag)
-    put(operation, at[3], packed.count)
-    put(operation, at[4], packed.datatype)
-    put(operation, at[5], packed.op)
-    put(operation, at[6], packed.algorithm)
-    put(operation, at[7], packed.quantized)
-    put(operation, at[8], packed.flags)
-    put(operation, at[9], packed.send_segment)
-    put(operation, at[10], packed.send_offset)
-    put(operation, at[11], packed.recv_segment)
-    put(operation, at[12], packed.recv_offset)
-    put(operation, at[13], packed.backup_segment)
-    put(operation, at[14], packed.backup_offset)
-    put(operation, at[15], packed.area_segment)
-    put(operation, at[16], packed.area_offset)
-    return operation
 
 
 def pack_operations(operations):
     """A list of operations for the mailbox."""
     cdef bytes data = PyBytes_FromStringAndSize(NULL, len(operations) * sizeof(PackedOperation))
     cdef PackedOperation *packed = <PackedOperation *> PyBytes_AS_STRING(data)
+    cdef Operation operation
     for operation in operations:
-        read_operation(operation, packed)
+        packed[0] = operation.packed
         packed += 1
     return data
 
@@ -131,39 +130,43 @@ cpdef list unpack_operations(bytes data):
     """The inverse of `pack_operations`. ValueError if that is no list of operations."""
     cdef Py_ssize_t i, count = count_of(data, sizeof(PackedOperation), "operations")
     cdef const PackedOperation *packed = <const PackedOperation *> PyBytes_AS_STRING(data)
-    return [make_operation(packed + i) for i in range(count)]
+    cdef list operations = []
+    cdef Operation operation
+    for i in range(count):
+        operation = Operation.__new__(Operation)
+        operation.packed = packed[i]
+        operations.append(operation)
+    return operations
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------
+# --- signatures -------------------------------------------------------------------------------------------------
 
 
-cpdef bytes pack_signatures(shapes):
-    """The shapes of these, for the master; of operations too."""
-    cdef bytes data = PyBytes_FromStringAndSize(NULL, len(shapes) * sizeof(PackedSignature))
+cpdef bytes pack_signatures(signatures):
+    """A list of signatures for the master; of operations, their signatures."""
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, len(signatures) * sizeof(PackedSignature))
     cdef PackedSignature *packed = <PackedSignature *> PyBytes_AS_STRING(data)
-    for shape in shapes:
-        packed.tag, packed.count = shape.tag, shape.count
-        packed.datatype, packed.op = shape.datatype, shape.op
-        packed.algorithm, packed.quantized = shape.algorithm, shape.quantized
+    for one in signatures:
+        if type(one) is Operation:
+            packed[0] = signature_of(&(<Operation> one).packed)[0]
+        else:
+            packed.tag, packed.count = one.tag, one.count
+            packed.datatype, packed.op = one.datatype, one.op
+            packed.algorithm, packed.quantized = one.algorithm, one.quantized
         packed += 1
     return data
 
 
 def unpack_signatures(bytes data):
-    """The inverse of `pack_signatures`. ValueError if that is no list of shapes."""
-    cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "shapes")
+    """The inverse of `pack_signatures`. ValueError if that is no list of signatures."""
+    cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "signatures")
     cdef const PackedSignature *packed = <const PackedSignature *> PyBytes_AS_STRING(data)
-    return [
-        ReduceSignature(
-            packed[i].tag, packed[i].count, packed[i].datatype, packed[i].op, packed[i].algorithm, packed[i].quantized,
-        )
-        for i in range(count)
-    ]
+    return [make_signature(packed + i) for i in range(count)]
 
 
 cpdef list split_signatures(bytes data):
-    """(tag, packed shape) of each: equal shapes are equal bytes. ValueError as above."""
-    cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "shapes")
+    """(tag, packed signature) of each: equal signatures are equal bytes. ValueError as above."""
+    cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "signatures")
     cdef const PackedSignature *packed = <const PackedSignature *> PyBytes_AS_STRING(data)
     if count == 1:
         return [(packed.tag, data)]

@@ -16,13 +16,12 @@ records out.
 from __future__ import annotations
 
 import struct
-from hashlib import blake2b
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES, digest_of_blocks
 from pccl._core.records import record, replace
 from pccl.options import KEY_BYTES_MAX, KEYS_MAX
 
-from .state_schema import SchemaRow, digest_schema, pack_schema
+from .state_schema import SchemaRow, digest_parts, digest_schema, pack_schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class StateManifest:
     def content_digest(self) -> bytes:
         """16 bytes that stand for everything that peers compare."""
         digests = [row.digest.to_bytes(DIGEST_BYTES, "little") for row in self.rows if not row.unequal]
-        return blake2b(b"".join(digests), digest_size=16).digest()
+        return digest_parts(digests)
 
 
 def pack_manifest(rows: Sequence[Row]) -> bytes:

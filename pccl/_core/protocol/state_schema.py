@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ROW = struct.Struct("<HBBQ")  # bytes of the name, datatype, flag, bytes of the content; the name follows
-DIGEST_BYTES = 16  # enough that two layouts, or two contents, never meet by chance
+STATE_DIGEST_BYTES = 16  # of a schema or a content: enough that two of them never meet by chance
 PAGES_MAX = -(-SCHEMA_BYTES_MAX // BLOB_BYTES_MAX)  # of one layout
 
 
@@ -95,7 +95,12 @@ def unpack_schema(blob: bytes) -> list[SchemaRow]:
 
 def digest_schema(packed: bytes) -> bytes:
     """What stands for a layout in a vote."""
-    return blake2b(packed, digest_size=DIGEST_BYTES).digest()
+    return digest_parts([packed])
+
+
+def digest_parts(parts: Iterable[bytes]) -> bytes:
+    """The bytes that stand in a vote for all of these, in this order."""
+    return blake2b(b"".join(parts), digest_size=STATE_DIGEST_BYTES).digest()
 
 
 def split_schema(packed: bytes) -> list[bytes]:

@@ -15,8 +15,7 @@ from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.operations import Operation, pack_operations, unpack_operations
-from pccl.client.reduce_request import Launched, Request, request
-from pccl.client.tensors import TensorMemory
+from pccl.client.reduce_request import Launched, request
 from pccl.memory.arena import default
 from pccl.memory.completion_slots import Slot, SlotTable
 from pccl.values import (
@@ -53,9 +52,7 @@ def table() -> Iterator[None]:
 
 
 def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationOptions | None = None) -> Launched:
-    memory = TensorMemory.of(send)
-    asked = Request(memory, TensorMemory.of(recv), memory.numel, ReduceOp.SUM, 9, quantization)
-    return Launched(_slots[0], asked, world)
+    return Launched(_slots[0], request(send, recv, ReduceOp.SUM, 9, None, quantization), world)
 
 
 def told(launched: Launched) -> Operation:
@@ -98,7 +95,7 @@ def asked_for(send: Any, recv: Any, tag: int = 9, **options: Any) -> Operation:
 
 @pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype is not DataType.BFLOAT16])
 def test_plain_arrays_of_a_kind_that_was_seen_are_asked_for_alike(datatype: DataType) -> None:
-    """Goal: the short way says the same as the long one, which the first tensor of each dtype takes."""
+    """Goal: a tensor that is read in C gives the same request as the first one of its dtype, which is not."""
     send, recv = (pccl.zeros((3, 5), datatype.to_numpy_dtype()) for _ in range(2))
     first = asked_for(send, recv)
     assert (first.count, first.datatype, first.op, first.tag) == (15, datatype.value, ReduceOp.MAX.value, 9)
@@ -124,7 +121,7 @@ def test_plain_tensors_of_torch_are_asked_for_alike(parameter: bool) -> None:
 
 
 def test_what_is_wrong_is_said_also_of_a_kind_that_was_seen() -> None:
-    """Goal: the short way never says no; the long one does, with its reason."""
+    """Goal: one validator for tensors that are read in C and for all others; the error says what is wrong."""
     array = shared(10)
     asked_for(array, array)
     locked = shared(10)

@@ -179,7 +179,7 @@ def test_silence_has_a_deadline() -> None:
 
     assert door.tick(5 * SECOND - 1) == []
     assert door.tick(5 * SECOND) == [TurnAway(1, "silence", "a: silent for 5 s", True, 1)]
-    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its knock for 5 s", True, 2)]
+    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its ClientHello for 5 s", True, 2)]
     assert door.next_deadline_ns is None
     assert door.counts == {"silence": 2}
 

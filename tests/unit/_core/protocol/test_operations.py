@@ -52,7 +52,9 @@ def test_the_bytes_of_a_shape_are_as_agreed() -> None:
 def test_operations_survive_the_trip(given_operations: list[Operation]) -> None:
     """Goal: what is packed is unpacked, and the shapes taken from operations are those of the operations."""
     assert unpack_operations(pack_operations(given_operations)) == given_operations
-    assert unpack_signatures(pack_signatures(given_operations)) == [operation.shape for operation in given_operations]
+    assert unpack_signatures(pack_signatures(given_operations)) == [
+        operation.signature for operation in given_operations
+    ]
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=OPERATIONS_MAX))
@@ -129,3 +131,25 @@ def test_an_operation_lies_in_its_bytes_as_ever() -> None:
     numbers = (1, 2, 3 << 60, 4 << 60, 5, 6, 7, 8, 9, 10, 11 << 50, 12, 13 << 50, 14, 15 << 50, 16, 17 << 50)
     assert pack_operations([Operation(*numbers)]) == struct.pack("<IIQQBBBBIIQIQIQIQ", *numbers)
     assert unpack_operations(pack_operations([Operation(*numbers)] * 2)) == [Operation(*numbers)] * 2
+
+
+def test_an_operation_is_a_frozen_value() -> None:
+    """Goal: it compares and hashes by content, prints every field, and takes fields by position or by name."""
+    one = Operation(1, 2, 3, count=4, area_offset=17)
+
+    assert (one.slot, one.sequence, one.tag, one.count, one.flags, one.area_offset) == (1, 2, 3, 4, 0, 17)
+    assert one == Operation(1, 2, 3, 4, area_offset=17)
+    assert hash(one) == hash(Operation(1, 2, 3, 4, area_offset=17))
+    assert one != Operation(1, 2, 3, 5, area_offset=17)
+    assert one != (1, 2, 3)
+    assert repr(one).startswith("Operation(slot=1, sequence=2, tag=3, count=4, datatype=0, ")
+    with pytest.raises(AttributeError):
+        one.tag = 5  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="an Operation has no colour"):
+        one.colour  # noqa: B018
+    with pytest.raises(TypeError, match="an Operation has the fields slot, sequence, tag"):
+        Operation(colour=1)
+    with pytest.raises(TypeError, match="an Operation has the fields"):
+        Operation(*range(18))
+    with pytest.raises(OverflowError):
+        Operation(1 << 32)

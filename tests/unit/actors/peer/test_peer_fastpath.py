@@ -13,8 +13,8 @@ from pccl._core.peer.events import Called, DialMaster
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.mailbox import CallShare
+from pccl._core.protocol.operations import Operation
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, join
-from pccl._core.records import replace
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.peer.peer_fastpath import PERFORMED_HERE, Feeding
 from pccl.memory.completion_slots import SlotTable
@@ -102,7 +102,7 @@ def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
     mailbox, actor = ends
     actor.state = PeerState(Options(), monotonic_ns())
     slot = actor.slots.acquire()
-    mailbox.send(pack(reduce(replace(operation(slot.index, 7), sequence=slot.sequence))))
+    mailbox.send(pack(reduce(Operation(slot.index, slot.sequence, 7, count=1024, datatype=10))))
     mailbox.close()
 
     assert actor.serve() == ["the training process closed its mailbox"]
