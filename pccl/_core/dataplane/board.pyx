@@ -107,7 +107,7 @@ cdef class Board:
         op.remaining = blocks_handled(&plan, rank)
         op.own_next = 0
         memset(self.shared.arrivals[sequence % OPERATIONS_MAX], 0, 8 * (arrivals_of(&plan) // 64 + 1))
-        op.own_blocks = blocks_of(&plan, rank)
+        op.own_blocks = blocks_of(&plan, rank) if world > 1 else 0  # a peer alone sends nothing
         check(op.own_blocks <= plan.blocks_each, "a chunk has no more blocks than the plan numbers")
         check(sequence > self.shared.commenced, "operations begin in the order of their sequences")
         posix.atomic_store_u32(&op.state, RUNNING)

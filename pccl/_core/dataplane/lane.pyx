@@ -153,4 +153,5 @@ cdef void write_notice(char *room, uint16_t kind, uint32_t segment, const void *
     header.crc = crc32c(0, body, nbytes)
     header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
     memcpy(room, &header, HEADER_BYTES)
-    memcpy(room + HEADER_BYTES, body, nbytes)
+    if nbytes:  # C forbids to copy even nothing from nowhere
+        memcpy(room + HEADER_BYTES, body, nbytes)
