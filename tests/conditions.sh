@@ -30,6 +30,8 @@ skip() {
 user() {
     [[ $EUID -eq 0 ]] || { run; return; }
     command -v setpriv >/dev/null || { skip "there is no setpriv"; return; }
+    setpriv --reuid=65534 --regid=65534 --clear-groups -- "$python" -c "" 2>/dev/null ||
+        { skip "another user may not execute $python"; return; }
     mkdir "$scratch/home" && chmod 755 "$scratch" && chown 65534:65534 "$scratch/home"
     HOME=$scratch/home TMPDIR=$scratch/home HYPOTHESIS_STORAGE_DIRECTORY=$scratch/home/hypothesis \
         setpriv --reuid=65534 --regid=65534 --clear-groups -- "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
@@ -49,14 +51,14 @@ sys.exit(subprocess.run(sys.argv[1:], check=False).returncode)' \
         "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
 }
 
-# Every new descriptor has a number above what select() can take.
+# Every new descriptor has a number above what select() can take. In one process: workers would not inherit them.
 descriptors() {
     "$python" -c 'import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
 for _ in range(2000):
     os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
-os.execv(sys.argv[1], sys.argv[1:])' "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
+os.execv(sys.argv[1], sys.argv[1:])' "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}" -n 0
 }
 
 umask() (
