@@ -30,7 +30,8 @@ skip() {
 user() {
     [[ $EUID -eq 0 ]] || { run; return; }
     command -v setpriv >/dev/null || { skip "there is no setpriv"; return; }
-    setpriv --reuid=65534 --regid=65534 --clear-groups -- "$python" -c "" 2>/dev/null ||
+    setpriv --reuid=65534 --regid=65534 --clear-groups -- \
+        "$python" -c 'import subprocess, sys; subprocess.run([sys.executable, "-c", ""], check=True)' 2>/dev/null ||
         { skip "another user may not execute $python"; return; }
     mkdir "$scratch/home" && chmod 755 "$scratch" && chown 65534:65534 "$scratch/home"
     HOME=$scratch/home TMPDIR=$scratch/home HYPOTHESIS_STORAGE_DIRECTORY=$scratch/home/hypothesis \
