@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help setup build test test-anywhere check lint debug sanitize unit sim process demo stress bench clean
+.PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize unit sim process demo stress bench clean
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
+	@echo "make test-arm64  the tests that need no torch, compiled for aarch64 and emulated (tests/arm64)"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
 
@@ -92,6 +93,10 @@ process: build
 test-anywhere: setup
 	@$(MAKE) --no-print-directory build
 	@tests/conditions.sh
+
+# TESTS: folders or files, instead of all tiers.
+test-arm64: build
+	@$(BIN)/python -m tests.arm64 $(TESTS)
 
 lint: build
 	@echo "ruff"
