@@ -115,7 +115,7 @@ sequenceDiagram
 Each of these processes wakes up with cold caches, so a small reduce costs what code and objects lie on its way, not how
 often they are used. That way is compiled, typed and short, and apart from everything rare: `reduce_request.pyx`,
 `pending_reduces.pyx` and `call_slots.pyx` in the training process, `peer_fastpath.pyx` in the peer actor,
-`master_fastpath.pyx` and `group_affairs.pyx` in the master. Records are made in C, by one function for all of them
+`master_fastpath.pyx` and `group_dispatch.pyx` in the master. Records are made in C, by one function for all of them
 (`records.pyx`).
 
 If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new

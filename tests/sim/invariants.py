@@ -68,7 +68,7 @@ def _check_consensus(world: World, actions: list[Any]) -> None:
     if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
         return
     for number, group in world.master.state.groups.items():
-        revision, content = group.agreement.revision, group.agreement.content
+        revision, content = group.consensus.revision, group.consensus.content
         agreed = world.agreements.setdefault(number, {})
         if revision < 0 or agreed.get(revision) == content:
             continue
@@ -263,8 +263,8 @@ def check_empty(world: World) -> None:
     """Everybody left, and nothing of them is left."""
     master = world.master.state
     assert not world.master.links, "control connections remain"
-    remembered = [group for group in master.groups.values() if group.agreement.revision >= 0]
-    assert all(group.agreement.is_idle() for group in remembered), "a synchronisation of nobody is under way"
+    remembered = [group for group in master.groups.values() if group.consensus.revision >= 0]
+    assert all(group.consensus.is_idle() for group in remembered), "a synchronisation of nobody is under way"
     assert not any(group.ring for group in remembered), "a ring of nobody"
     left = (
         master.peers,

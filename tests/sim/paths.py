@@ -145,7 +145,7 @@ class Paths:
         )
         vote = _vote_of(state, event)
         held, sync = _is_held(state), remember(state, event) if self._syncs else None
-        optimization = state.optimizing, bool(state.measurements), set(state.optimizers)
+        optimization = state.optimizer.running, bool(state.optimizer.measurements), set(state.optimizer.waiting)
         return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync, optimization
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
@@ -178,8 +178,9 @@ class Paths:
         optimizing, measuring, optimizers = before
         if optimizing and lost:
             self._mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
-        if optimizing and optimizers - lost - state.optimizers.keys() and not _sends(actions, messages.OptimizeDone):
-            left = state.optimizing
+        waiting = state.optimizer.waiting.keys()
+        if optimizing and optimizers - lost - waiting and not _sends(actions, messages.OptimizeDone):
+            left = state.optimizer.running
             self._mark(
                 "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
             )

@@ -2,8 +2,8 @@
 
 A call is known by the name its users know it by. It is open from its first vote until the master closes it; a vote may
 be withdrawn until then. What can be read off the votes alone is here: who is missing, how long the others have waited,
-and which calls can never meet. Collectives and agreements keep their own votes and show them as open calls too. What
-follows from all of it is the master's decision. Part of the master's machine; pure.
+and which calls can never meet. Collectives and the state consensus keep their own votes and show them as open calls
+too. What follows from all of it is the master's decision. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .collectives import Tally
+    from .collectives import OpenTag
     from .state_consensus import StateConsensus
 
 
@@ -29,16 +29,16 @@ class Vote:
 
 @record
 class OpenCall:
-    """A call under way, as those see it who wait in it."""
+    """A call under way, as the peers that wait in it see it."""
 
     name: str
     missing: frozenset[int]  # who has yet to make it
-    waiting: dict[int, int]  # who blocks in it, since when; who made it and goes on meanwhile is in neither
-    tally: Tally | None = None  # the collective's own votes
-    agreement: StateConsensus | None = None  # the shared state's; neither: a call of all members of the run
+    waiting: dict[int, int]  # who blocks in it, since when; a peer that made it without blocking is in neither
+    tag: OpenTag | None = None  # the collective's own votes
+    consensus: StateConsensus | None = None  # the shared state's; neither: a call of all members of the run
 
     def waited_ns(self, now_ns: int) -> int:
-        """How long the first one has waited for somebody who is missing; 0 if nobody waits or nobody is missing."""
+        """How long the first peer has waited for a missing one; 0 if no peer waits or none is missing."""
         return now_ns - min(self.waiting.values()) if self.missing and self.waiting else 0
 
 
@@ -50,6 +50,14 @@ class Ballots:
     def __init__(self, *names: str) -> None:
         self.votes: dict[str, dict[int, Vote]] = {name: {} for name in names}
         self._warned: set[str] = set()  # calls whose long wait was reported
+
+    def cast(self, name: str, peer: int, vote: Vote) -> str:
+        """Take a peer's vote in this call. Returns what is wrong with it, or nothing."""
+        votes = self.votes[name]
+        if peer in votes:
+            return f"voted twice in {name} (calls {votes[peer].call} and {vote.call})"
+        votes[peer] = vote
+        return ""
 
     def withdraw(self, peer: int, call: int) -> None:
         """Too late is no error: then the answer is already on its way, and its call number says that it is stale."""
@@ -64,14 +72,14 @@ class Ballots:
             votes.pop(peer, None)
 
     def close(self, name: str) -> dict[int, Vote]:
-        """The call is answered: everybody who made it."""
+        """The call is answered: returns the votes of all that made it."""
         closed = self.votes[name]
         self.votes[name] = {}
         self._warned.discard(name)
         return closed
 
     def open_calls(self, electorate: set[int]) -> list[OpenCall]:
-        """Every call that somebody is in."""
+        """Every call that has a vote."""
         calls = []
         for name, votes in self.votes.items():
             missing = frozenset(electorate - votes.keys()) if votes else frozenset()
@@ -83,7 +91,7 @@ class Ballots:
 
     def is_news(self, call: OpenCall) -> bool:
         """Whether this call's long wait is reported for the first time."""
-        votes = call.tally or call.agreement
+        votes = call.tag or call.consensus
         if votes is not None:
             news = not votes.warned
             votes.warned = True

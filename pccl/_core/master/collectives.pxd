@@ -1,9 +1,9 @@
 # What a group's collectives consist of; the bodies are in collectives.pyx.
 
-cdef class Tally:
+cdef class OpenTag:
     cdef readonly object tag             # chosen by users
     cdef readonly long long began_ns     # when the first member initiated it
-    cdef readonly dict shapes            # peer -> the shape it gave, packed
+    cdef readonly dict signatures            # peer -> the signature it gave, packed
     cdef readonly dict awaiting          # peer -> since when its caller blocks
     cdef public bint warned              # its long wait was reported
 
@@ -18,7 +18,7 @@ cdef class Running:
 
 cdef class Collectives:
     cdef readonly object number          # the peer group's
-    cdef readonly dict open              # tag -> Tally
+    cdef readonly dict open              # tag -> OpenTag
     cdef readonly dict running           # sequence -> Running
     cdef readonly list aborted           # Failures that are told when the ring is wired
     cdef readonly dict held              # peer -> tags that it initiated and that have no verdict
@@ -29,7 +29,7 @@ cdef class Collectives:
     cdef list outbox                     # (peers, message) of the event being handled
 
     # What members say.
-    cpdef str initiate(self, peer, bytes shapes, long long now_ns=*)
+    cpdef str initiate(self, peer, bytes signatures, long long now_ns=*)
     cpdef str finished(self, peer, sequence, bint ok, str reason)
     cdef str _had_no_part(self, peer, sequence)
     cdef int _succeed(self, Running run) except -1

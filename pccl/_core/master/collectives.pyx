@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The collectives of one peer group, from the first member that initiates a tag to the one verdict for all.
 
-    open ──all members, one shape──▶ running ──all ok──▶ done
+    open ──all members, one signature──▶ running ──all ok──▶ done
       │                                 └──one failed──▶ aborting ──all restored──▶ failed
-      └── shapes differ, given up, alone, never to meet ──▶ failed
+      └── signatures differ, given up, alone, never to meet ──▶ failed
     the ring changes: whatever is open or running is aborted ──the new ring is wired──▶ failed
 
 **A tag** belongs to a member from the moment it initiates it until it is sent a verdict; initiating it again before
@@ -30,7 +30,7 @@ from pccl.options import TAGS_MAX
 from .ballots import OpenCall
 from .deadlock import name_peers
 
-SIDES_MAX = 4  # different shapes that an explanation names; more would not help anybody
+SIDES_MAX = 4  # different signatures that an explanation names; more would not help anybody
 
 cdef Py_ssize_t operations_max = OPERATIONS_MAX
 
@@ -46,17 +46,17 @@ class Failure:
     reason: str
 
 
-cdef class Tally:
+cdef class OpenTag:
     """A tag that some members have initiated and that has not commenced."""
 
 
-cdef Tally _new_tally(tag, long long now_ns):
-    cdef Tally tally = Tally.__new__(Tally)
-    tally.tag = tag
-    tally.began_ns = now_ns
-    tally.shapes = {}
-    tally.awaiting = {}
-    return tally
+cdef OpenTag _new_open_tag(tag, long long now_ns):
+    cdef OpenTag open_tag = OpenTag.__new__(OpenTag)
+    open_tag.tag = tag
+    open_tag.began_ns = now_ns
+    open_tag.signatures = {}
+    open_tag.awaiting = {}
+    return open_tag
 
 
 cdef class Running:
@@ -91,27 +91,27 @@ cdef class Collectives:
 
     # ------------------------------------------------------------------------------------------ what members say
 
-    cpdef str initiate(self, peer, bytes shapes, long long now_ns=0):
+    cpdef str initiate(self, peer, bytes signatures, long long now_ns=0):
         """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
-        cdef Tally tally
+        cdef OpenTag open_tag
         cdef list votes
         cdef set held = self.held.get(peer)
         if held is None:
             held = self.held[peer] = set()
         try:
-            votes = split_signatures(shapes)
+            votes = split_signatures(signatures)
         except ValueError as error:
             return f"initiated nonsense: {error}"
         if len(held) + len(votes) > TAGS_MAX:
             return f"initiated more than {TAGS_MAX} tags"
-        for tag, shape in votes:
+        for tag, signature in votes:
             if tag in held:
                 return f"initiated tag {tag} twice"
             held.add(tag)
-            tally = self.open.get(tag)
-            if tally is None:
-                tally = self.open[tag] = _new_tally(tag, now_ns)
-            tally.shapes[peer] = shape
+            open_tag = self.open.get(tag)
+            if open_tag is None:
+                open_tag = self.open[tag] = _new_open_tag(tag, now_ns)
+            open_tag.signatures[peer] = signature
             self.ripe[tag] = None
         return ""
 
@@ -161,38 +161,38 @@ cdef class Collectives:
 
     def awaits(self, peer, tag, long long now_ns):
         """A caller blocks on that tag. Once it has commenced nobody needs to know."""
-        cdef Tally tally = self.open.get(tag)
-        if tally is not None and peer in tally.shapes:
-            tally.awaiting.setdefault(peer, now_ns)
+        cdef OpenTag open_tag = self.open.get(tag)
+        if open_tag is not None and peer in open_tag.signatures:
+            open_tag.awaiting.setdefault(peer, now_ns)
 
     def withdraw(self, peer, tag):
         """A caller gave up. Too late is no error: then a verdict comes or came another way."""
-        cdef Tally tally = self.open.get(tag)
-        if tally is not None and peer in tally.shapes:
+        cdef OpenTag open_tag = self.open.get(tag)
+        if open_tag is not None and peer in open_tag.signatures:
             self.fail(peer, tag, "given up by its caller")
 
     # ------------------------------------------------------------------------------------------ what the master decides
 
     def fail(self, peer, tag, str reason):
         """This vote ends without the others."""
-        cdef Tally tally = self.open[tag]
-        del tally.shapes[peer]
-        tally.awaiting.pop(peer, None)
-        if not tally.shapes:
+        cdef OpenTag open_tag = self.open[tag]
+        del open_tag.signatures[peer]
+        open_tag.awaiting.pop(peer, None)
+        if not open_tag.signatures:
             del self.open[tag]
         self.failures.append(Failure({peer}, tag, 0, INVALID_USAGE, reason))
 
     def remove(self, peer):
         """A member is gone, and its part in everything with it. The ring changes, so `abort` follows."""
-        cdef Tally tally
+        cdef OpenTag open_tag
         cdef Running run
         if not self.held.pop(peer, None):
             return
-        for tally in list(self.open.values()):
-            tally.shapes.pop(peer, None)
-            tally.awaiting.pop(peer, None)
-            if not tally.shapes:
-                del self.open[tally.tag]
+        for open_tag in list(self.open.values()):
+            open_tag.signatures.pop(peer, None)
+            open_tag.awaiting.pop(peer, None)
+            if not open_tag.signatures:
+                del self.open[open_tag.tag]
         for run in self.running.values():
             run.members.discard(peer)
         for failure in self.aborted + self.failures:
@@ -201,14 +201,14 @@ cdef class Collectives:
 
     def abort(self, str reason):
         """The ring changes: nothing of what is under way can succeed. The first reason wins."""
-        cdef Tally tally
+        cdef OpenTag open_tag
         cdef Running run
         for run in self.running.values():
             if run.members:
                 why = run.reason or reason
                 self.aborted.append(Failure(run.members, run.tag, run.sequence, RANK_CONNECTION_LOST, why))
-        for tally in self.open.values():
-            self.aborted.append(Failure(set(tally.shapes), tally.tag, 0, RANK_CONNECTION_LOST, reason))
+        for open_tag in self.open.values():
+            self.aborted.append(Failure(set(open_tag.signatures), open_tag.tag, 0, RANK_CONNECTION_LOST, reason))
         self.open.clear()
         self.running.clear()
         self.ripe.clear()
@@ -242,20 +242,20 @@ cdef class Collectives:
 
     cdef int _commence(self, list ring) except -1:
         """Close every vote that is unanimous, and begin what may begin."""
-        cdef Tally tally
+        cdef OpenTag open_tag
         for tag in self.ripe:
-            tally = self.open.get(tag)
-            if tally is None or len(tally.shapes) < len(ring):
+            open_tag = self.open.get(tag)
+            if open_tag is None or len(open_tag.signatures) < len(ring):
                 continue
             del self.open[tag]
             if len(ring) < 2:
                 reason = "this peer is alone in its group: wait for others, then call again"
                 self.failures.append(Failure(set(ring), tag, 0, TOO_FEW_PEERS, reason))
-            elif not _is_one_signature(tally):
-                self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(tally)))
+            elif not _is_one_signature(open_tag):
+                self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(open_tag)))
             else:
                 self.latest += 1
-                self.running[self.latest] = _new_running(tag, self.latest, ring, tally.began_ns)
+                self.running[self.latest] = _new_running(tag, self.latest, ring, open_tag.began_ns)
                 self.commenced.append((tag, self.latest))
         self.ripe.clear()
         return 0
@@ -282,27 +282,28 @@ cdef class Collectives:
         return not any(self.held.values())
 
     def open_calls(self, list ring):
-        """Tags that somebody blocks on, as calls that wait for votes."""
-        cdef Tally tally
+        """Tags on which a caller blocks, as calls that wait for votes."""
+        cdef OpenTag one
         return [
-            OpenCall(f"all_reduce (tag {tally.tag})", frozenset(ring) - tally.shapes.keys(), tally.awaiting, tally)
-            for tally in self.open.values()
-            if tally.awaiting
+            OpenCall(f"all_reduce (tag {one.tag})", frozenset(ring) - one.signatures.keys(), one.awaiting, one)
+            for one in self.open.values()
+            if one.awaiting
         ]
 
     def check(self, list ring, bint wired, bint ready):
         """Invariants between two events."""
-        cdef Tally tally
+        cdef OpenTag open_tag
         cdef Running run
         where, members = f"group {self.number}", set(ring)
         assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
         assert not (wired and self.aborted or ready and self.ripe), f"{where}: somebody waits for nothing"
         held = {peer: set() for peer in members}
-        for tag, tally in self.open.items():
-            assert tally.shapes and tally.shapes.keys() <= members, f"{where}: tag {tag} of {set(tally.shapes)}"
-            assert tally.awaiting.keys() <= tally.shapes.keys(), f"{where}: somebody awaits tag {tag} without a vote"
-            assert not ready or len(tally.shapes) < len(ring), f"{where}: tag {tag} is unanimous and was left open"
-            for peer in tally.shapes:
+        for tag, open_tag in self.open.items():
+            voters = open_tag.signatures.keys()
+            assert voters and voters <= members, f"{where}: tag {tag} of {set(voters)}"
+            assert open_tag.awaiting.keys() <= voters, f"{where}: a peer awaits tag {tag} without a vote"
+            assert not ready or len(voters) < len(ring), f"{where}: tag {tag} is unanimous and was left open"
+            for peer in voters:
                 held[peer].add(tag)
         for sequence, run in self.running.items():
             assert run.members == members, f"{where}: collective {sequence} runs over {run.members}, not {ring}"
@@ -322,24 +323,24 @@ cdef class Collectives:
         assert self.held.keys() <= members, f"{where}: holds something of strangers"
 
 
-cdef bint _is_one_signature(Tally tally) except -1:
+cdef bint _is_one_signature(OpenTag open_tag) except -1:
     # Whether all gave the same.
     first = None
-    for shape in tally.shapes.values():
+    for signature in open_tag.signatures.values():
         if first is None:
-            first = shape
-        elif shape != first:
+            first = signature
+        elif signature != first:
             return False
     return True
 
 
-cdef str _explain_difference(Tally tally):
+cdef str _explain_difference(OpenTag open_tag):
     """Who said what, those who agree together."""
     camps = {}
-    for peer, shape in tally.shapes.items():
-        camps.setdefault(shape, []).append(peer)
-    parts = [f"{name_peers(sorted(peers))}: {unpack_signatures(shape)[0]}" for shape, peers in camps.items()]
+    for peer, signature in open_tag.signatures.items():
+        camps.setdefault(signature, []).append(peer)
+    parts = [f"{name_peers(sorted(peers))}: {unpack_signatures(signature)[0]}" for signature, peers in camps.items()]
     more = f"; and {len(parts) - SIDES_MAX} more" if len(parts) > SIDES_MAX else ""
     sides = f"{'; '.join(parts[:SIDES_MAX])}{more}"
     remedy = "Reduce the same count, dtype and op under a tag on every peer"
-    return f"the members do not agree on what all_reduce (tag {tally.tag}) is: {sides}. {remedy}"
+    return f"the members do not agree on what all_reduce (tag {open_tag.tag}) is: {sides}. {remedy}"

@@ -1,6 +1,6 @@
 """Whose state a group takes over: the rules, as functions of the votes and of what was agreed before.
 
-A vote names a revision, a strategy, and the digests of layout and content. Once all members have voted there is one
+A vote names a revision, a strategy, and the digests of schema and content. Once all members have voted there is one
 decision, and the order in which they did has no part in it:
 
 1. *Schemas* must be equal. That of the last agreed state is right, else the one that most have, else that of the
@@ -44,7 +44,7 @@ class StateVote:
     revision: int
     strategy: int
     torn: bool  # a transfer into it ended in the middle
-    layout: bytes
+    schema: bytes
     content: bytes
     since_ns: int
 
@@ -62,33 +62,33 @@ class Decision:
 
 
 def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
-    """The layout that everybody should have."""
-    holders = Counter(vote.layout for vote in votes.values())
+    """The schema that everybody should have."""
+    holders = Counter(vote.schema for vote in votes.values())
     if agreed in holders:
         return agreed
     lowest: dict[bytes, int] = {}
     for peer in sorted(votes, reverse=True):
-        lowest[votes[peer].layout] = peer
-    return max(holders, key=lambda layout: (holders[layout], -lowest[layout]))
+        lowest[votes[peer].schema] = peer
+    return max(holders, key=lambda schema: (holders[schema], -lowest[schema]))
 
 
 def kick_odd_schemas(
-    votes: Mapping[int, StateVote], right: bytes, layouts: Mapping[bytes, bytes]
+    votes: Mapping[int, StateVote], right: bytes, schemas: Mapping[bytes, bytes]
 ) -> dict[int, tuple[int, str]]:
-    """Who has another layout than the right one, and which key is to blame. `layouts` by their digests."""
+    """Who has another schema than the right one, and which key is to blame. `schemas` by their digests."""
     return {
-        peer: (INVALID_ARGUMENT, f"its shared state is laid out differently: {_explain(right, vote.layout, layouts)}")
+        peer: (INVALID_ARGUMENT, f"its shared state is laid out differently: {_explain(right, vote.schema, schemas)}")
         for peer, vote in votes.items()
-        if vote.layout != right
+        if vote.schema != right
     }
 
 
-def _explain(right: bytes, wrong: bytes, layouts: Mapping[bytes, bytes]) -> str:
-    return explain_difference(layouts[right], layouts[wrong])
+def _explain(right: bytes, wrong: bytes, schemas: Mapping[bytes, bytes]) -> str:
+    return explain_difference(schemas[right], schemas[wrong])
 
 
 def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decision:
-    """The decision over votes with equal layouts. `agreed` is the agreed revision, `content` its digest."""
+    """The decision over votes with equal schemas. `agreed` is the agreed revision, `content` its digest."""
     popular = [peer for peer, vote in votes.items() if vote.strategy == ENFORCE_POPULAR]
     if popular and len(popular) < len(votes):
         return Decision(_kick_mixed(votes, popular))

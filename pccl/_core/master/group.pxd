@@ -15,6 +15,6 @@ cdef class Group:
     cdef readonly long long ordered_ns # when the latest order was given
     cdef readonly object bandwidths    # what its directed edges carry, as far as anybody measured it
     cdef readonly Collectives collectives  # what its members reduce together
-    cdef readonly StateConsensus agreement      # what they agreed to be their shared state
+    cdef readonly StateConsensus consensus    # what they agreed to be their shared state
 
     cpdef int size(self) except -1

@@ -33,7 +33,7 @@ cdef class Group:
         self.marks = {}
         self.ordered_ns = 0
         self.collectives = Collectives(number)
-        self.agreement = StateConsensus(number)
+        self.consensus = StateConsensus(number)
 
     def add(self, peer):
         """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
@@ -49,7 +49,7 @@ cdef class Group:
         """A member is gone; its two edges with it."""
         self.ring.remove(peer)
         self.collectives.remove(peer)
-        self.agreement.remove(peer)
+        self.consensus.remove(peer)
         self.bandwidths.drop(peer)
         self.newcomers.discard(peer)
         self.waiting.discard(peer)
@@ -66,7 +66,7 @@ cdef class Group:
         return len(self.ring) - len(self.newcomers)
 
     def lose_edge(self, source, target, epoch):
-        """An edge broke though its peers live: how often since the ring was whole. 0 if that edge is already history."""
+        """An edge broke between living peers: how often since the ring was whole; 0 if that edge no longer exists."""
         pair = source, target
         if self.edges.get(pair) != epoch:
             return 0

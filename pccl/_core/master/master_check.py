@@ -16,8 +16,8 @@ def check_master(master: Any) -> None:
     assert master.accepted | master.registered | master.admitting == ids, "a peer in no phase"
     assert len(master.accepted) + len(master.registered) + len(master.admitting) == len(ids), "a peer in two phases"
     assert master.admission or not master.admitting, "admitting outside a round"
-    assert not master.changed, f"groups {master.changed} changed, but were not ordered anew"
-    assert not master.stirred, f"groups {master.stirred} have something to tell, and nobody was told"
+    assert not master.members.changed, f"groups {master.members.changed} changed, but were not ordered anew"
+    assert not master.members.unsettled, f"groups {master.members.unsettled} were not settled"
     assert master.accepted or not master.registered or master.admission, "newcomers wait in a run without members"
     in_rings = {peer_id for group in master.groups.values() for peer_id in group.ring}
     assert in_rings == master.accepted | master.admitting, f"rings hold {in_rings}"
@@ -32,21 +32,21 @@ def check_master(master: Any) -> None:
     for name, votes in master.votes.items():
         assert set(votes) <= master.accepted, f"{name}: a vote of somebody who is no member"
     assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(master.accepted), "an answer was forgotten"
-    assert not master.held or not master._is_somebody_content(), "a round is held though somebody is content"
+    assert not master.on_hold or not master._is_a_voter_content(), "a round is held though somebody is content"
     assert master.wiring or master.admission or not master._round_is_ripe(), "a unanimous round was left open"
     assert not (master.admission and not master.wiring), "a wired round was left open"
 
 
 def _check_consensus(master: Any, group: Any) -> None:
     """Whoever synchronises makes no other major call meanwhile."""
-    agreement = group.agreement
-    if agreement.is_idle():
-        agreement.check(set())
+    consensus = group.consensus
+    if consensus.is_idle():
+        consensus.check(set())
         return
     members = group.members()
-    agreement.check(members)
+    consensus.check(members)
     for peer_id in members:
-        if agreement.holds(peer_id):
+        if consensus.holds(peer_id):
             assert peer_id not in master.votes[TOPOLOGY], f"peer {peer_id} votes on the topology beside a sync"
-            assert peer_id not in master.optimizers, f"peer {peer_id} optimises beside a sync"
+            assert peer_id not in master.optimizer.waiting, f"peer {peer_id} optimises beside a sync"
             assert not group.collectives.holds(peer_id), f"peer {peer_id} reduces beside a sync"

@@ -1,6 +1,23 @@
-# What the master knows of its peers and their rings; the bodies are in membership.pyx.
+# The peers and rings of a run, and the actions of the event being handled; the bodies are in membership.pyx.
 
-from .roster cimport Peer
+from .group cimport Group
+
+cdef class Peer:
+    cdef readonly object id             # given out in order of registration, never reused
+    cdef readonly object conn           # the shell's number for its control connection
+    cdef readonly object group          # the peer group it asked for
+    cdef readonly int lanes             # its pool size
+    cdef readonly str host              # where others dial it
+    cdef readonly int port
+    cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
+    cdef readonly long long phase_ns    # when that phase began
+    cdef public long long heard_ns      # when it was last heard of
+    cdef public bint warned             # it was told once whom it waits for
+    cdef readonly object tx_bytes       # what its lanes have sent since it came, as of its latest heartbeat
+    cdef readonly object rx_bytes
+    cdef readonly double tx_rate        # bytes per second between its latest two heartbeats
+    cdef readonly double rx_rate
+    cdef tuple mark                     # when the rates were last taken, and tx_bytes and rx_bytes then
 
 cdef class Membership:
     cdef readonly bytes run             # names the run: lanes of another run are refused
@@ -14,20 +31,37 @@ cdef class Membership:
     cdef readonly set admitting         # newcomers of the round that is being wired
     cdef readonly bint admission        # a closed round waits for its rings
     cdef readonly object round          # how many topology rounds were completed
-    cdef readonly long long world_changes   # how often the numbers of the world have changed, for any group
-    cdef readonly object ballots        # who is in which blocking call
-    cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
     cdef readonly object next_id        # the next peer's id
-    cdef object reserved_id             # the first one that is not set aside for this master
-    cdef public object counters         # what happened how often
-    cdef long long interval_ns          # heartbeat interval
-    cdef long long silence_ns           # heartbeat timeout
-    cdef long long now_ns               # of the event being handled
+    cdef readonly object reserved_id    # the first id that is not set aside for this master
+    cdef readonly dict counters         # what happened how often
+    cdef public object on_removed       # called with a Peer that was removed, and whether it was in a ring
+    cdef readonly long long interval_ns # heartbeat interval
+    cdef readonly long long silence_ns  # heartbeat timeout
+    cdef readonly long long now_ns      # of the event being handled
     cdef list actions                   # of the event being handled
     cdef readonly set wiring            # numbers of groups whose members have not all reported
     cdef readonly set changed           # numbers of groups that need a new order; empty between events
-    cdef readonly set stirred           # numbers of groups in which something may follow; likewise
+    cdef readonly set unsettled         # numbers of groups in which something may follow; empty between events
 
-    cdef bint _order_changed_rings(self) except -1
-    cdef int _send(self, Peer peer, message) except -1
-    cdef int _log(self, int level, str line) except -1
+    # One event, and what every part of the machine may ask for.
+    cdef list begin(self, long long now_ns)
+    cdef int send(self, Peer peer, message) except -1
+    cdef int log(self, int level, str line) except -1
+    cdef int kick(self, Peer peer, int result, str reason) except -1
+    cdef int act(self, action) except -1
+    cdef int count(self, str name, int times=*) except -1
+
+    # Peers come, become members, and go.
+    cdef int register(self, event) except -1
+    cdef int remove(self, Peer peer, str how, str reason) except -1
+    cdef set admit_registered(self)
+    cdef set accept_admitted(self)
+    cdef tuple world(self)
+    cdef int resume(self, next_id, round) except -1
+
+    # Groups and their rings.
+    cdef Group new_group(self, number)
+    cdef Group group_to_settle(self, Peer peer)
+    cdef Group _ring_of(self, Peer peer)
+    cdef int disturb(self, Group group, str reason) except -1
+    cdef bint order_changed_rings(self) except -1

@@ -1,60 +1,128 @@
 # cython: language_level=3
-"""Who is in the run, and in which ring: the part of the master's machine that keeps membership and rings.
+"""Who is in the run, and in which ring: the peers, their phases, and the rings of their groups.
 
-A peer is registered when it comes, and out of everything the moment it is lost, leaves, or is kicked. Its group's ring is
-then ordered anew, at once; so is a ring whose edge broke or whose members cannot reach each other. Who may come in, and
-when, is decided above this, in `master_state`.
+A peer is *registered* when it comes, *accepted* when a topology round has wired it into its group's ring, and *gone*
+the moment it is lost, leaves, or is kicked. Its group's ring is then ordered anew, at once; so is a ring whose edge
+broke or whose members cannot reach each other. When a round closes is decided in `master_state`.
+
+Every other part of the master's machine has this object: through it they send, log, kick, and change rings. The actions
+of the event being handled are collected here. Pure; knows nothing of votes, collectives or the shared state.
 """
 
 from pccl._core.protocol.events import INFO, WARNING, Log
 from pccl._core.protocol.messages import Kick, Registered
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
 from pccl._core.solver.solver import RATE_MAX
-from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, nanoseconds
+from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, LANES_MAX, nanoseconds
 
-from .roster cimport Peer
+from .group cimport Group
 from .events import Dismiss, Save, SendTo
 from .bandwidths import Bandwidths
 from .election import NEVER
-from .group import Group
 
-IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a master that starts again goes on behind them
+REGISTERED = "registered"  # its handshake succeeded; it waits for a round
+ACCEPTED = "accepted"  # a member
+GONE = "gone"  # lost, left or kicked
+
+IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a restarted master goes on behind them
+COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
+
+cdef long long RATE_NS_MIN = 50_000_000  # bytes are divided by no shorter time than this
+
+
+cdef class Peer:
+    """One control connection, and what the master knows of the peer behind it."""
+
+    def __init__(self, peer_id, conn, register, host, now_ns):
+        self.id = peer_id
+        self.conn = conn
+        self.group = register.group
+        self.lanes = min(max(register.lanes, 1), LANES_MAX)
+        self.host = register.host or host
+        self.port = register.port
+        self.phase = REGISTERED
+        self.heard_ns = now_ns
+        self.phase_ns = now_ns
+        self.warned = False
+        self.tx_bytes = self.rx_bytes = 0
+        self.tx_rate = self.rx_rate = 0.0
+        self.mark = now_ns, 0, 0
+
+    def moved(self, tx_bytes, rx_bytes, long long now_ns):
+        """Take what a heartbeat says its lanes have moved so far."""
+        cdef long long mark_ns
+        self.tx_bytes, self.rx_bytes = tx_bytes, rx_bytes
+        mark_ns, tx_mark, rx_mark = self.mark
+        # Heartbeats that were held up arrive together: the time between them says nothing.
+        if now_ns - mark_ns >= RATE_NS_MIN:
+            self.tx_rate = max(tx_bytes - tx_mark, 0) * 1e9 / (now_ns - mark_ns)
+            self.rx_rate = max(rx_bytes - rx_mark, 0) * 1e9 / (now_ns - mark_ns)
+            self.mark = now_ns, tx_bytes, rx_bytes
 
 
 cdef class Membership:
-    """Peers, groups, and the orders that their rings need."""
+    """Peers, groups, the orders that their rings need, and the actions of the event being handled."""
 
-    def __init__(self, bytes run, options, ballots, now_ns):
+    def __init__(self, bytes run, options, now_ns):
         self.run = run
         self.options = options
-        self.ballots = ballots
-        self.votes = ballots.votes
-        self.peers = {}
-        self.conns = {}
-        self.groups = {}
-        self.accepted = set()
-        self.registered = set()
-        self.admitting = set()
+        self.peers, self.conns, self.groups = {}, {}, {}
+        self.accepted, self.registered, self.admitting = set(), set(), set()
         self.admission = False
         self.round = 0
         self.next_id = 1
         self.reserved_id = 1 + IDS_AT_ONCE
-        counted = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
-        self.counters = dict.fromkeys(counted, 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.on_removed = None
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.now_ns = self.began_ns = now_ns
         self.actions = []
-        self.wiring, self.changed, self.stirred = set(), set(), set()
+        self.wiring, self.changed, self.unsettled = set(), set(), set()
+
+    # ------------------------------------------------------------------------------------------ one event
+
+    cdef list begin(self, long long now_ns):
+        """An event is handled from now on; returns the list that collects its actions."""
+        cdef list actions = []
+        self.now_ns = now_ns
+        self.actions = actions
+        return actions
+
+    cdef int send(self, Peer peer, message) except -1:
+        self.actions.append(SendTo(peer.conn, message))
+        return 0
+
+    cdef int log(self, int level, str line) except -1:
+        self.actions.append(Log(level, line))
+        return 0
+
+    cdef int act(self, action) except -1:
+        """Add any other action."""
+        self.actions.append(action)
+        return 0
+
+    cdef int count(self, str name, int times=1) except -1:
+        self.counters[name] += times
+        return 0
+
+    cdef int kick(self, Peer peer, int result, str reason) except -1:
+        """Send the reason, close the connection, and remove the peer."""
+        self.send(peer, Kick(result, reason))
+        self.actions.append(Dismiss(peer.conn))
+        self.remove(peer, "kicked", reason)
+        return 0
 
     # ------------------------------------------------------------------------------------------ membership
 
-    def _register(self, event):
+    cdef int register(self, event) except -1:
+        """A peer has passed the handshake: name it, or refuse it if there are too many groups."""
+        cdef Peer peer
         register = event.register
         if register.group not in self.groups and len(self.groups) + len(self.registered) >= GROUPS_MAX:
             self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
             self.actions.append(Dismiss(event.conn))
-            return
+            return 0
         if self.next_id == self.reserved_id:
             self.reserved_id += IDS_AT_ONCE
             self.actions.append(Save())
@@ -62,144 +130,191 @@ cdef class Membership:
         self.next_id += 1
         self.peers[peer.id] = self.conns[event.conn] = peer
         self.registered.add(peer.id)
-        self._send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
-        self._log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
+        self.send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
+        self.log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
+        return 0
 
-    def _remove(self, Peer peer, str how, str reason):
+    cdef int remove(self, Peer peer, str how, str reason) except -1:
         """Take a peer out of everything. `how` is lost, left or kicked, and one of the counters."""
-        group = self._ring_of(peer)
+        cdef Group group = self._ring_of(peer)
         del self.peers[peer.id], self.conns[peer.conn]
         self.accepted.discard(peer.id)
         self.world_changes += 1
         self.registered.discard(peer.id)
         self.admitting.discard(peer.id)
-        self.ballots.drop(peer.id)
+        peer.phase, peer.phase_ns = GONE, self.now_ns
         if group is not None:
             group.remove(peer.id)
-            self._disturb(group, f"peer {peer.id} {'left' if how == 'left' else f'was {how}'}: {reason}")
-            self.stirred.add(group.number)
+            self.disturb(group, f"peer {peer.id} {'left' if how == 'left' else f'was {how}'}: {reason}")
+            self.unsettled.add(group.number)
             if not group.ring:
                 self._forget_ring(group)
-        self.counters[how] += 1
-        self._log(INFO if how == "left" else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
+        self.count(how)
+        self.log(INFO if how == "left" else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
+        self.on_removed(peer, group is not None)
+        return 0
 
-    def _disturb(self, group, str reason):
-        """The ring must change, and nothing that runs over it can succeed."""
-        self.changed.add(group.number)
-        group.collectives.abort(reason)
-
-    def _forget_ring(self, group):
-        """The last member is gone. What was agreed stays known; a group that never agreed on anything leaves no trace."""
+    def _forget_ring(self, Group group):
+        """The last member is gone. An agreed state stays known; a group that never agreed on one leaves no trace."""
         self.changed.discard(group.number)
         self.wiring.discard(group.number)
-        if group.agreement.revision == NEVER:
+        if group.consensus.revision == NEVER:
             del self.groups[group.number]
 
-    def _kick(self, Peer peer, int result, str reason):
-        self._send(peer, Kick(result, reason))
-        self.actions.append(Dismiss(peer.conn))
-        self._remove(peer, "kicked", reason)
+    cdef set admit_registered(self):
+        """Close a topology round: put every newcomer into its group's ring. Returns the numbers of those groups."""
+        cdef Peer peer
+        cdef Group group
+        numbers = set()
+        self.admission = True
+        self.admitting = set(self.registered)
+        self.registered.clear()
+        for peer_id in sorted(self.admitting):
+            peer = self.peers[peer_id]
+            group = self.groups.get(peer.group) or self.new_group(peer.group)
+            group.add(peer_id)
+            self.changed.add(group.number)
+            numbers.add(group.number)
+        return numbers
 
-    def _on_leave(self, Peer peer, message):
-        self.actions.append(Dismiss(peer.conn))
-        self._remove(peer, "left", message.reason or "goodbye")
+    cdef set accept_admitted(self):
+        """Complete a topology round: the newcomers are members from now on. Returns their ids."""
+        cdef Peer peer
+        cdef Group group
+        admitted = self.admitting
+        self.round += 1
+        self.accepted |= admitted
+        for peer_id in admitted:
+            peer = self.peers[peer_id]
+            peer.phase, peer.phase_ns = ACCEPTED, self.now_ns
+            group = self.groups[peer.group]
+            group.accept(peer_id)
+            self.unsettled.add(peer.group)
+        self.count("admitted", len(admitted))
+        self.admission = False
+        self.admitting = set()
+        return admitted
 
-    def _on_beat(self, Peer peer, message):
+    cdef tuple world(self):
+        """What members are told of the run: members, groups with members, members of the largest. No newcomers."""
+        sizes = [size for size in [group.size() for group in self.groups.values()] if size]
+        return len(self.accepted), len(sizes), max(sizes, default=0)
+
+    cdef int resume(self, next_id, round) except -1:
+        """Go on with the numbers of a master that has ended."""
+        self.next_id = next_id
+        self.reserved_id = next_id + IDS_AT_ONCE
+        self.round = round
+        return 0
+
+    def on_leave(self, Peer peer, message):
+        """A peer says goodbye."""
+        self.actions.append(Dismiss(peer.conn))
+        self.remove(peer, "left", message.reason or "goodbye")
+
+    def on_beat(self, Peer peer, message):
+        """A heartbeat, which may carry a rate."""
         peer.moved(message.tx_bytes, message.rx_bytes, self.now_ns)
         if message.previous:
             self._learn_passive_rate(peer, message)
 
     def _learn_passive_rate(self, Peer peer, message):
-        """What its reduces have shown of the edge from its previous peer; of an edge of the past it is no news."""
+        """Keep the rate that its reduces have shown on the edge from its previous peer, if that edge still exists."""
         group = self._ring_of(peer)
         if not 1 <= message.bytes_per_second <= RATE_MAX:
-            self._kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is no rate")
+            self.kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is no rate")
         elif group is not None and (message.previous, peer.id) in group.edges:
             rate, was_limit = message.bytes_per_second, message.was_limit
             group.bandwidths.saw(message.previous, peer.id, rate, self.now_ns, was_limit=was_limit)
 
-    def _new_group(self, number):
-        """A group without members."""
+    # ------------------------------------------------------------------------------------------ rings
+
+    cdef Group new_group(self, number):
+        """Add a group without members."""
         fresh_ns, failed_ns = nanoseconds(self.options.rates_expiry), nanoseconds(self.options.unreachable_expiry)
         self.groups[number] = group = Group(number, Bandwidths(fresh_ns, failed_ns))
         return group
 
-    # ------------------------------------------------------------------------------------------ rings
+    cdef Group group_to_settle(self, Peer peer):
+        """The group of a member that said something; it is settled when the event is over."""
+        self.unsettled.add(peer.group)
+        return self.groups[peer.group]
 
-    def _ring_of(self, Peer peer):
-        """The ring this peer was ordered into, if any: exactly members and those being admitted are in one."""
+    cdef Group _ring_of(self, Peer peer):
+        """The group whose ring this peer was ordered into, or None: members and peers being admitted are in one."""
         if peer.id in self.accepted or peer.id in self.admitting:
             return self.groups[peer.group]
         return None
 
     def _ring_reported_by(self, Peer peer):
-        """A peer that was ordered into no ring has nothing to report about one."""
+        """The same for a peer that reports on its ring; kicks a peer that has none."""
         group = self._ring_of(peer)
         if group is None:
-            self._kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
+            self.kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
         return group
 
-    def _on_wired(self, Peer peer, message):
+    def on_wired(self, Peer peer, message):
+        """A member has its edges up."""
         group = self._ring_reported_by(peer)
         if group is not None and group.reported(peer.id, message.epoch):
             self.wiring.discard(peer.group)
-            self.stirred.add(peer.group)
+            self.unsettled.add(peer.group)
 
-    def _on_wire_failed(self, Peer peer, message):
+    def on_wire_failed(self, Peer peer, message):
+        """A member cannot connect to its next peer."""
         group = self._ring_reported_by(peer)
         if group is not None and group.lose_edge(peer.id, message.target, message.epoch):
             self._avoid(group, peer.id, message.target, message.reason)
 
-    def _on_edge_lost(self, Peer peer, message):
+    def on_edge_lost(self, Peer peer, message):
+        """A connection of the ring broke between two living peers."""
         group = self._ring_reported_by(peer)
         if group is None:
             return
         if peer.id not in (message.source, message.target):
-            self._kick(peer, INVALID_USAGE, f"reported an edge {message.source}-{message.target} that is not its own")
+            self.kick(peer, INVALID_USAGE, f"reported an edge {message.source}-{message.target} that is not its own")
             return
         losses = group.lose_edge(message.source, message.target, message.epoch)
         if losses:
             edge = f"{message.source}->{message.target}"
             which = f"from peer {message.source} to peer {message.target}"
-            self._disturb(group, f"the connection {which} broke: {message.reason}")
-            self._log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
+            self.disturb(group, f"the connection {which} broke: {message.reason}")
+            self.log(WARNING, f"edge={edge} group={peer.group} broken by={peer.id} reason={message.reason!r}")
         if losses >= EDGE_LOSSES_MAX:
             self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")
 
-    def _avoid(self, group, source, target, str reason):
+    def _avoid(self, Group group, source, target, str reason):
         """Find a ring around this pair, for a while."""
         group.mark(source, target, reason, self.now_ns + nanoseconds(self.options.unreachable_expiry))
-        self._disturb(group, f"peer {source} cannot reach peer {target}: {reason}")
-        self._log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
+        self.disturb(group, f"peer {source} cannot reach peer {target}: {reason}")
+        self.log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
 
-    cdef bint _order_changed_rings(self) except -1:
+    cdef int disturb(self, Group group, str reason) except -1:
+        """The ring must change; every collective that runs over it fails."""
+        self.changed.add(group.number)
+        group.collectives.abort(reason)
+        return 0
+
+    cdef bint order_changed_rings(self) except -1:
         """Give every changed ring a legal order and its members their neighbours. True if there was one."""
+        cdef Group group
         if not self.changed:
             return False
         for number in sorted(self.changed):
             group = self.groups[number]
             while not group.solve(self.now_ns):
                 victim, reason = group.victim(self._suspects(group))
-                self._kick(self.peers[victim], RANK_CONNECTION_FAILED, reason)
-            for peer_id, wire in group.order(self.peers, self.now_ns):
-                self._send(self.peers[peer_id], wire)
-            self.counters["rewired"] += 1
-            self.world_changes += 1
+                self.kick(self.peers[victim], RANK_CONNECTION_FAILED, reason)
+            for peer_id, order in group.order(self.peers, self.now_ns):
+                self.send(self.peers[peer_id], order)
+            self.count("rewired")
             self.wiring.add(number)
             ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
-            self._log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
+            self.log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
         self.changed.clear()
         return True
 
-    def _suspects(self, group):
-        """Who has missed two heartbeats: together with a dead pair that is no coincidence."""
+    def _suspects(self, Group group):
+        """Members that have missed two heartbeats: together with a dead pair that is no coincidence."""
         oldest_ns = self.now_ns - 5 * self.interval_ns // 2
         return {peer_id for peer_id in group.ring if self.peers[peer_id].heard_ns < oldest_ns}
-
-    cdef int _send(self, Peer peer, message) except -1:
-        self.actions.append(SendTo(peer.conn, message))
-        return 0
-
-    cdef int _log(self, int level, str line) except -1:
-        self.actions.append(Log(level, line))
-        return 0

@@ -1,17 +1,28 @@
-# What the master knows of an optimisation of the rings; the bodies are in optimizing.pyx.
+# One optimisation of the rings; the bodies are in optimizer.pyx.
 
-from .membership cimport Membership
-from .roster cimport Peer
+from .group cimport Group
+from .membership cimport Membership, Peer
 
-cdef class Optimizer(Membership):
-    cdef readonly bint optimizing       # a vote on the rings was closed and is not answered
-    cdef readonly dict optimizers       # peer id -> Vote, of those who wait for that answer
+cdef class Optimizer:
+    cdef Membership members             # peers and rings
+    cdef object ballots                 # votes of all members
+    cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
+    cdef readonly bint running          # a vote on the rings was closed and is not answered
+    cdef readonly dict waiting          # peer id -> Vote, of those who wait for that answer
     cdef readonly dict measurements     # number of a group -> its Measurement, while it measures
     cdef readonly object probe_round    # how many rounds of probes were begun in this run
     cdef readonly object searched       # number of the group that a moonshot searches for, or None
     cdef readonly tuple found           # the best ring it has told, or ()
 
-    cdef bint _optimizes(self, Peer peer) except -1
-    cdef bint _optimize_is_ripe(self) except -1
-    cdef bint _settle_optimization(self) except -1
+    cdef bint involves(self, peer_id) except -1
+    cdef int withdraw(self, Peer peer, call) except -1
+    cdef int remove(self, Peer peer, bint in_ring) except -1
+    cdef int end_late_probes(self) except -1
+    cdef long long next_deadline_ns(self, long long latest_ns) except? -1
+    cdef int take_moonshot(self, event) except -1
+    cdef int cancel_moonshot(self, number) except -1
+
+    # What follows from an event, as far as it can go.
+    cdef bint settle(self) except -1
+    cdef bint _is_ripe(self) except -1
     cdef bint _carry_on(self) except -1

@@ -1,22 +1,22 @@
 # cython: language_level=3
 """optimize_topology at the master: from the unanimous vote to the rings that follow from what edges carry.
 
-    voted by all ──▶ measuring ──▶ solved ──▶ wiring, if another ring is better ──▶ answered, when all groups are there
-                     (of each group, beside the others)
+    voted by all ──▶ measuring ──▶ solved ──▶ wiring, if another ring is better ──▶ answered, when all groups are done
+                     (each group, beside the others)
 
-**Measuring** goes round by round (see `measuring`): a source is told whom to send to, and reports what arrived. Only
-edges that are missing or stale are measured, and none that is avoided anyway. What operations carry comes with the
-heartbeats, and keeps the edges of the present ring fresh. **Solving** (see `choosing`) takes well under a second and is
-done within the event that completes the last round. **RingLinks** is what every changed ring goes through.
+**Measuring** goes round by round (see `probe_rounds`): a source is told whom to send to, and reports what arrived. Only
+edges that are missing or stale are measured, and none that is avoided anyway. Rates seen in operations come with the
+heartbeats, and keep the edges of the present ring fresh. **Solving** (see `ring_choice`) takes well under a second and
+is done within the event that completes the last round. **Wiring** is the same as for every changed ring.
 
-**A loss** in any of these phases is a loss as ever: the group is wired anew, at once, and measures what is left. Nobody
-waits for the lost one. Whoever gives the call up is not answered, but measures with the others until they are; if
-nobody waits any more, the optimisation is over.
+**A loss** in any of these phases is handled as ever: the group is wired anew, at once, and measures what is left.
+Nobody waits for the lost peer. A peer that gives the call up is not answered, but measures with the others until they
+are; if nobody waits any more, the optimisation is over.
 
 **A moonshot** goes on searching for a large group after the answer. What it finds is a candidate of the next
 optimisation, for as long as the group has the same members.
 
-Part of the master's machine; knows nothing of admissions, which are decided above this, in `master_state`.
+Part of the master's machine; knows nothing of admissions, which are decided in `master_state`.
 """
 
 from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY
@@ -25,8 +25,8 @@ from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX, RATE_MAX
 from pccl.options import nanoseconds
 
-from .membership cimport Membership
-from .roster cimport Peer
+from .group cimport Group
+from .membership cimport Membership, Peer
 from .events import BeginMoonshot, CancelMoonshot
 from .ballots import OpenCall, Vote
 from .probe_rounds import Measurement
@@ -35,204 +35,228 @@ from .ring_choice import choose_ring
 PROBE_MARGIN = 1.0  # seconds beyond dialling and sending: for two handshakes, and for machines that are busy
 
 
-cdef class Optimizer(Membership):
-    """Votes on the rings, measurements, and what is adopted."""
+cdef class Optimizer:
+    """The optimisation under way, its measurements, and the rings that it adopts."""
 
-    def __init__(self, bytes run, options, ballots, now_ns):
-        super().__init__(run, options, ballots, now_ns)
-        self.optimizing = False
-        self.optimizers, self.measurements = {}, {}
+    def __init__(self, Membership members not None, ballots):
+        self.members = members
+        self.ballots = ballots
+        self.votes = ballots.votes
+        self.running = False
+        self.waiting, self.measurements = {}, {}
         self.probe_round = 0
         self.searched = None
         self.found = ()
 
     # ------------------------------------------------------------------------------------------ votes
 
-    cdef bint _optimizes(self, Peer peer) except -1:
-        """Whether it is in optimize_topology, and can make no other call."""
+    cdef bint involves(self, peer_id) except -1:
+        """Whether this member is in optimize_topology, and can make no other call."""
         cdef dict votes = self.votes[OPTIMIZE]
-        return peer.id in votes or peer.id in self.optimizers
+        return peer_id in votes or peer_id in self.waiting
 
-    def _on_vote_optimize(self, Peer peer, message):
-        group = self.groups[peer.group]
+    def on_vote(self, Peer peer, message):
+        """A member calls optimize_topology."""
+        cdef Group group = self.members.groups[peer.group]
         if group.collectives.holds(peer.id):
-            self._kick(peer, INVALID_USAGE, f"voted in {OPTIMIZE} while a reduce of its own has no verdict")
-        elif group.agreement.holds(peer.id):
-            self._kick(peer, INVALID_USAGE, f"voted in {OPTIMIZE} while it is in {SYNC}")
-        elif peer.id in self.votes[TOPOLOGY] or peer.id in self.optimizers:
-            self._kick(peer, INVALID_USAGE, f"voted in {OPTIMIZE} while it votes on the topology")
+            wrong = f"voted in {OPTIMIZE} while a reduce of its own has no verdict"
+        elif group.consensus.holds(peer.id):
+            wrong = f"voted in {OPTIMIZE} while it is in {SYNC}"
+        elif peer.id in self.votes[TOPOLOGY] or peer.id in self.waiting:
+            wrong = f"voted in {OPTIMIZE} while it votes on the topology"
         else:
-            self._vote(OPTIMIZE, peer, Vote(message.call, 0, self.now_ns))
+            wrong = self.ballots.cast(OPTIMIZE, peer.id, Vote(message.call, 0, self.members.now_ns))
+        if wrong:
+            self.members.kick(peer, INVALID_USAGE, wrong)
 
-    def _withdraw_optimize(self, Peer peer, call):
-        """Its caller gave up: nobody waits for that answer."""
-        vote = self.optimizers.get(peer.id)
+    cdef int withdraw(self, Peer peer, call) except -1:
+        """Its caller gave up: it is not answered."""
+        vote = self.waiting.get(peer.id)
         if vote is not None and vote.call == call:
-            del self.optimizers[peer.id]
+            del self.waiting[peer.id]
+        return 0
 
-    cdef bint _optimize_is_ripe(self) except -1:
-        """Whether everybody has voted, and no ring is on the move."""
+    cdef bint _is_ripe(self) except -1:
+        """Whether all members have voted, and no ring is on the move."""
         cdef dict votes = self.votes[OPTIMIZE]
-        if not votes or len(votes) != len(self.accepted):
+        if not votes or len(votes) != len(self.members.accepted):
             return False
-        return not (self.wiring or self.admission or self.optimizing)
+        return not (self.members.wiring or self.members.admission or self.running)
 
-    def _remove(self, Peer peer, str how, str reason):
-        in_ring = self._ring_of(peer) is not None
-        Membership._remove(self, peer, how, reason)
-        self.optimizers.pop(peer.id, None)
+    cdef int remove(self, Peer peer, bint in_ring) except -1:
+        """A peer is gone, and its edges with it."""
+        self.waiting.pop(peer.id, None)
         if in_ring and peer.group in self.measurements:
             self.measurements[peer.group].drop(peer.id)
         if in_ring:
-            self._cancel_moonshot(peer.group)
+            self.cancel_moonshot(peer.group)
+        return 0
 
-    def _open_optimizations(self):
-        """The call that is under way, for those who wonder where the others are."""
-        waiting = {peer_id: vote.since_ns for peer_id, vote in self.optimizers.items()}
+    def open_calls(self):
+        """The call that is under way, to explain where its callers are."""
+        waiting = {peer_id: vote.since_ns for peer_id, vote in self.waiting.items()}
         return [OpenCall(OPTIMIZE, frozenset(), waiting)] if waiting else []
 
     # ------------------------------------------------------------------------------------------ settling
 
-    cdef bint _settle_optimization(self) except -1:
+    cdef bint settle(self) except -1:
         """Carry an optimisation as far as it can go. True if something changed."""
-        if self.optimizing:
+        if self.running:
             return self._carry_on()
-        return self._optimize_is_ripe() and self._begin_optimization()
+        return self._is_ripe() and self._begin()
 
     cdef bint _carry_on(self) except -1:
         """The same, with one under way."""
-        if not self.optimizers:
-            self._end_optimization()
+        cdef Group group
+        if not self.waiting:
+            self._end()
             return True
         for number, measurement in sorted(self.measurements.items()):
-            group = self.groups.get(number)
+            group = self.members.groups.get(number)
             if group is None or not group.ring:
                 del self.measurements[number]
             elif measurement.is_over():
-                if number not in self.wiring:
+                if number not in self.members.wiring:
                     del self.measurements[number]
                     self._adopt(group)
             elif not measurement.pending:
                 self._begin_probes(group, measurement)
-        if self.changed:
+        if self.members.changed:
             return True
-        if self.measurements or self.wiring:
+        if self.measurements or self.members.wiring:
             return False
-        self._answer_optimize()
+        self._answer()
         return True
 
-    def _begin_optimization(self):
+    def _begin(self):
         votes = self.ballots.close(OPTIMIZE)
         if len(votes) < 2:
             for peer_id, vote in votes.items():
                 reason = f"{OPTIMIZE} needs at least 2 peers in the run, and there is 1: let others join first"
-                self._send(self.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
+                self.members.send(self.members.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
             return True
-        self.optimizing = True
-        self.optimizers = votes
-        for number, group in self.groups.items():
+        self.running = True
+        self.waiting = votes
+        now_ns = self.members.now_ns
+        for number, group in self.members.groups.items():
             if len(group.ring) > 1:
-                missing = set(group.bandwidths.missing(group.ring, self.now_ns)) - group.forbidden(self.now_ns)
-                self.measurements[number] = Measurement(group.ring, missing, self.options.probe_rounds)
+                missing = set(group.bandwidths.missing(group.ring, now_ns)) - group.forbidden(now_ns)
+                self.measurements[number] = Measurement(group.ring, missing, self.members.options.probe_rounds)
         return True
 
-    def _begin_probes(self, group, measurement):
-        """The next round: tell every source whom to send to."""
+    def _begin_probes(self, Group group, measurement):
+        """Begin the next round: tell every source whom to send to."""
         cdef Peer source, target
+        options = self.members.options
         self.probe_round += 1
-        limit_ns = nanoseconds(self.options.probe_time + self.options.connect_timeout + PROBE_MARGIN)
-        milliseconds = max(1, nanoseconds(self.options.probe_time) // 1_000_000)
-        probes = measurement.begin_round(self.probe_round, self.now_ns + limit_ns)
+        limit_ns = nanoseconds(options.probe_time + options.connect_timeout + PROBE_MARGIN)
+        milliseconds = max(1, nanoseconds(options.probe_time) // 1_000_000)
+        probes = measurement.begin_round(self.probe_round, self.members.now_ns + limit_ns)
         for source_id, target_id in probes:
-            source, target = self.peers[source_id], self.peers[target_id]
+            source, target = self.members.peers[source_id], self.members.peers[target_id]
             lanes = min(source.lanes, target.lanes)
-            self._send(source, Probe(self.probe_round, target.id, lanes, milliseconds, target.port, target.host))
-        self._log(DEBUG, f"group={group.number} measures round={self.probe_round} edges={len(probes)}")
+            probe = Probe(self.probe_round, target.id, lanes, milliseconds, target.port, target.host)
+            self.members.send(source, probe)
+        self.members.log(DEBUG, f"group={group.number} measures round={self.probe_round} edges={len(probes)}")
 
-    def _on_probed(self, Peer peer, message):
-        if message.bytes_per_second > RATE_MAX:
-            self._kick(peer, INVALID_USAGE, f"measured {message.bytes_per_second} bytes/s, which nothing can carry")
+    def on_probed(self, Peer peer, message):
+        """The report of one probe."""
+        rate = message.bytes_per_second
+        if rate > RATE_MAX:
+            self.members.kick(peer, INVALID_USAGE, f"measured {rate} bytes/s, which nothing can carry")
             return
         measurement = self.measurements.get(peer.group)
         if measurement is not None and measurement.take(message.round, (peer.id, message.target)):
-            self._learn_rate(self.groups[peer.group], peer.id, message.target, message.bytes_per_second, message.reason)
+            self._learn_rate(self.members.groups[peer.group], peer.id, message.target, rate, message.reason)
 
-    def _learn_rate(self, group, source, target, rate, str reason):
-        group.bandwidths.put(source, target, rate, self.now_ns)
+    def _learn_rate(self, Group group, source, target, rate, str reason):
+        group.bandwidths.put(source, target, rate, self.members.now_ns)
         if not rate:
-            self._log(INFO, f"edge={source}->{target} group={group.number} not measured reason={reason!r}")
+            self.members.log(INFO, f"edge={source}->{target} group={group.number} not measured reason={reason!r}")
 
-    def _end_late_probes(self):
+    cdef int end_late_probes(self) except -1:
         """Rounds that last too long go on without their last reports."""
         for number, measurement in sorted(self.measurements.items()):
-            if measurement.pending and self.now_ns >= measurement.deadline_ns:
+            if measurement.pending and self.members.now_ns >= measurement.deadline_ns:
                 for source, target in measurement.give_up():
-                    self._learn_rate(self.groups[number], source, target, 0, "no report in time")
+                    self._learn_rate(self.members.groups[number], source, target, 0, "no report in time")
+        return 0
 
-    def _adopt(self, group):
-        """Everything is measured that could be: change to another ring if it is better."""
-        rates = group.bandwidths.matrix(group.ring, group.forbidden(self.now_ns))
+    cdef long long next_deadline_ns(self, long long latest_ns) except? -1:
+        """When the first round lasts too long, if that is before the given time."""
+        for measurement in self.measurements.values():
+            latest_ns = min(latest_ns, measurement.deadline_ns)
+        return latest_ns
+
+    def _adopt(self, Group group):
+        """All edges are measured that could be: change to another ring if it is better."""
+        rates = group.bandwidths.matrix(group.ring, group.forbidden(self.members.now_ns))
         found = self.found if self.searched == group.number else None
         ring, reason = choose_ring(group.ring, rates, group.epoch, found or None)
         if ring is None:
-            self._log(INFO, f"group={group.number} keeps its ring: {reason}")
+            self.members.log(INFO, f"group={group.number} keeps its ring: {reason}")
             return
         group.adopt(ring)
-        self.counters["optimized"] += 1
-        self._disturb(group, "the ring was optimised")
-        self._log(INFO, f"group={group.number} takes another ring: {reason}")
+        self.members.count("optimized")
+        self.members.disturb(group, "the ring was optimised")
+        self.members.log(INFO, f"group={group.number} takes another ring: {reason}")
 
-    def _answer_optimize(self):
+    def _answer(self):
         """All rings are as they should be."""
-        sizes = [size for size in [group.size() for group in self.groups.values()] if size]
-        for peer_id, vote in self.optimizers.items():
-            group = self.groups[self.peers[peer_id].group]
-            world = len(self.accepted), group.size(), len(sizes), max(sizes)
-            self._send(self.peers[peer_id], OptimizeDone(vote.call, self.round, group.epoch, *world))
-            self.peers[peer_id].told_world = self.world_changes
+        cdef Peer peer
+        cdef Group group
+        world, groups, largest = self.members.world()
+        for peer_id, vote in self.waiting.items():
+            peer = self.members.peers[peer_id]
+            group = self.members.groups[peer.group]
+            numbers = self.members.round, group.epoch, world, group.size(), groups, largest
+            self.members.send(peer, OptimizeDone(vote.call, *numbers))
         self._begin_moonshot()
-        self._end_optimization()
+        self._end()
 
-    def _end_optimization(self):
-        self.optimizing = False
-        self.optimizers, self.measurements = {}, {}
+    def _end(self):
+        self.running = False
+        self.waiting, self.measurements = {}, {}
 
     # ------------------------------------------------------------------------------------------ moonshots
 
     def _begin_moonshot(self):
         """Search on for the largest group, unless its ring is proven to be the best, or its question is too large."""
-        group = max(self.groups.values(), key=lambda group: (len(group.ring), -group.number))
-        if not EXACT_MAX < len(group.ring) <= MEMBERS_MAX or not self.options.moonshot_time:
+        group = max(self.members.groups.values(), key=lambda group: (len(group.ring), -group.number))
+        if not EXACT_MAX < len(group.ring) <= MEMBERS_MAX or not self.members.options.moonshot_time:
             return
-        rates = group.bandwidths.matrix(group.ring, group.forbidden(self.now_ns))
+        rates = group.bandwidths.matrix(group.ring, group.forbidden(self.members.now_ns))
         self.searched, self.found = group.number, ()
-        self.actions.append(BeginMoonshot(group.number, tuple(group.ring), rates, group.epoch))
+        self.members.act(BeginMoonshot(group.number, tuple(group.ring), rates, group.epoch))
 
-    def _on_moonshot_found(self, event):
-        """A ring to compare with the next time. What is about other members comes too late."""
-        group = self.groups.get(event.group)
+    cdef int take_moonshot(self, event) except -1:
+        """Keep a ring to compare with the next time. A ring of other members comes too late."""
+        group = self.members.groups.get(event.group)
         if event.group == self.searched and group is not None and set(group.ring) == set(event.ring):
             self.found = event.ring
-            self._log(DEBUG, f"group={event.group} has a better ring for the next {OPTIMIZE}")
+            self.members.log(DEBUG, f"group={event.group} has a better ring for the next {OPTIMIZE}")
+        return 0
 
-    def _cancel_moonshot(self, number):
+    cdef int cancel_moonshot(self, number) except -1:
         """The group has other members."""
         if self.searched == number:
             self.searched, self.found = None, ()
-            self.actions.append(CancelMoonshot(number))
+            self.members.act(CancelMoonshot(number))
+        return 0
 
-    def _check_optimization(self):
+    def check(self):
         """Invariants between two events."""
-        assert not self._optimize_is_ripe(), f"a unanimous {OPTIMIZE} was left open"
-        assert self.optimizing or not (self.optimizers or self.measurements), "half an optimisation"
-        assert not self.optimizing or self.optimizers, "an optimisation that nobody waits for"
-        assert not self.optimizing or self.measurements or self.wiring, f"{OPTIMIZE} was not answered"
-        assert self.optimizers.keys() <= self.accepted, "a stranger waits for an optimisation"
-        assert not self.optimizers.keys() & self.votes[TOPOLOGY].keys(), "somebody is in two calls"
-        assert not self.votes[OPTIMIZE].keys() & self.votes[TOPOLOGY].keys(), "somebody is in two calls"
-        assert not self.found or set(self.found) == set(self.groups[self.searched].ring), "found for other members"
+        members, votes = self.members, self.votes
+        assert not self._is_ripe(), f"a unanimous {OPTIMIZE} was left open"
+        assert self.running or not (self.waiting or self.measurements), "half an optimisation"
+        assert not self.running or self.waiting, "an optimisation that nobody waits for"
+        assert not self.running or self.measurements or members.wiring, f"{OPTIMIZE} was not answered"
+        assert self.waiting.keys() <= members.accepted, "a peer that is no member waits for an optimisation"
+        assert not self.waiting.keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
+        assert not votes[OPTIMIZE].keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
+        assert not self.found or set(self.found) == set(members.groups[self.searched].ring), "found for other members"
         for number, measurement in self.measurements.items():
             if not measurement.is_over():
-                measurement.check(set(self.groups[number].ring))
+                measurement.check(set(members.groups[number].ring))
             else:
-                assert number in self.wiring, f"group {number}: measured, and nothing followed"
+                assert number in members.wiring, f"group {number}: measured, and nothing followed"

@@ -4,7 +4,7 @@ cdef class Transfer:
     cdef readonly object round           # its number: grows by one, never used again
     cdef readonly object revision        # what is agreed when it is done
     cdef readonly bytes content
-    cdef readonly bytes layout
+    cdef readonly bytes schema
     cdef readonly dict votes             # who takes part and has no answer yet -> its vote
     cdef readonly set sources            # who can still be fetched from
     cdef readonly set fetching           # who has not said that it holds the state
@@ -15,11 +15,11 @@ cdef class StateConsensus:
     cdef readonly object number          # the peer group's
     cdef public object revision          # what was agreed last; NEVER before the first time
     cdef public bytes content            # the digest of that state
-    cdef public bytes layout             # and of its layout
+    cdef public bytes schema             # and of its schema
     cdef public bint warned              # a long wait was reported
     cdef readonly dict votes             # peer -> its vote that is not decided on
-    cdef readonly dict layouts           # digest -> the layout, as far as the votes made it necessary to ask
-    cdef readonly dict asked             # digest -> (peer that was asked for that layout, pages so far)
+    cdef readonly dict schemas           # digest -> the schema, as far as the votes made it necessary to ask
+    cdef readonly dict asked             # digest -> (peer that was asked for that schema, pages so far)
     cdef readonly Transfer transfer      # under way; None: nothing moves
     cdef readonly object latest          # number of the latest transfer
     cdef list outbox                     # (peer, message) of the event being handled
@@ -29,9 +29,9 @@ cdef class StateConsensus:
 
     cdef _lose_part(self, peer)
     cdef bint _know_schemas(self)
-    cdef _ask(self, bytes layout)
+    cdef _ask(self, bytes schema)
     cdef dict _decide(self, dict peers)
-    cdef _begin_transfer(self, decision, bytes layout, dict peers)
+    cdef _begin_transfer(self, decision, bytes schema, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)
     cdef bint _complete_transfer(self, dict kicks)
     cdef _appoint(self, heirs)

@@ -5,14 +5,14 @@ from pccl._core.protocol.sources import Source
 
 from .ballots import OpenCall
 from .election import Decision, StateVote
-from .roster import Peer
+from .membership import Peer
 
 CUT_OFF: Final[str]
 SOURCES_LOST: Final[str]
 
 @final
 class Transfer:
-    def __init__(self, number: int, decision: Decision, layout: bytes, votes: dict[int, StateVote]) -> None: ...
+    def __init__(self, number: int, decision: Decision, schema: bytes, votes: dict[int, StateVote]) -> None: ...
     @property
     def round(self) -> int: ...
     @property
@@ -20,7 +20,7 @@ class Transfer:
     @property
     def content(self) -> bytes: ...
     @property
-    def layout(self) -> bytes: ...
+    def schema(self) -> bytes: ...
     @property
     def votes(self) -> dict[int, StateVote]: ...
     @property
@@ -36,7 +36,7 @@ class Transfer:
 class StateConsensus:
     revision: int
     content: bytes
-    layout: bytes
+    schema: bytes
     warned: bool
     def __init__(self, number: int) -> None: ...
     @property
@@ -44,7 +44,7 @@ class StateConsensus:
     @property
     def votes(self) -> dict[int, StateVote]: ...
     @property
-    def layouts(self) -> dict[bytes, bytes]: ...
+    def schemas(self) -> dict[bytes, bytes]: ...
     @property
     def asked(self) -> dict[bytes, tuple[int, list[bytes]]]: ...
     @property

@@ -1,13 +1,13 @@
 # cython: language_level=3
 """What one peer group has agreed to be its shared state, and how it comes to agree on the next one.
 
-    votes ──all members──▶ layouts equal? ──no──▶ asked for ──▶ the odd ones are kicked ──▶ decided again
+    votes ──all members──▶ schemas equal? ──no──▶ asked for ──▶ the odd ones are kicked ──▶ decided again
                                 └──yes──▶ decided ──all equal──▶ agreed
                                              ├──some lack it──▶ transfer ──all hold it──▶ agreed
                                              └──impossible──▶ every call fails, nothing changes
 
 **The vote** is complete when every member of the group has one. The rules of the decision are in `election`. The master
-never sees content; it sees a layout only when two of them differ, from one holder of each.
+never sees content; it sees a schema only when two of them differ, from one holder of each.
 
 **A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
 hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
@@ -39,11 +39,11 @@ SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was
 cdef class Transfer:
     """A state on its way from those who have it to those who lack it."""
 
-    def __init__(self, number, decision, bytes layout, dict votes):
+    def __init__(self, number, decision, bytes schema, dict votes):
         self.round = number
         self.revision = decision.revision
         self.content = decision.content
-        self.layout = layout
+        self.schema = schema
         self.votes = votes
         self.sources = set(decision.sources)
         self.fetching = {peer for peer, _ in decision.receivers}
@@ -57,10 +57,10 @@ cdef class StateConsensus:
     def __init__(self, number):
         self.number = number
         self.revision = NEVER
-        self.content = self.layout = b""
+        self.content = self.schema = b""
         self.warned = False
         self.votes = {}
-        self.layouts = {}
+        self.schemas = {}
         self.asked = {}
         self.transfer = None
         self.latest = 0
@@ -80,24 +80,24 @@ cdef class StateConsensus:
         return ""
 
     def give_schema(self, peer, message):
-        """A page of the layout that was asked for. Returns what is wrong with it, or nothing."""
+        """A page of the schema that was asked for. Returns what is wrong with it, or nothing."""
         vote = self.votes.get(peer)
-        if vote is None or vote.call != message.call or self.asked.get(vote.layout, (0,))[0] != peer:
+        if vote is None or vote.call != message.call or self.asked.get(vote.schema, (0,))[0] != peer:
             return ""  # what it was asked for is settled without it
-        pages = self.asked[vote.layout][1]
+        pages = self.asked[vote.schema][1]
         if message.page != len(pages) or not message.page < message.pages <= PAGES_MAX:
-            return f"sent page {message.page} of {message.pages} of its layout after {len(pages)} of them"
+            return f"sent page {message.page} of {message.pages} of its schema after {len(pages)} of them"
         pages.append(message.rows)
         if len(pages) == message.pages:
-            layout = b"".join(pages)
-            del self.asked[vote.layout]
+            schema = b"".join(pages)
+            del self.asked[vote.schema]
             try:
-                unpack_schema(layout)
+                unpack_schema(schema)
             except ValueError as error:
-                return f"sent no layout: {error}"
-            if digest_schema(layout) != vote.layout:
-                return "sent another layout than the one it voted with"
-            self.layouts[vote.layout] = layout
+                return f"sent no schema: {error}"
+            if digest_schema(schema) != vote.schema:
+                return "sent another schema than the one it voted with"
+            self.schemas[vote.schema] = schema
         return ""
 
     def fetched(self, peer, message):
@@ -142,9 +142,9 @@ cdef class StateConsensus:
     cdef _lose_part(self, peer):
         cdef Transfer transfer = self.transfer
         if self.votes.pop(peer, None) is not None:
-            wanted = {vote.layout for vote in self.votes.values()}
-            self.asked = {layout: asked for layout, asked in self.asked.items() if asked[0] != peer}
-            self.layouts = {layout: packed for layout, packed in self.layouts.items() if layout in wanted}
+            wanted = {vote.schema for vote in self.votes.values()}
+            self.asked = {schema: asked for schema, asked in self.asked.items() if asked[0] != peer}
+            self.schemas = {schema: packed for schema, packed in self.schemas.items() if schema in wanted}
         if transfer is None or transfer.votes.pop(peer, None) is None:
             return
         if not transfer.votes:
@@ -174,23 +174,23 @@ cdef class StateConsensus:
         return told, kicks, agreed
 
     cdef bint _know_schemas(self):
-        """Whether all have one layout, or every layout is known; if not, those who have it are asked."""
-        wanted = {vote.layout for vote in self.votes.values()}
+        """Whether all have one schema, or every schema is known; if not, those who have it are asked."""
+        wanted = {vote.schema for vote in self.votes.values()}
         if len(wanted) == 1:
             return True
-        for layout in sorted(wanted - self.layouts.keys() - self.asked.keys()):
-            self._ask(layout)
-        return len(self.layouts) == len(wanted)
+        for schema in sorted(wanted - self.schemas.keys() - self.asked.keys()):
+            self._ask(schema)
+        return len(self.schemas) == len(wanted)
 
-    cdef _ask(self, bytes layout):
-        peer = min(peer for peer, vote in self.votes.items() if vote.layout == layout)
-        self.asked[layout] = (peer, [])
+    cdef _ask(self, bytes schema):
+        peer = min(peer for peer, vote in self.votes.items() if vote.schema == schema)
+        self.asked[schema] = (peer, [])
         self.outbox.append((peer, AskSchema(self.votes[peer].call)))
 
     cdef dict _decide(self, dict peers):
         """The vote is complete: who must go first, or nobody, and then it is closed."""
-        right = choose_schema(self.votes, self.layout)
-        kicks = kick_odd_schemas(self.votes, right, self.layouts)
+        right = choose_schema(self.votes, self.schema)
+        kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
             return kicks
         decision = decide(self.votes, self.revision, self.content)
@@ -202,16 +202,16 @@ cdef class StateConsensus:
         else:
             self._begin_transfer(decision, right, peers)
         self.votes = {}
-        self.layouts = {}
+        self.schemas = {}
         self.asked = {}
         self.warned = False
         return {}
 
-    cdef _begin_transfer(self, decision, bytes layout, dict peers):
+    cdef _begin_transfer(self, decision, bytes schema, dict peers):
         """The sources before the receivers, so that whoever dials is expected, most of the time."""
         if decision.receivers:
             self.latest += 1
-        self.transfer = Transfer(self.latest, decision, layout, self.votes)
+        self.transfer = Transfer(self.latest, decision, schema, self.votes)
         if not decision.receivers:
             return
         for peer in decision.sources:
@@ -250,10 +250,10 @@ cdef class StateConsensus:
         self.transfer = None
         for peer in sorted(transfer.votes):
             self.outbox.append((peer, SyncDone(transfer.votes[peer].call, transfer.revision)))
-        now = transfer.revision, transfer.content, transfer.layout
-        if not transfer.votes or now == (self.revision, self.content, self.layout):
+        now = transfer.revision, transfer.content, transfer.schema
+        if not transfer.votes or now == (self.revision, self.content, self.schema):
             return False
-        self.revision, self.content, self.layout = now
+        self.revision, self.content, self.schema = now
         return True
 
     cdef _appoint(self, heirs):
@@ -298,13 +298,13 @@ cdef class StateConsensus:
         assert not self.outbox, f"{where}: something about its state was not told"
         assert self.votes.keys() <= members, f"{where}: state votes of {set(self.votes)}"
         assert len(self.votes) < len(members) or not members or self.asked, f"{where}: a decision was forgotten"
-        wanted = {vote.layout for vote in self.votes.values()}
-        assert self.layouts.keys() <= wanted, f"{where}: layouts of nobody"
-        assert not (self.layouts.keys() & self.asked.keys()), f"{where}: asked for a layout that is known"
-        for layout, (peer, pages) in self.asked.items():
-            assert self.votes[peer].layout == layout, f"{where}: asked peer {peer} for another's layout"
-            assert sum(len(page) for page in pages) <= SCHEMA_BYTES_MAX, f"{where}: a layout without an end"
-        assert (self.revision == NEVER) == (not self.content) == (not self.layout), f"{where}: agreed on half a state"
+        wanted = {vote.schema for vote in self.votes.values()}
+        assert self.schemas.keys() <= wanted, f"{where}: schemas of nobody"
+        assert not (self.schemas.keys() & self.asked.keys()), f"{where}: asked for a schema that is known"
+        for schema, (peer, pages) in self.asked.items():
+            assert self.votes[peer].schema == schema, f"{where}: asked peer {peer} for another's schema"
+            assert sum(len(page) for page in pages) <= SCHEMA_BYTES_MAX, f"{where}: a schema without an end"
+        assert (self.revision == NEVER) == (not self.content) == (not self.schema), f"{where}: agreed on half a state"
         if transfer is not None:
             assert transfer.fetching, f"{where}: a transfer with nothing to do"
             assert transfer.stranded.keys() < transfer.fetching, f"{where}: all of {transfer.stranded} wait for sources"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .group import Group
     from .master_state import MasterState
-    from .roster import Peer
+    from .membership import Peer
 
 REPORT_ITEMS_MAX = 1024  # of any list: more than anybody reads, and a report of a few hundred kilobytes
 REPORT_TAGS_MAX = 32  # of a group's collectives, the oldest first: a loop may launch thousands, and all wait alike
@@ -71,9 +71,9 @@ def describe(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MAX) -> d
     return {
         "run": state.run.hex(),
         "round": state.round,
-        "uptime_seconds": _seconds(now_ns - state.began_ns),
+        "uptime_seconds": _seconds(now_ns - state.members.began_ns),
         "world": len(state.accepted),
-        "counters": dict(state.counters),
+        "counters": dict(state.members.counters),
         "newcomers": {
             "count": len(state.registered) + len(state.admitting),
             "peers": _cut(state.registered | state.admitting, most),
@@ -100,16 +100,16 @@ def _votes(state: MasterState) -> list[Call]:
             closed = name == TOPOLOGY and state.admission
             missing = frozenset() if closed else frozenset(state.accepted - votes.keys())
             calls.append(Call(name, None, min(since.values()), since, missing))
-    if state.optimizers:
-        since = {peer: vote.since_ns for peer, vote in state.optimizers.items()}
+    if state.optimizer.waiting:
+        since = {peer: vote.since_ns for peer, vote in state.optimizer.waiting.items()}
         calls.append(Call(OPTIMIZE, None, min(since.values()), since, frozenset()))
     for number, group in sorted(state.groups.items()):
-        for tally in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
-            since = dict.fromkeys(tally.shapes, tally.began_ns)
-            name = f"all_reduce (tag {tally.tag})"
-            calls.append(Call(name, number, tally.began_ns, since, frozenset(group.ring) - tally.shapes.keys()))
-        if group.agreement.votes:
-            since = {peer: vote.since_ns for peer, vote in group.agreement.votes.items()}
+        for open_tag in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
+            since = dict.fromkeys(open_tag.signatures, open_tag.began_ns)
+            name = f"all_reduce (tag {open_tag.tag})"
+            calls.append(Call(name, number, open_tag.began_ns, since, frozenset(group.ring) - since.keys()))
+        if group.consensus.votes:
+            since = {peer: vote.since_ns for peer, vote in group.consensus.votes.items()}
             calls.append(Call(SYNC, number, min(since.values()), since, frozenset(group.ring) - since.keys()))
     return calls
 
@@ -178,8 +178,8 @@ def _group(group: Group, now_ns: int, most: int) -> dict[str, Any]:
         "epoch": group.epoch,
         "ring": group.ring[:most],
         "wiring": _cut(group.waiting, most),
-        "revision": group.agreement.revision if group.agreement.revision >= 0 else None,
-        "digest": group.agreement.content.hex() or None,
+        "revision": group.consensus.revision if group.consensus.revision >= 0 else None,
+        "digest": group.consensus.content.hex() or None,
         "unreachable": [
             {"source": source, "target": target, "reason": reason, "seconds_left": _seconds(expiry_ns - now_ns)}
             for (source, target), (expiry_ns, reason) in marks[:most]
@@ -200,11 +200,11 @@ def _vote(state: MasterState, call: Call, votes: list[Call], now_ns: int, most: 
     if call.missing:
         reason = f"waits for {_name_missing(call.missing, votes)}"
     elif call.name == OPTIMIZE:
-        measuring = sorted(number for number, one in state.measurements.items() if not one.is_over())
+        measuring = sorted(number for number, one in state.optimizer.measurements.items() if not one.is_over())
         reason = f"all have voted; groups {measuring} measure their edges" if measuring else "the rings are being wired"
     elif call.group is None and state.admission:
         reason = "all have voted; the rings are being wired"
-    elif call.group is None and state.held:
+    elif call.group is None and state.on_hold:
         reason = "all have voted, and each waits for a larger group (wait_for_world_size)"
     else:
         reason = "all have voted; the ring is being wired"

@@ -48,7 +48,7 @@ def test_what_a_group_has_beside_its_ring() -> None:
     """Goal: shared state, pairs that cannot connect, bandwidths: shown when there are some."""
     scene = of(1, 2, 3)
     group = scene.state.groups[0]
-    group.agreement.revision, group.agreement.content = 7, b"\xab\xcd"
+    group.consensus.revision, group.consensus.content = 7, b"\xab\xcd"
     group.mark(1, 3, "no route to host", 60 * SECOND)
     group.bandwidths.put(1, 2, 5e6, 0)
     group.bandwidths.put(2, 1, 125e6, 0)

@@ -121,8 +121,8 @@ def agree(scene: Scene, revision: int, content: str) -> Scene:
 
 def agreed(scene: Scene, group: int = 0) -> tuple[int, str] | None:
     """What a group agreed on last."""
-    agreement = scene.state.groups[group].agreement
-    return (agreement.revision, agreement.content.decode().strip(".")) if agreement.content else None
+    consensus = scene.state.groups[group].consensus
+    return (consensus.revision, consensus.content.decode().strip(".")) if consensus.content else None
 
 
 def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:

@@ -20,7 +20,7 @@ def test_a_reduce_and_a_topology_vote_never_meet() -> None:
     reason = sent(actions, m.CallFailed)[2].reason
     assert "peer 1 in all_reduce (tag 5); peer 2 in update_topology" in reason
     assert sent(actions, m.ReduceFailed)[1].reason == reason
-    assert scene.state.counters["deadlocks"] == 1
+    assert scene.state.members.counters["deadlocks"] == 1
     scene.reduce(1, 5)
     assert pairs(scene.reduce(2, 5)) == [[(5, 1)]]
 

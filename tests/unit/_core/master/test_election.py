@@ -15,9 +15,9 @@ from .master_harness import POPULAR, RECEIVE, SEND, digest
 
 
 def vote(
-    revision: int, content: str, strategy: int = POPULAR, *, torn: bool = False, layout: bytes = b"l"
+    revision: int, content: str, strategy: int = POPULAR, *, torn: bool = False, schema: bytes = b"l"
 ) -> StateVote:
-    return StateVote(1, revision, strategy, torn, layout, digest(content), 0)
+    return StateVote(1, revision, strategy, torn, schema, digest(content), 0)
 
 
 def elect(votes: dict[int, StateVote], agreed: int = NEVER, content: str = "") -> Decision:
@@ -238,7 +238,7 @@ def test_without_a_whole_state_a_torn_one_does_not_do() -> None:
 
 def test_the_agreed_layout_is_right_then_the_popular_one_then_the_lowest_peers() -> None:
     """Goal: the odd one is the same for everybody."""
-    votes = {1: vote(0, "a", layout=b"x"), 2: vote(0, "a", layout=b"y"), 3: vote(0, "a", layout=b"y")}
+    votes = {1: vote(0, "a", schema=b"x"), 2: vote(0, "a", schema=b"y"), 3: vote(0, "a", schema=b"y")}
 
     assert choose_schema(votes, b"") == b"y"
     assert choose_schema(votes, b"x") == b"x"

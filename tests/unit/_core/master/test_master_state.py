@@ -375,7 +375,7 @@ def test_the_durable_part_survives_a_restart() -> None:
     state = MasterState.restore(saved, Options(check=True), 5)
 
     assert {**state.snapshot(), "next_id": 0} == {**saved, "next_id": 0}
-    assert (state.run, state.next_id, state.peers) == (RUN, IDS_AT_ONCE + 1, {})
+    assert (state.run, state.members.next_id, state.peers) == (RUN, IDS_AT_ONCE + 1, {})
     assert state.snapshot()["next_id"] == 2 * IDS_AT_ONCE + 1
     scene.state, scene.now_ns = state, 5
     orders = sent(scene.come(3), m.RingOrder)

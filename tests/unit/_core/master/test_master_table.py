@@ -8,7 +8,7 @@ import pytest
 
 from pccl._core.master.events import Dismiss, PeerWent, SendTo
 from pccl._core.master.master_state import TRANSITIONS
-from pccl._core.master.roster import ACCEPTED, REGISTERED
+from pccl._core.master.membership import ACCEPTED, REGISTERED
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BY_OPCODE
 from pccl._core.protocol.events import WARNING, Log

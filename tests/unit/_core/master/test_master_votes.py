@@ -162,7 +162,7 @@ def test_a_newcomer_is_told_whom_it_waits_for() -> None:
     notices = sent(scene.pass_time(31), m.Notice)
 
     waits = "update_topology waits for peer 1 (in no call)"
-    assert notices[2].line == f"not admitted yet: {waits}. Members let newcomers in by update_topology()"
+    assert notices[2].line == f"not admitted yet: {waits}. Members admit newcomers by update_topology()"
     assert notices[1].line == f"peer 2 cannot join: {waits}. Call update_topology() on every member"
     assert not sent(scene.pass_time(100), m.Notice)
 

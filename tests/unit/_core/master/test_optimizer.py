@@ -66,8 +66,8 @@ def test_an_optimisation_measures_solves_wires_and_answers() -> None:
     done = scene.wire(after)
     epoch = scene.state.groups[0].epoch
     assert sent(done, m.OptimizeDone) == {peer: m.OptimizeDone(7, 2, epoch, 4, 4, 1, 4) for peer in (1, 2, 3, 4)}
-    assert scene.state.probe_round == 4
-    assert not scene.state.optimizing
+    assert scene.state.optimizer.probe_round == 4
+    assert not scene.state.optimizer.running
 
 
 def test_fresh_edges_are_not_measured_again() -> None:
@@ -122,7 +122,7 @@ def test_rounds_per_call_have_a_bound_and_the_rest_comes_next_time() -> None:
     after = complete(scene, vote(scene, 1, 2, 3, 4, 5), {})
 
     assert answered(after) == {1, 2, 3, 4, 5}
-    assert scene.state.probe_round == 2
+    assert scene.state.optimizer.probe_round == 2
     bandwidths = scene.state.groups[0].bandwidths
     assert all(bandwidths.get(*edge) is not None for edge in scene.state.groups[0].edges)
     assert len(bandwidths.missing([1, 2, 3, 4, 5], scene.now_ns)) == 10
@@ -178,7 +178,7 @@ def test_a_loss_in_any_phase_disturbs_nobody(phase: str) -> None:
         actions = vote(scene, 3)
     if phase == "last report":
         orders = probes(actions)
-        while scene.state.probe_round < 3:
+        while scene.state.optimizer.probe_round < 3:
             actions = [a for p, o in orders.items() for a in scene.say(p, m.Probed(o.round, o.target, 100, ""))]
             orders = probes(actions)
         for peer in (1, 2, 4):
@@ -231,7 +231,7 @@ def test_nobody_is_left_who_waits() -> None:
     scene.say(1, m.Withdraw(7))
     scene.say(2, m.Withdraw(7))
 
-    assert not scene.state.optimizing
+    assert not scene.state.optimizer.running
     assert measure(scene, first, {}) == []
     assert set(probes(vote(scene, 1, 2, call=8))) == {1}
 
@@ -350,7 +350,7 @@ def test_a_moonshot_is_cancelled_with_its_members(change: str) -> None:
 
     assert CancelMoonshot(0) in actions
     scene.feed(MoonshotFound(0, tuple(range(1, 15))))
-    assert scene.state.found == ()
+    assert scene.state.optimizer.found == ()
 
 
 def test_a_newcomer_that_leaves_cancels_nothing() -> None:

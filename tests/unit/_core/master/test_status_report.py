@@ -200,8 +200,8 @@ def test_pairs_that_cannot_connect() -> None:
 def test_what_was_agreed_of_shared_state() -> None:
     """Goal: the expected revision and its digest."""
     scene = of(1)
-    agreement = scene.state.groups[0].agreement
-    agreement.revision, agreement.content = 7, b"\xab\xcd"
+    consensus = scene.state.groups[0].consensus
+    consensus.revision, consensus.content = 7, b"\xab\xcd"
     (group,) = described(scene)["groups"]
 
     assert (group["revision"], group["digest"]) == (7, "abcd")

@@ -246,8 +246,8 @@ class Shell:
         self.actor._feed(PeerSaid(1, m.VoteSync(1, revision, 0, False, 1, bytes(16), content)))
 
     def agreed(self) -> tuple[int, bytes]:
-        agreement = self.actor.state.groups[0].agreement
-        return agreement.revision, agreement.content
+        consensus = self.actor.state.groups[0].consensus
+        return consensus.revision, consensus.content
 
 
 def test_the_file_is_written_before_the_answer_leaves(path: str) -> None:
@@ -279,7 +279,7 @@ def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
         run = before.actor.state.run
     with Shell(path) as after:
         assert after.actor.state.run == run
-        assert after.actor.state.next_id == 1025
+        assert after.actor.state.members.next_id == 1025
         assert (INFO, f"goes on with the run in {path}: agreed revisions by group {{0: 13}}") in after.lines
         after.sync(0, b"x" * 16)
         assert after.agreed() == (13, b"a" * 16)

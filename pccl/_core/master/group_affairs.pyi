@@ -1,3 +1,0 @@
-from .optimizer import Optimizer
-
-class Affairs(Optimizer): ...

@@ -1,0 +1,19 @@
+# Dispatch of what members say to their group's collectives and consensus; the bodies are in group_dispatch.pyx.
+
+from .group cimport Group
+from .membership cimport Membership, Peer
+from .optimizer cimport Optimizer
+
+cdef class GroupDispatch:
+    cdef Membership members             # peers and rings
+    cdef Optimizer optimizer            # knows who is in optimize_topology
+    cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
+
+    cdef bint _votes_elsewhere(self, Peer peer) except -1
+    cdef int _kick_if(self, Peer peer, str wrong) except -1
+
+    # What follows in the groups in which something was said.
+    cdef bint settle(self) except -1
+    cdef int _settle_group(self, number) except -1
+    cdef int _settle_collectives(self, Group group) except -1
+    cdef int _settle_consensus(self, Group group) except -1

@@ -1,0 +1,144 @@
+# cython: language_level=3
+"""Dispatch of what members say to their group's collectives and consensus, and of what follows to the members.
+
+Both are machines of their own, in `collectives` and in `state_consensus`. Here is what the master adds: which call a
+member may make beside its other calls, and whom it tells what follows. A group in which a member said something is
+*unsettled*, and is settled once, when the event is over; the others are not looked at.
+
+Part of the master's machine. A small reduce takes as long as its way through here, which it goes twice for each member:
+what lies on that way is typed, and is not found by name.
+"""
+
+from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY
+from pccl._core.protocol.outcomes import INVALID_USAGE
+
+from .collectives cimport Collectives
+from .group cimport Group
+from .membership cimport Membership, Peer
+from .optimizer cimport Optimizer
+from .state_consensus cimport StateConsensus
+from .events import Save
+
+
+cdef class GroupDispatch:
+    """What members say to their group, and what they are told."""
+
+    def __init__(self, Membership members not None, Optimizer optimizer not None, ballots):
+        self.members = members
+        self.optimizer = optimizer
+        self.votes = ballots.votes
+
+    cdef bint _votes_elsewhere(self, Peer peer) except -1:
+        """Whether this member is in a call of all members of the run that excludes those of its group."""
+        cdef dict topology = self.votes[TOPOLOGY]
+        return peer.id in topology or self.optimizer.involves(peer.id)
+
+    cdef int _kick_if(self, Peer peer, str wrong) except -1:
+        if wrong:
+            self.members.kick(peer, INVALID_USAGE, wrong)
+        return 0
+
+    # ------------------------------------------------------------------------------------------ shared state
+
+    def on_vote_sync(self, Peer peer, message):
+        """A member calls sync_shared_state."""
+        cdef Group group = self.members.group_to_settle(peer)
+        if self._votes_elsewhere(peer):
+            self._kick_if(peer, f"voted in {SYNC} while it votes on the topology")
+        elif group.collectives.holds(peer.id):
+            self._kick_if(peer, f"voted in {SYNC} while a reduce of its own has no verdict")
+        else:
+            self._kick_if(peer, group.consensus.vote(peer.id, message, self.members.now_ns))
+
+    def on_schema(self, Peer peer, message):
+        """A page of a schema that was asked for."""
+        self._kick_if(peer, self.members.group_to_settle(peer).consensus.give_schema(peer.id, message))
+
+    def on_fetched(self, Peer peer, message):
+        """A receiver has the shared state, or no source left."""
+        self._kick_if(peer, self.members.group_to_settle(peer).consensus.fetched(peer.id, message))
+
+    # ------------------------------------------------------------------------------------------ collectives
+
+    def on_initiate(self, Peer peer, message):
+        """A member initiates reduces."""
+        cdef Group group = self.members.group_to_settle(peer)
+        if self._votes_elsewhere(peer):
+            self._kick_if(peer, "initiated a reduce while it votes on the topology")
+        elif group.consensus.holds(peer.id):
+            self._kick_if(peer, f"initiated a reduce while it is in {SYNC}")
+        else:
+            self._kick_if(peer, group.collectives.initiate(peer.id, message.shapes, self.members.now_ns))
+
+    def on_finished(self, Peer peer, message):
+        """A member is through with its part of a reduce."""
+        cdef Collectives collectives = self.members.group_to_settle(peer).collectives
+        self._kick_if(peer, collectives.finished(peer.id, message.sequence, message.ok, message.reason))
+
+    def on_awaiting(self, Peer peer, message):
+        """A caller blocks on a tag."""
+        self.members.group_to_settle(peer).collectives.awaits(peer.id, message.tag, self.members.now_ns)
+
+    def on_withdraw_reduce(self, Peer peer, message):
+        """A caller gave a tag up."""
+        self.members.group_to_settle(peer).collectives.withdraw(peer.id, message.tag)
+
+    # ------------------------------------------------------------------------------------------ settling
+
+    cdef bint settle(self) except -1:
+        """Tell the members of unsettled groups what follows. True if a member had to go, which changes rings."""
+        cdef set unsettled = self.members.unsettled
+        cdef Py_ssize_t count = len(unsettled)
+        if count == 0:
+            return False
+        if count == 1:
+            self._settle_group(unsettled.pop())
+        else:
+            numbers = sorted(unsettled)
+            unsettled.clear()
+            for number in numbers:
+                self._settle_group(number)
+        return len(self.members.changed) > 0 or len(unsettled) > 0
+
+    cdef int _settle_group(self, number) except -1:
+        cdef Group group = self.members.groups.get(number)
+        if group is not None:
+            self._settle_collectives(group)
+            self._settle_consensus(group)
+        return 0
+
+    cdef int _settle_collectives(self, Group group) except -1:
+        """Tell the members what became of their collectives."""
+        cdef Collectives collectives = group.collectives
+        cdef bint wired = group.number not in self.members.wiring
+        cdef tuple numbers = None
+        cdef dict peers = self.members.peers
+        if collectives.decide(group.ring, wired, wired and not group.newcomers):
+            numbers = self._numbers(group)
+        for told, message in collectives.tell(group.ring, group.epoch, numbers):
+            for peer_id in told:
+                self.members.send(peers[peer_id], message)
+        return 0
+
+    def _numbers(self, Group group):
+        """What a failed collective tells its callers of the run."""
+        world, groups, largest = self.members.world()
+        return group.epoch, world, group.size(), groups, largest, self.members.round
+
+    cdef int _settle_consensus(self, Group group) except -1:
+        """Tell the members what became of their vote; what was agreed is saved before any member relies on it."""
+        cdef StateConsensus consensus = group.consensus
+        cdef Membership members = self.members
+        if consensus.is_idle() and not consensus.outbox:
+            return 0
+        told, kicks, agreed = consensus.settle(group.size(), members.peers)
+        if agreed:
+            members.act(Save())
+            members.count("agreed")
+            digest = consensus.content.hex()
+            members.log(DEBUG, f"group={group.number} agreed revision={consensus.revision} digest={digest}")
+        for peer_id, message in told:
+            members.send(members.peers[peer_id], message)
+        for peer_id, (result, reason) in sorted(kicks.items()):
+            members.kick(members.peers[peer_id], result, reason)
+        return 0
