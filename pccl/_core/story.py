@@ -1,7 +1,8 @@
-"""The story of a machine: its latest events and actions, told when something goes wrong.
+"""The story of a machine: its latest events and actions, shown when something goes wrong.
 
 A machine keeps the last few hundred of them. An error inside it is a bug of ours, and what led to it is worth more than
-the line it happened in: so the error carries the story along, wherever it is shown. Pure.
+the line it happened in: so the error carries the story along. A story goes to logs and bug reports; therefore no value
+of a field that is named like a secret is ever part of it. Pure.
 """
 
 from __future__ import annotations
@@ -12,17 +13,34 @@ if TYPE_CHECKING:
     from typing import Any
 
 SHOWN_MAX = 40  # events; enough for a round with its wiring, and still readable
+SECRET_FIELDS = frozenset(("token", "proof", "secret", "options"))  # of any record; encoded options hold the token
+HIDDEN = "***"  # shown instead
+
+
+def show(value: Any) -> str:
+    """What `repr` prints, without the values of secret fields."""
+    if isinstance(value, list | tuple):
+        inside = ", ".join(show(item) for item in value)
+        comma = "," if len(value) == 1 and isinstance(value, tuple) else ""
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{comma})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{show(key)}: {show(item)}' for key, item in value.items())}}}"
+    names = getattr(type(value), "__match_args__", None)
+    if names is None:
+        return repr(value)
+    parts = (f"{name}={HIDDEN if name in SECRET_FIELDS else show(getattr(value, name))}" for name in names)
+    return f"{type(value).__name__}({', '.join(parts)})"
 
 
 def tell(story: Iterable[tuple[int, Any, list[Any]]]) -> str:
     """One line per event, with its time in seconds, and one per action below it."""
     lines = []
     for now_ns, event, actions in list(story)[-SHOWN_MAX:]:
-        lines.append(f"{now_ns / 1e9:.6f} {event!r}")
-        lines += [f"    {action!r}" for action in actions]
+        lines.append(f"{now_ns / 1e9:.6f} {show(event)}")
+        lines += [f"    {show(action)}" for action in actions]
     return "\n".join(lines)
 
 
 def attach(error: BaseException, state: Any, event: Any) -> None:
     """Make the error carry what its machine went through, and what it was handling."""
-    error.add_note(f"while handling {event!r}; before that:\n{tell(state.story)}")
+    error.add_note(f"while handling {show(event)}; before that:\n{tell(state.story)}")
