@@ -1,10 +1,10 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
 Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. What nearly every message goes through is compiled, in `answering`; here is the rest. An operator
-who asks how the run is gets its description and is gone: the machine never hears of it. Runs until `stop`, in whatever
-process called `run`. With a state file, what groups agreed on is on the disk before anybody hears of it; if it cannot
-be written any more the run goes on, and says so.
+mean is decided there. The actor owns a compiled fast path (`master_fastpath`), which nearly every message takes; here
+is the rest. An operator that asks for the status gets a report and is disconnected: the machine never hears of it. Runs
+until `stop`, in the process that called `run`. With a state file, what groups agreed on is on the disk before any peer
+is told; if the file cannot be written any more the run goes on, and the log says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pccl.actors.io.listener import Listener
 from pccl.actors.io.loop import Loop
 from pccl.options import nanoseconds
 
-from .master_fastpath import Answering
+from .master_fastpath import MasterFastpath
 from .moonshot import Moonshot
 
 TYPE_CHECKING = False
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from .state_file import StateFile
 
 RUN_ID_BYTES = 16
-INQUIRY_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
+REPORT_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
 
-# What is said in the mailbox of a master in a process of its own, beside the reason why it could not start.
+# Messages in the mailbox of a master in a process of its own, beside the reason why it could not start.
 STATE_FILE = b"state file: "  # and its path, if there is one
 READY = b"ready"
 
 
-class MasterActor(Answering):
-    """Owns the listener and the state file it is given. A state file that cannot be used is a ValueError."""
+class MasterActor:
+    """Owns the listener and the state file it is given. Raises ValueError if the state file cannot be used."""
 
     def __init__(
         self,
@@ -61,9 +61,12 @@ class MasterActor(Answering):
         self._log = log
         self._file = state_file
         self._unwritten = False  # the file is older than what was agreed
-        super().__init__(self._begin(options), Loop())
+        self.state = self._begin(options)
+        self.loop = Loop()
+        self._fastpath = MasterFastpath(self.state, self.loop, self._perform)
+        self._connections = self._fastpath.connections
         self.loop.look_ns = nanoseconds(options.look_time)
-        self._version = version  # of the package; whoever started us knows it, and looking it up takes a while
+        self._version = version  # of the package; given, because looking it up takes a while
         self._numbers = 0
         self._question: BeginMoonshot | None = None  # what the search in the background is about
         self._moonshot = Moonshot(self.loop, on_better=self._found, on_ended=self._search_ended)
@@ -77,7 +80,7 @@ class MasterActor(Answering):
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self._door = self._listening.door
+        self._fastpath.door = self._listening.door
 
     @property
     def port(self) -> int:
@@ -87,7 +90,7 @@ class MasterActor(Answering):
     def run(self) -> None:
         """Serve until `stop`, then close every connection."""
         try:
-            self.loop.run(self._deadline, self._tick)
+            self.loop.run(self._fastpath.deadline, self._tick)
         finally:
             self._moonshot.close()
             self._listening.close()
@@ -102,7 +105,7 @@ class MasterActor(Answering):
         self.loop.stop()
 
     def _begin(self, options: Options) -> MasterState:
-        """A new run, or the one in the file, which must be writable before anybody relies on it."""
+        """A new run, or the one in the file, which must be writable before any peer relies on it."""
         if self._file is None:
             return MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
         saved = self._file.load()
@@ -121,7 +124,7 @@ class MasterActor(Answering):
         return state
 
     def _save(self) -> None:
-        """Before anybody hears of it. A full disk does not end the run; it only ends what a restart could know."""
+        """Save before any peer is told. A full disk does not end the run; it only limits what a restart can know."""
         if self._file is None:
             return
         try:
@@ -155,6 +158,9 @@ class MasterActor(Answering):
     def _search_ended(self, reason: str) -> None:
         self._log(DEBUG, f"the search for a better ring in the background {reason}")
 
+    def _feed(self, event: Any) -> None:
+        self._fastpath.feed(event)
+
     def _new_number(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -164,9 +170,9 @@ class MasterActor(Answering):
         self._feed(Tick())
 
     def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
-        connection.become(TO_MASTER, self._heard, self._broke)
+        connection.become(TO_MASTER, self._fastpath.heard, self._broke)
         if hello.host and not _is_numeric(hello.host):
-            # It would stand in logs and in the orders of others, who cannot dial it.
+            # Other peers would be told to dial it, and cannot.
             connection.send(welcome)
             connection.send(Kick(INVALID_USAGE, f"{hello.host!r} is not a numeric address that others could dial"))
             connection.finish()
@@ -176,15 +182,15 @@ class MasterActor(Answering):
         self._feed(PeerCame(connection.number, hello, host))
 
     def _answer(self, connection: Connection, _: AskStatus, host: str, welcome: Welcome) -> None:
-        """Describe the run to an operator, who has nothing more to say to us."""
+        """Send an operator the status report; an operator says nothing after that."""
         from pccl._core.master.status_report import report  # here, because most masters are never asked
 
         connection.become({}, lambda *_: None, lambda *_: None)
         connection.send(welcome)
         for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
             connection.send(page)
-        connection.finish(INQUIRY_NS)
-        self._log(DEBUG, f"described the run to an operator at {host}")
+        connection.finish(REPORT_NS)
+        self._log(DEBUG, f"sent a status report to an operator at {host}")
 
     def _broke(self, number: int, kind: str, reason: str) -> None:
         connection = self._connections.pop(number)
@@ -211,7 +217,7 @@ class MasterActor(Answering):
         elif kind is CancelMoonshot:
             self._moonshot.cancel()
         else:
-            super()._perform(action)
+            raise TypeError(f"the master cannot perform {action!r}")
 
 
 def _is_numeric(host: str) -> bool:
@@ -232,7 +238,7 @@ def open_state_file(path: str) -> StateFile | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of a master in a process of its own: its listener, the mailbox of whoever started it, and that process."""
+    """Entry of a master in a process of its own: its listener, the mailbox of its parent, and the parent's id."""
     listener_fd, mailbox_fd, parent, die = (int(argument) for argument in arguments)
     import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
     import signal
@@ -246,7 +252,7 @@ def main(arguments: list[str]) -> int:
     try:
         parent_fd = open_pidfd(parent)
     except ProcessLookupError:
-        return 0  # whoever wanted a master is gone
+        return 0  # the process that wanted a master is gone
     if os.getppid() != parent:
         return 0  # the same, and its number means another process by now
     set_process_name("pccl-master")

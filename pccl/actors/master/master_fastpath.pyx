@@ -1,10 +1,10 @@
 # cython: language_level=3, auto_pickle=False
-"""The short way of a message through the master: from the connection it came on to those that are answered on.
+"""The short way of a message through the master: from the connection it came on to the connections it is answered on.
 
-What is said becomes an event, the machine is asked, and what it wants to be sent is sent. That is all that happens for
+A message becomes an event, the machine is asked, and what it wants to be sent is sent. That is all that happens for
 nearly every message, four times for a reduce of two peers, and always just after a sleep, when nothing of it is in any
-cache: so it is compiled, and as short as can be. Everything rare (to log, to dismiss, to save, to search) is the
-business of whoever derives from this, through `_perform`. Nothing is decided here.
+cache: so it is compiled and short. The actor owns this object; every rare action (log, dismiss, save, search) goes to
+the callback that the actor gave. Nothing is decided here.
 """
 
 from pccl._core.master.master_state cimport MasterState
@@ -15,41 +15,36 @@ from pccl._core.master.events import PeerSaid, SendTo
 from pccl._core.protocol.messages import Beat
 
 
-cdef class Answering:
-    """A machine, the loop that wakes it, and the connections of those it knows."""
+cdef class MasterFastpath:
+    """A machine, the loop that wakes it, and the connections of the peers that it knows."""
 
-    def __init__(self, MasterState state not None, Loop loop not None):
+    def __init__(self, MasterState state not None, Loop loop not None, perform):
         self.state = state
         self.loop = loop
-        self._connections = {}
+        self.perform = perform
+        self.connections = {}
+        self.door = None
 
-    def _heard(self, number, message):
-        """Somebody known has said something."""
+    def heard(self, number, message):
+        """A peer that the machine knows has sent a message."""
         self.feed(PeerSaid(number, message))
         if type(message) is not Beat:
-            self.loop.expect()  # who votes does not vote alone
+            self.loop.expect()  # other members vote at about the same time
 
-    def _feed(self, event):
-        """Anything else has happened."""
-        self.feed(event)
-
-    cdef int feed(self, event) except -1:
+    cpdef int feed(self, event) except -1:
+        """Give the machine an event, and do what it asks for."""
         cdef Connection connection
         for action in self.state.handle(event, now_ns()):
             if type(action) is SendTo:
-                connection = self._connections.get(action.conn)
+                connection = self.connections.get(action.conn)
                 if connection is not None:
                     connection.send(action.message)
             else:
-                self._perform(action)
+                self.perform(action)
         return 0
 
-    def _perform(self, action):
-        """Whatever else the machine may ask for."""
-        raise TypeError(f"the master cannot perform {action!r}")
-
-    def _deadline(self):
-        """When the machine wants to be woken, or the oldest stranger's time is up; there is hardly ever one."""
-        if self._door.strangers:
-            return min(self.state.next_deadline_ns, self._door.next_deadline_ns)
+    def deadline(self):
+        """When the machine wants its next Tick, or the oldest handshake takes too long."""
+        if self.door is not None and self.door.strangers:
+            return min(self.state.next_deadline_ns, self.door.next_deadline_ns)
         return self.state.next_deadline_ns
