@@ -4,8 +4,8 @@ from pccl._core.protocol.messages import RingOrder
 
 from .bandwidths import Bandwidths
 from .collectives import Collectives
-from .ring import Pair
 from .membership import Peer
+from .ring import Pair
 from .state_consensus import StateConsensus
 
 @final

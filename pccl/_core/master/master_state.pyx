@@ -39,7 +39,7 @@ from pccl._core.protocol.messages import (
     WithdrawReduce,
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
-from pccl._core.story import attach
+from pccl._core.story import attach, show
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
 from .group cimport Group
@@ -113,7 +113,7 @@ cdef class MasterState:
         elif kind is MoonshotFound:
             self.optimizer.take_moonshot(event)
         else:
-            raise TypeError(f"the master's machine knows no event {event!r}")
+            raise TypeError(f"the master's machine knows no event {show(event)}")
         self._settle()
         self.append_story((now_ns, event, actions))
         if self.checking:

@@ -1,6 +1,6 @@
 from typing import Final, final
 
-from pccl._core.protocol.messages import Beat, EdgeLost, Leave, Register, WireFailed, Wired
+from pccl._core.protocol.messages import Beat, EdgeLost, Leave, Register, Wired, WireFailed
 from pccl.options import Options
 
 from .group import Group

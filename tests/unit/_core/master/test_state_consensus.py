@@ -262,11 +262,11 @@ ODD = {
 REST = [SchemaRow("seed", 7, True, 8), SchemaRow("weight", 10, False, 64)]
 
 
-def answer(scene: Scene, actions: list[Any], layouts: dict[int, bytes]) -> list[Any]:
+def answer(scene: Scene, actions: list[Any], schemas: dict[int, bytes]) -> list[Any]:
     """Whoever is asked for its layout sends it, in one page; everything that follows."""
     after = []
     for peer, ask in sent(actions, m.AskSchema).items():
-        after += scene.say(peer, m.Schema(ask.call, 0, 1, layouts[peer]))
+        after += scene.say(peer, m.Schema(ask.call, 0, 1, schemas[peer]))
     return after
 
 
@@ -325,14 +325,14 @@ def test_a_layout_comes_in_pages() -> None:
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        (m.Schema(101, 1, 2, b"x"), "sent page 1 of 2 of its layout after 0"),
+        (m.Schema(101, 1, 2, b"x"), "sent page 1 of 2 of its schema after 0"),
         (m.Schema(101, 0, 0, b"x"), "sent page 0 of 0"),
         (m.Schema(101, 0, 1 << 20, b"x"), "sent page 0 of 1048576"),
-        (m.Schema(101, 0, 1, b"x"), "sent no layout: row 0 of a layout is cut off"),
-        (m.Schema(101, 0, 1, LAYOUT), "sent another layout than the one it voted with"),
+        (m.Schema(101, 0, 1, b"x"), "sent no schema: row 0 of a layout is cut off"),
+        (m.Schema(101, 0, 1, LAYOUT), "sent another schema than the one it voted with"),
     ],
 )
-def test_a_false_layout_costs_its_sender(page: m.Schema, reason: str) -> None:
+def test_a_false_schema_costs_its_sender(page: m.Schema, reason: str) -> None:
     """Goal: who cannot show what it voted with goes; the others need no layouts then."""
     scene = of(1, 2)
     scene.sync(1, 0, "a", packed=pack_schema(REST))
