@@ -1,4 +1,4 @@
-# What a group's collectives consist of; the bodies are in collectives.pyx.
+# The collectives of one group; the bodies are in collectives.pyx.
 
 cdef class OpenTag:
     cdef readonly object tag             # chosen by users

@@ -2,22 +2,23 @@
 """The collectives of one peer group, from the first member that initiates a tag to the one verdict for all.
 
     open ──all members, one signature──▶ running ──all ok──▶ done
-      │                                 └──one failed──▶ aborting ──all restored──▶ failed
+      │                                     └──one failed──▶ aborting ──all restored──▶ failed
       └── signatures differ, given up, alone, never to meet ──▶ failed
-    the ring changes: whatever is open or running is aborted ──the new ring is wired──▶ failed
+    the ring changes: what is open, running or aborting is interrupted ──the new ring is wired──▶ failed
 
 **A tag** belongs to a member from the moment it initiates it until it is sent a verdict; initiating it again before
-that breaks the protocol. So a vote that arrives after the ring changed is either of somebody who had not initiated
-that tag, or of somebody who was told that it failed: both belong to the new round, and meet there.
+that breaks the protocol. So a vote that arrives after the ring changed comes either from a member that had not
+initiated that tag, or from one that was told that it failed: both belong to the new round, and meet there.
 
 **Sequence numbers** name what commenced, grow by one, and are never used again, whatever happens to the ring. All
 members are told in the same order, because each hears the master in order.
 
-**A change of the ring** ends everything at once and needs no answer: the order to wire tells the members to give up,
-and what they said before they read it is about the past. Who said that it is wired has nothing more to say about it.
+**A change of the ring** ends everything at once and needs no answer: the order to wire tells the members to give up.
+What they sent before they read it is about the past. A member that has reported its new edges sends nothing more about
+the old ring.
 
-Part of the master's machine, which sends what `tell` returns; pure, and knows nothing of rings but who is in. Every
-reduce passes through here four times for each member, so what it passes is typed, and makes nothing it does not keep.
+Part of the master's machine, which sends what `tell` returns; pure, and knows nothing of a ring but its members. Every
+reduce passes through here four times for each member, so its way is typed, and allocates only what is kept.
 """
 
 from pccl._core.protocol.operations cimport pack_pairs, split_signatures
@@ -30,16 +31,27 @@ from pccl.options import TAGS_MAX
 from .ballots import OpenCall
 from .deadlock import name_peers
 
-SIDES_MAX = 4  # different signatures that an explanation names; more would not help anybody
+SIDES_MAX = 4  # different signatures that an explanation names; more would not help a reader
 
 cdef Py_ssize_t operations_max = OPERATIONS_MAX
+
+
+# The life of a tag, as a member that initiated it sees it (see `group_phases`). DONE and FAILED are verdicts: then the
+# tag is free again.
+FREE = "free"  # not initiated
+OPEN = "open"  # initiated; not all members have, or the ring is not wired
+RUNNING = "running"  # commenced
+ABORTING = "aborting"  # a member gave up; the others restore their memory
+INTERRUPTED = "interrupted"  # the ring changed; the verdict is told when the new ring is wired
+DONE = "done"
+FAILED = "failed"
 
 
 @record
 class Failure:
     """A verdict that has yet to be told."""
 
-    peers: set  # who initiated it and is still there
+    peers: set  # members that initiated it and are still there
     tag: int
     sequence: int  # 0: it never commenced
     result: int
@@ -60,7 +72,7 @@ cdef OpenTag _new_open_tag(tag, long long now_ns):
 
 
 cdef class Running:
-    """What commenced and has no verdict."""
+    """A collective that commenced and has no verdict."""
 
 
 cdef Running _new_running(tag, sequence, list ring, long long began_ns):
@@ -137,7 +149,7 @@ cdef class Collectives:
         return f"finished collective {sequence}, which it has no part in"
 
     cdef int _succeed(self, Running run) except -1:
-        """The verdict that everybody hopes for."""
+        """All members finished: report success."""
         cdef set held
         for member in run.members:
             held = self.held[member]
@@ -147,7 +159,7 @@ cdef class Collectives:
         return 0
 
     cdef int _member_failed(self, Running run, peer, str reason) except -1:
-        """The first one ends it for all; the verdict waits until the last one has restored its memory."""
+        """The first failure ends it for all; the verdict waits until the last member has restored its memory."""
         if run.failed is None:
             run.failed = set()
             run.reason = f"peer {peer} gave up: {reason}"
@@ -160,13 +172,13 @@ cdef class Collectives:
         return 0
 
     def awaits(self, peer, tag, long long now_ns):
-        """A caller blocks on that tag. Once it has commenced nobody needs to know."""
+        """A caller blocks on that tag. After it has commenced this changes nothing."""
         cdef OpenTag open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             open_tag.awaiting.setdefault(peer, now_ns)
 
     def withdraw(self, peer, tag):
-        """A caller gave up. Too late is no error: then a verdict comes or came another way."""
+        """A caller gave up. Too late is no error: then a verdict is on its way, or comes."""
         cdef OpenTag open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             self.fail(peer, tag, "given up by its caller")
@@ -174,7 +186,7 @@ cdef class Collectives:
     # ------------------------------------------------------------------------------------------ what the master decides
 
     def fail(self, peer, tag, str reason):
-        """This vote ends without the others."""
+        """End this vote without the others'."""
         cdef OpenTag open_tag = self.open[tag]
         del open_tag.signatures[peer]
         open_tag.awaiting.pop(peer, None)
@@ -200,7 +212,7 @@ cdef class Collectives:
         self.aborted = [failure for failure in self.aborted if failure.peers]
 
     def abort(self, str reason):
-        """The ring changes: nothing of what is under way can succeed. The first reason wins."""
+        """The ring changes: nothing that is under way can succeed. The first reason is kept."""
         cdef OpenTag open_tag
         cdef Running run
         for run in self.running.values():
@@ -214,7 +226,7 @@ cdef class Collectives:
         self.ripe.clear()
 
     cdef bint decide(self, list ring, bint wired, bint ready) except -1:
-        """Close what can be closed. True if somebody failed: `tell` must know then what the world looks like.
+        """Close what can be closed. True if there are failures: then `tell` needs the numbers of the run.
 
         `ready`: the ring is not only wired, but all in it are members too.
         """
@@ -226,7 +238,7 @@ cdef class Collectives:
         return len(self.failures) > 0
 
     cdef list tell(self, list ring, unsigned int epoch, tuple numbers):
-        """What follows, as (peers, message). `numbers`: the world as this group sees it now, if somebody failed."""
+        """What follows, as (peers, message). `numbers` is what failures tell of the run; None if there are none."""
         cdef list told = self.outbox
         cdef list pairs
         if self.failures:
@@ -241,7 +253,7 @@ cdef class Collectives:
         return told
 
     cdef int _commence(self, list ring) except -1:
-        """Close every vote that is unanimous, and begin what may begin."""
+        """Close every vote that is unanimous, and commence what can commence."""
         cdef OpenTag open_tag
         for tag in self.ripe:
             open_tag = self.open.get(tag)
@@ -278,8 +290,22 @@ cdef class Collectives:
         return held is not None and len(held) > 0
 
     def is_idle(self):
-        """Whether nobody has."""
+        """Whether no member has."""
         return not any(self.held.values())
+
+    def phases(self):
+        """(member, tag) -> its phase, of every tag without a verdict."""
+        cdef OpenTag open_tag
+        cdef Running run
+        found = {}
+        for open_tag in self.open.values():
+            found.update(dict.fromkeys([(peer, open_tag.tag) for peer in open_tag.signatures], OPEN))
+        for run in self.running.values():
+            phase = RUNNING if run.failed is None else ABORTING
+            found.update(dict.fromkeys([(peer, run.tag) for peer in run.members], phase))
+        for failure in self.aborted:
+            found.update(dict.fromkeys([(peer, failure.tag) for peer in failure.peers], INTERRUPTED))
+        return found
 
     def open_calls(self, list ring):
         """Tags on which a caller blocks, as calls that wait for votes."""
@@ -296,7 +322,7 @@ cdef class Collectives:
         cdef Running run
         where, members = f"group {self.number}", set(ring)
         assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
-        assert not (wired and self.aborted or ready and self.ripe), f"{where}: somebody waits for nothing"
+        assert not (wired and self.aborted or ready and self.ripe), f"{where}: a verdict or a vote was left over"
         held = {peer: set() for peer in members}
         for tag, open_tag in self.open.items():
             voters = open_tag.signatures.keys()
@@ -320,11 +346,11 @@ cdef class Collectives:
                 assert failure.tag not in held[peer], f"{where}: tag {failure.tag} twice"
                 held[peer].add(failure.tag)
         assert held == {peer: self.held.get(peer, set()) for peer in members}, f"{where}: holds {self.held}, not {held}"
-        assert self.held.keys() <= members, f"{where}: holds something of strangers"
+        assert self.held.keys() <= members, f"{where}: holds tags of peers that are no members"
 
 
 cdef bint _is_one_signature(OpenTag open_tag) except -1:
-    # Whether all gave the same.
+    # Whether all members gave the same.
     first = None
     for signature in open_tag.signatures.values():
         if first is None:
@@ -335,7 +361,7 @@ cdef bint _is_one_signature(OpenTag open_tag) except -1:
 
 
 cdef str _explain_difference(OpenTag open_tag):
-    """Who said what, those who agree together."""
+    """Which members gave which signature."""
     camps = {}
     for peer, signature in open_tag.signatures.items():
         camps.setdefault(signature, []).append(peer)

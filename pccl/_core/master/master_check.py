@@ -1,12 +1,81 @@
-"""What holds in the master's machine between two events; run after every one in all tests. Pure, changes nothing."""
+"""What holds in the master's machine between two events, and which changes an event may make.
+
+Run after every event in all tests. The tables of the peers' phases, of a group's consensus and of its collectives are
+held against what happened. Pure, changes nothing.
+"""
 
 from __future__ import annotations
 
 from pccl._core.protocol.events import PENDING, TOPOLOGY
+from pccl._core.records import record
+
+from .collectives import DONE, FAILED, FREE
+from .events import PeerSaid, PeerWent
+from .group_phases import COLLECTIVES, CONSENSUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .group import Group
+    from .group_phases import Table
+    from .membership import Peer
+
+
+@record
+class Before:
+    """What the tables speak of, before an event: its sender and the sender's group."""
+
+    peer: Peer
+    phase: str
+    group: Group | None  # None: the sender is in no ring
+    ring: set[int]
+    consensus: str
+    tags: dict[tuple[int, int], str]
+
+
+def observe(master: Any, event: Any) -> Before | None:
+    """Note the phases before an event. None if the event is not about a peer that the master knows."""
+    peer = master.conns.get(event.conn) if type(event) in (PeerSaid, PeerWent) else None
+    if peer is None:
+        return None
+    group = master.groups.get(peer.group)
+    if group is None or peer.id not in group.ring:
+        return Before(peer, peer.phase, None, set(), "", {})
+    return Before(peer, peer.phase, group, set(group.ring), group.consensus.phase(), group.collectives.phases())
+
+
+def check_transitions(before: Before, event: Any, table: Table) -> None:
+    """Every phase that an event has changed is one that a table names. `table` is that of the peers' phases."""
+    kind = type(event.message) if type(event) is PeerSaid else PeerWent
+    peer, group = before.peer, before.group
+    row = table.get((before.phase, kind))
+    if row is not None:
+        assert peer.phase in row[1], f"{kind.__name__} led from {before.phase} to {peer.phase}"
+    if group is None or not group.ring:
+        return
+    gone = before.ring - set(group.ring)
+    kinds = {kind, PeerWent} if gone else {kind} - {PeerWent}
+    after = group.consensus.phase()
+    legal = _next_phases(CONSENSUS, before.consensus, kinds)
+    assert after in legal, f"{kind.__name__} led the consensus from {before.consensus} to {after}"
+    tags = group.collectives.phases()
+    for key in before.tags.keys() | tags.keys():
+        was, now = before.tags.get(key, FREE), tags.get(key, FREE)
+        if key[0] in gone:
+            continue
+        legal = _next_phases(COLLECTIVES, was, kinds)
+        if now == FREE:
+            ended = legal & {FREE, DONE, FAILED}
+            assert ended, f"{kind.__name__} ended tag {key[1]} of peer {key[0]}, which was {was}"
+        else:
+            assert now in legal, f"{kind.__name__} led tag {key[1]} of peer {key[0]} from {was} to {now}"
+
+
+def _next_phases(table: Table, phase: str, kinds: set[type[Any]]) -> set[str]:
+    """The phases that these rows name; the same phase where there is no row, or one that names none."""
+    rows = [table[phase, kind][1] for kind in kinds if (phase, kind) in table]
+    return {following for row in rows for following in row} or {phase}
 
 
 def check_master(master: Any) -> None:

@@ -23,7 +23,6 @@ cdef class MasterState:
     cpdef list handle(self, event, long long now_ns)
     cdef list _handle(self, event, long long now_ns)
     cdef int _hear(self, Peer peer, message) except -1
-    cdef int _check_phase(self, Peer peer, str before, message) except -1
 
     # What follows from an event, as far as it can go.
     cdef int _settle(self) except -1

@@ -50,7 +50,7 @@ from .events import MoonshotFound, PeerCame, PeerSaid, PeerWent
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .election import NEVER
-from .master_check import check_master
+from .master_check import check_master, check_transitions, observe
 from .membership import ACCEPTED, GONE, REGISTERED
 
 
@@ -91,16 +91,15 @@ cdef class MasterState:
             raise
 
     cdef list _handle(self, event, long long now_ns):
-        cdef Peer peer, sender = None
-        cdef str before = ""
+        cdef Peer peer
         cdef list actions = self.members.begin(now_ns)
+        before = observe(self, event) if self.checking else None
         kind = type(event)
         if kind is PeerSaid:
-            sender = self.members.conns.get(event.conn)
-            if sender is not None:  # else: the last message of a peer that is already dismissed
-                before = sender.phase
-                sender.heard_ns = now_ns
-                self._hear(sender, event.message)
+            peer = self.members.conns.get(event.conn)
+            if peer is not None:  # else: the last message of a peer that is already dismissed
+                peer.heard_ns = now_ns
+                self._hear(peer, event.message)
         elif kind is PeerCame:
             self.members.register(event)
         elif kind is PeerWent:
@@ -118,8 +117,8 @@ cdef class MasterState:
         self.append_story((now_ns, event, actions))
         if self.checking:
             self.check()
-            if sender is not None:
-                self._check_phase(sender, before, event.message)
+            if before is not None:
+                check_transitions(before, event, TRANSITIONS)
         return actions
 
     cdef int _hear(self, Peer peer, message) except -1:
@@ -129,13 +128,6 @@ cdef class MasterState:
             self.members.kick(peer, INVALID_USAGE, f"{type(message).__name__} is not legal while {peer.phase}")
         else:
             handler(peer, message)
-        return 0
-
-    cdef int _check_phase(self, Peer peer, str before, message) except -1:
-        """After the event: the sender of a legal message is in a phase that the table names."""
-        row = TRANSITIONS.get((before, type(message)))
-        if row is not None:
-            assert peer.phase in row[1], f"{type(message).__name__} led from {before} to {peer.phase}"
         return 0
 
     def _removed(self, Peer peer, bint in_ring):
@@ -468,8 +460,9 @@ cdef class MasterState:
         self.optimizer.check()
 
 
-# (phase of the sender, message) -> the handler, and the phases that its sender may be in when the event is over. A
-# message that is not here costs its sender the connection. GONE where the handler kicks a sender that breaks a rule.
+# (phase of the sender, message) -> the handler, and the phases that the sender may be in when the event is over; GONE
+# where the handler kicks a sender that breaks a rule. A message that is not here costs its sender the connection. A
+# closed connection, a silent one and a sweep may end either phase too.
 TRANSITIONS = {
     (REGISTERED, Wired): (Membership.on_wired, (REGISTERED, ACCEPTED, GONE)),
     (REGISTERED, WireFailed): (Membership.on_wire_failed, (REGISTERED, GONE)),

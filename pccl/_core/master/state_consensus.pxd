@@ -1,4 +1,4 @@
-# What a group's agreement on its shared state consists of; the bodies are in agreement.pyx.
+# A group's consensus on its shared state; the bodies are in state_consensus.pyx.
 
 cdef class Transfer:
     cdef readonly object round           # its number: grows by one, never used again
@@ -24,6 +24,7 @@ cdef class StateConsensus:
     cdef readonly object latest          # number of the latest transfer
     cdef list outbox                     # (peer, message) of the event being handled
 
+    cpdef str phase(self)
     cpdef bint holds(self, peer) except -1
     cpdef bint is_idle(self) except -1
 

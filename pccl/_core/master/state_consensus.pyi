@@ -7,6 +7,10 @@ from .ballots import OpenCall
 from .election import Decision, StateVote
 from .membership import Peer
 
+IDLE: Final[str]
+VOTING: Final[str]
+ASKING: Final[str]
+TRANSFERRING: Final[str]
 CUT_OFF: Final[str]
 SOURCES_LOST: Final[str]
 
@@ -60,6 +64,7 @@ class StateConsensus:
     def settle(
         self, members: int, peers: dict[int, Peer]
     ) -> tuple[list[tuple[int, Any]], dict[int, tuple[int, str]], bool]: ...
+    def phase(self) -> str: ...
     def holds(self, peer: int) -> bool: ...
     def is_idle(self) -> bool: ...
     def open_calls(self, members: set[int]) -> list[OpenCall]: ...

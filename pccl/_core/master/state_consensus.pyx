@@ -6,20 +6,20 @@
                                              ├──some lack it──▶ transfer ──all hold it──▶ agreed
                                              └──impossible──▶ every call fails, nothing changes
 
-**The vote** is complete when every member of the group has one. The rules of the decision are in `election`. The master
-never sees content; it sees a schema only when two of them differ, from one holder of each.
+**The vote** is complete when every member of the group has one. The rules of the decision are in `election`. The
+master never sees content; it sees a schema only when two of them differ, from one holder of each.
 
-**A transfer** is among those who voted. The sources serve, the receivers fetch from all of them at once and say when they
-hold the state. A source that is lost is crossed off. A receiver that finds no source left says so, and waits: it is
-*stranded*. When all who still fetch are, and every source is lost, those who have finished meanwhile become sources, the
-*heirs*; without any, all calls fail. Who is stranded though a source is there cannot reach it, and is kicked. So a sync
-succeeds for all members or for none, and they stay in step. When nobody fetches any more, whoever is left holds the state,
-and it is agreed.
+**A transfer** is among the members that voted. The sources serve, the receivers fetch from all of them at once and
+report when they hold the state. A source that is lost is crossed off. A receiver that finds no source left reports that
+and waits: it is *stranded*. When all receivers are stranded and every source is lost, the receivers that have finished
+become sources, the *heirs*; without any, all calls fail. A receiver that is stranded while a source is there cannot
+reach it, and is kicked. So a sync succeeds for all members or for none, and they stay in step. When no receiver fetches
+any more, every member that is left holds the state, and it is agreed.
 
-**What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last one
-or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
+**What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last
+one or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
 
-A ring that is rewired does not concern any of this. Part of the master's machine, which sends what `settle` returns; pure.
+A change of the ring does not touch any of this. Part of the master's machine, which sends what `settle` returns; pure.
 """
 
 from pccl._core.protocol.events import SYNC
@@ -32,12 +32,19 @@ from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
 from .ballots import OpenCall
 from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
 
+# Phases of one group's synchronisation (see `group_phases`). A member that gave up while the others transfer may vote again meanwhile; the
+# group is TRANSFERRING until that ends.
+IDLE = "idle"  # no member is in sync_shared_state
+VOTING = "voting"  # some members have voted, not all
+ASKING = "asking"  # schemas differ: one holder of each was asked for it
+TRANSFERRING = "transferring"  # the vote is decided, and receivers fetch
+
 CUT_OFF = "it cannot fetch the shared state from any of the peers that have it"
 SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was sent: call sync_shared_state again"
 
 
 cdef class Transfer:
-    """A state on its way from those who have it to those who lack it."""
+    """A state on its way from the members that have it to those that lack it."""
 
     def __init__(self, number, decision, bytes schema, dict votes):
         self.round = number
@@ -69,7 +76,7 @@ cdef class StateConsensus:
     # ------------------------------------------------------------------------------------------ what members say
 
     def vote(self, peer, message, long long now_ns):
-        """A member is in sync_shared_state. Returns what is wrong with that if an honest peer would not say it."""
+        """A member calls sync_shared_state. Returns what is wrong with its vote, or nothing."""
         if self.holds(peer):
             return f"voted twice in {SYNC}"
         if message.strategy >= len(STRATEGIES) or not 1 <= message.keys <= KEYS_MAX:
@@ -83,7 +90,7 @@ cdef class StateConsensus:
         """A page of the schema that was asked for. Returns what is wrong with it, or nothing."""
         vote = self.votes.get(peer)
         if vote is None or vote.call != message.call or self.asked.get(vote.schema, (0,))[0] != peer:
-            return ""  # what it was asked for is settled without it
+            return ""  # the vote was decided without it
         pages = self.asked[vote.schema][1]
         if message.page != len(pages) or not message.page < message.pages <= PAGES_MAX:
             return f"sent page {message.page} of {message.pages} of its schema after {len(pages)} of them"
@@ -129,7 +136,7 @@ cdef class StateConsensus:
     # ------------------------------------------------------------------------------------------ what the master decides
 
     def fail(self, peer, str reason):
-        """This vote ends without the others."""
+        """End this vote without the others'."""
         vote = self.votes[peer]
         self._lose_part(peer)
         self.outbox.append((peer, CallFailed(vote.call, INVALID_USAGE, reason)))
@@ -148,7 +155,7 @@ cdef class StateConsensus:
         if transfer is None or transfer.votes.pop(peer, None) is None:
             return
         if not transfer.votes:
-            self.transfer = None  # nobody has a part in it any more
+            self.transfer = None  # no member takes part any more
             return
         transfer.fetching.discard(peer)
         transfer.stranded.pop(peer, None)
@@ -158,8 +165,8 @@ cdef class StateConsensus:
                 self.outbox.append((other, SourceGone(transfer.votes[other].call, transfer.round, peer)))
 
     def settle(self, int members, dict peers):
-        """What follows: messages as (peer, message), who is kicked as {peer: (result, reason)}, and whether there is a
-        new agreement, which must be kept before the messages are sent. With kicks, settle again when they are done.
+        """What follows: messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is
+        agreed, which must be saved before the messages are sent. With kicks, settle again when they are done.
 
         `members` is how many must vote, `peers` says where they can be dialled.
         """
@@ -174,7 +181,7 @@ cdef class StateConsensus:
         return told, kicks, agreed
 
     cdef bint _know_schemas(self):
-        """Whether all have one schema, or every schema is known; if not, those who have it are asked."""
+        """Whether all have one schema, or every schema is known; if not, one holder of each is asked."""
         wanted = {vote.schema for vote in self.votes.values()}
         if len(wanted) == 1:
             return True
@@ -188,7 +195,7 @@ cdef class StateConsensus:
         self.outbox.append((peer, AskSchema(self.votes[peer].call)))
 
     cdef dict _decide(self, dict peers):
-        """The vote is complete: who must go first, or nobody, and then it is closed."""
+        """The vote is complete: returns the peers that must be kicked first; without any, closes the vote."""
         right = choose_schema(self.votes, self.schema)
         kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
@@ -208,7 +215,7 @@ cdef class StateConsensus:
         return {}
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
-        """The sources before the receivers, so that whoever dials is expected, most of the time."""
+        """Tell the sources before the receivers, so that a receiver that dials is expected, most of the time."""
         if decision.receivers:
             self.latest += 1
         self.transfer = Transfer(self.latest, decision, schema, self.votes)
@@ -219,7 +226,7 @@ cdef class StateConsensus:
         self.transfer.places = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
         sources = [self.transfer.places[peer] for peer in decision.sources]
         for turn, (peer, whole) in enumerate(decision.receivers):
-            # Everybody begins with another source, so that none of them is asked by all.
+            # Every receiver begins with another source, so that none of them is asked by all.
             first = turn % len(sources)
             packed = pack_sources(sources[first:] + sources[:first])
             call = self.votes[peer].call
@@ -230,8 +237,8 @@ cdef class StateConsensus:
             self.outbox.append((peer, CallFailed(votes[peer].call, result, reason)))
 
     cdef bint _complete_transfer(self, dict kicks):
-        """End it if nobody fetches any more, or can; who cannot, though others could, goes first. True if there is a new
-        agreement.
+        """End it if no receiver fetches any more, or can; kick receivers that cannot reach a source. True if a new
+        state is agreed.
         """
         cdef Transfer transfer = self.transfer
         if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
@@ -257,7 +264,7 @@ cdef class StateConsensus:
         return True
 
     cdef _appoint(self, heirs):
-        """Who has finished serves those who are stranded."""
+        """Let receivers that have finished serve the stranded ones."""
         cdef Transfer transfer = self.transfer
         transfer.sources |= heirs
         for peer in sorted(heirs):
@@ -269,16 +276,24 @@ cdef class StateConsensus:
 
     # ------------------------------------------------------------------------------------------ reports
 
+    cpdef str phase(self):
+        """IDLE, VOTING, ASKING or TRANSFERRING."""
+        if self.transfer is not None:
+            return TRANSFERRING
+        if self.asked:
+            return ASKING
+        return VOTING if self.votes else IDLE
+
     cpdef bint holds(self, peer) except -1:
         """Whether this member is in sync_shared_state."""
         return peer in self.votes or self.transfer is not None and peer in self.transfer.votes
 
     cpdef bint is_idle(self) except -1:
-        """Whether nobody is."""
+        """Whether no member is."""
         return self.transfer is None and not self.votes
 
     def open_calls(self, set members):
-        """The vote and the transfer, as calls that somebody waits in."""
+        """The vote and the transfer, as calls that members wait in."""
         calls = []
         if self.votes:
             missing = members - self.votes.keys() or {peer for peer, _ in self.asked.values()}
@@ -308,8 +323,9 @@ cdef class StateConsensus:
         if transfer is not None:
             assert transfer.fetching, f"{where}: a transfer with nothing to do"
             assert transfer.stranded.keys() < transfer.fetching, f"{where}: all of {transfer.stranded} wait for sources"
-            assert transfer.sources | transfer.fetching <= transfer.votes.keys(), f"{where}: strangers in a transfer"
-            assert not (transfer.sources & transfer.fetching), f"{where}: somebody fetches from itself"
+            assert transfer.sources | transfer.fetching <= transfer.votes.keys(), f"{where}: a part without a vote"
+            assert not (transfer.sources & transfer.fetching), f"{where}: a peer fetches from itself"
             assert transfer.votes.keys() <= members, f"{where}: a transfer of {set(transfer.votes)}"
-            assert not (transfer.votes.keys() & self.votes.keys()), f"{where}: somebody is in two calls"
+            assert not (transfer.votes.keys() & self.votes.keys()), f"{where}: a member is in two calls"
             assert transfer.revision in (self.revision, self.revision + 1) or self.revision == NEVER, f"{where}: a jump"
+            assert not self.asked, f"{where}: asks for schemas during a transfer"
