@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from benchmarks.networks import planted, scattered
+from pccl._core.master.ring_choice import is_better
 from pccl._core.solver.solver import evaluate, solve
 from pccl.actors.io.loop import Loop
 from pccl.actors.master import moonshot
-from pccl.actors.master.moonshot import Moonshot, is_better
+from pccl.actors.master.moonshot import Moonshot
 
 from .helpers import BOUND, Script, comm, eventually, gone
 
@@ -279,7 +280,7 @@ def test_garbage_ends_the_child(sky: Observatory, monkeypatch: pytest.MonkeyPatc
     sky.begin()
     sky.until(lambda: sky.ends, "its end")
 
-    assert sky.ends == ["told something that is no ring"]
+    assert sky.ends == ["reported something that is no ring"]
     assert sky.better == 1
     assert sky.moonshot.better_than(RING, RATES) == [RING[at] for at in best.order]
 

@@ -179,7 +179,7 @@ def check_optimal(world: World) -> None:
     numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive}
     for group in state.groups.values():
         rates = group.bandwidths.matrix(group.ring)
-        for edge in group.bandwidths.describe(world.clock.now_ns)["edges"]:
+        for edge in group.bandwidths.report(world.clock.now_ns)["edges"]:
             ways = (numbers[edge["source"]], numbers[edge["target"]])
             assert edge["bytes_per_second"] in (0, rate(world.plan.seed, *ways)), f"measured {edge}"
         count = len(group.ring)

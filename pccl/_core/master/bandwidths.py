@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from typing import Any
 
-    Pair = tuple[int, int]  # source, target
+    from .ring import Pair
 
 PROBE = "probe"
 PASSIVE = "passive"
@@ -136,8 +136,8 @@ class Bandwidths:
                     rates[row * len(peers) + place[target]] = edge.rate
         return rates
 
-    def describe(self, now_ns: int) -> dict[str, Any]:
-        """All of it for people and programs, as JSON has it. Ages are seconds."""
+    def report(self, now_ns: int) -> dict[str, Any]:
+        """All edges for the status report, as JSON values. Ages are seconds."""
         edges = [
             {
                 "source": source,
@@ -167,7 +167,11 @@ class Bandwidths:
             assert targets.keys() <= members, f"edges from peer {source} to strangers {targets.keys() - members}"
 
 
+def is_rate(rate: float) -> bool:
+    """Whether this can be what an edge carries, in bytes per second; 0 is a probe that failed. False for NaN."""
+    return rate == 0 or 1 <= rate <= RATE_MAX
+
+
 def _check_rate(source: int, target: int, rate: float) -> None:
-    # Written so that what is not a number is refused too.
-    if not (rate == 0 or 1 <= rate <= RATE_MAX):
+    if not is_rate(rate):
         raise ValueError(f"the rate from peer {source} to {target} is 0 or 1 to {RATE_MAX:g} bytes/s, not {rate}")

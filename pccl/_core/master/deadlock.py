@@ -1,9 +1,9 @@
 """Calls that can never meet, found from who waits for whom.
 
 A blocking call completes when its whole electorate has made it. A peer that is in no call may still make any; a peer in
-a call goes on when one of its calls completes. Starting from the peers that are free, everyone who can ever go on is
-found by going round until nothing changes; who is left waits for ever. Optimistic wherever several threads of a peer
-wait at once, so there is no false alarm. Pure functions over names and peer ids.
+a call goes on when one of its calls completes. Starting from the free peers, all peers that can ever go on are found by
+repeating until nothing changes; the rest waits for ever. Where several threads of a peer wait at once the search is
+optimistic, so there is no false alarm. Pure functions over names and peer ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @record
 class Waiting:
-    """One call under way: what the user calls it, who must make it, who has."""
+    """One call under way: its name, the peers that must make it, and those that have."""
 
     name: str
     electorate: frozenset[int]
@@ -43,7 +43,7 @@ def find_stuck(calls: list[Waiting]) -> set[int]:
 
 
 def explain_stuck(calls: list[Waiting], stuck: set[int]) -> str:
-    """One sentence that names every call, who is in it, and the remedy."""
+    """One sentence that names every call, the peers in it, and the remedy."""
     parts = []
     for call in sorted(calls, key=lambda call: call.name):
         present = sorted(call.present & stuck)
@@ -56,7 +56,7 @@ def explain_stuck(calls: list[Waiting], stuck: set[int]) -> str:
 
 
 def describe_missing(votes: dict[str, dict[int, Any]], missing: list[int]) -> str:
-    """Who is missing and what they are doing instead; `votes` is call name to voters."""
+    """Which peers are missing, and which calls they are in instead; `votes` is call name to voters."""
     parts, idle = [], set(missing)
     for name in sorted(votes):
         busy = [peer for peer in missing if peer in votes[name]]

@@ -3,15 +3,15 @@
 A vote names a revision, a strategy, and the digests of schema and content. Once all members have voted there is one
 decision, and the order in which they did has no part in it:
 
-1. *Schemas* must be equal. That of the last agreed state is right, else the one that most have, else that of the
-   lowest peer id; who has another one is kicked, and told which key is to blame.
-2. *Strategies*: beside ENFORCE_POPULAR no other may stand. If nobody would give its state, nothing can be done.
-3. *Revisions*: one more than the agreed one is expected; what is beyond is kicked. Before the first agreement the
-   highest is right. Where nobody has what is expected, only the agreed content itself will do, at any revision.
-4. *The election*: of the candidates those win whose content most have, then those with the lowest peer id. Everybody
-   else takes it over; a SEND_ONLY that differs is kicked instead, because it may not be overwritten.
+1. *Schemas* must be equal. That of the last agreed state is right, else the one that most peers have, else that of
+   the lowest peer id. A peer with another schema is kicked, and told which key differs.
+2. *Strategies*: ENFORCE_POPULAR excludes the others. If no peer would give its state, all calls fail.
+3. *Revisions*: one more than the agreed one is expected; a peer beyond that is kicked. Before the first agreement the
+   highest is right. Where no peer has the expected revision, only the agreed content is a candidate, at any revision.
+4. *The election*: the content that most candidates hold wins, then that of the lowest peer id. The other peers take it
+   over; a SEND_ONLY peer that differs is kicked instead, because it may not be overwritten.
 
-A state is *torn* where a transfer into it ended in the middle. It is nobody's state, so it is no candidate.
+A state is *torn* where a transfer into it ended in the middle. A torn state is no candidate.
 Part of the master's machine; pure.
 """
 
@@ -51,18 +51,18 @@ class StateVote:
 
 @record
 class Decision:
-    """What follows from the votes: somebody must go first, or all calls fail, or a state is elected."""
+    """What follows from the votes: peers must be kicked first, or all calls fail, or a state is elected."""
 
     kicks: dict[int, tuple[int, str]]  # peer -> result and reason; if there are any, the rest decides again
-    failure: tuple[int, str] | None = None  # result and reason, the same for everybody
+    failure: tuple[int, str] | None = None  # result and reason, the same for all
     revision: int = NEVER  # of the elected state
     content: bytes = b""
-    sources: tuple[int, ...] = ()  # who has it and may give it
-    receivers: tuple[tuple[int, bool], ...] = ()  # who lacks it; True: was outdated, and takes over everything
+    sources: tuple[int, ...] = ()  # peers that have it and may give it
+    receivers: tuple[tuple[int, bool], ...] = ()  # peers that lack it; True: outdated, takes over everything
 
 
 def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
-    """The schema that everybody should have."""
+    """The schema that all should have."""
     holders = Counter(vote.schema for vote in votes.values())
     if agreed in holders:
         return agreed
@@ -75,7 +75,7 @@ def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
 def kick_odd_schemas(
     votes: Mapping[int, StateVote], right: bytes, schemas: Mapping[bytes, bytes]
 ) -> dict[int, tuple[int, str]]:
-    """Who has another schema than the right one, and which key is to blame. `schemas` by their digests."""
+    """Peers with another schema than the right one, and which key differs. `schemas` is digest to schema."""
     return {
         peer: (INVALID_ARGUMENT, f"its shared state is laid out differently: {_explain(right, vote.schema, schemas)}")
         for peer, vote in votes.items()

@@ -1,4 +1,4 @@
-# What a group's ring consists of; the bodies are in group.pyx.
+# One peer group: its ring, its collectives, its consensus; the bodies are in group.pyx.
 
 from .collectives cimport Collectives
 from .state_consensus cimport StateConsensus
@@ -13,8 +13,8 @@ cdef class Group:
     cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
     cdef readonly long long ordered_ns # when the latest order was given
-    cdef readonly object bandwidths    # what its directed edges carry, as far as anybody measured it
+    cdef readonly object bandwidths    # what its directed edges carry, as far as it was measured
     cdef readonly Collectives collectives  # what its members reduce together
-    cdef readonly StateConsensus consensus    # what they agreed to be their shared state
+    cdef readonly StateConsensus consensus    # on their shared state
 
     cpdef int size(self) except -1

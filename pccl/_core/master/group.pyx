@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""One peer group's ring: who is in it, in which order, which edges stand, and who has yet to report.
+"""One peer group: its ring (members, order, edges, who has yet to report), its collectives and its consensus.
 
 A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
 which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
@@ -7,8 +7,8 @@ epoch, leaves it alone: so only changed edges are rewired, and both ends of an e
 meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
 edge breaks again and again before the ring is whole counts as one.
 
-Its collectives are beside it, and so are what it agreed to be its shared state and what its edges are known to carry,
-each in a machine of its own. Part of the master's machine; pure, and knows nothing of votes.
+The group has its collectives, its consensus on the shared state, and the bandwidths of its edges; each is an object of
+its own. `group_dispatch` brings messages to them. Part of the master's machine; pure, and knows nothing of votes.
 """
 
 from pccl._core.protocol.messages import RingOrder
@@ -58,7 +58,7 @@ cdef class Group:
         self.losses = {pair: count for pair, count in self.losses.items() if peer not in pair}
 
     def members(self):
-        """Who is in it and accepted."""
+        """Ids of the accepted members."""
         return set(self.ring) - self.newcomers
 
     cpdef int size(self) except -1:
@@ -97,7 +97,7 @@ cdef class Group:
         return True
 
     def victim(self, suspects):
-        """Without a legal order: who must go, and why. `suspects` have not been heard of lately."""
+        """Without a legal order: the peer that must be kicked, and why. `suspects` have been silent lately."""
         victim = choose_victim(self.ring, self.newcomers, set(self.marks), suspects)
         members = set(self.ring)
         reasons = [
@@ -112,7 +112,7 @@ cdef class Group:
 
     def order(self, dict peers, long long now_ns):
         """Begin a new epoch: the list of (peer id, RingOrder) that its members need."""
-        cdef list wires = []
+        cdef list orders = []
         cdef Py_ssize_t count = len(self.ring)
         self.epoch += 1
         self.ordered_ns = now_ns
@@ -121,18 +121,18 @@ cdef class Group:
         self.edges = {step: standing.get(step, self.epoch) for step in steps_of(self.ring)}
         for index, peer_id in enumerate(self.ring):
             if count < 2:
-                wires.append((peer_id, RingOrder(self.epoch, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")))
+                orders.append((peer_id, RingOrder(self.epoch, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")))
                 break
             here = peers[peer_id]
             previous_id, next_id = self.ring[index - 1], self.ring[(index + 1) % count]
             previous, following = peers[previous_id], peers[next_id]
-            wires.append((peer_id, RingOrder(
+            orders.append((peer_id, RingOrder(
                 self.epoch, index, count,
                 next_id, self.edges[(peer_id, next_id)], min(here.lanes, following.lanes),
                 previous_id, self.edges[(previous_id, peer_id)], min(previous.lanes, here.lanes),
                 following.port, following.host,
             )))
-        return wires
+        return orders
 
     def reported(self, peer, epoch):
         """A member has its edges up. True if it was the last one of this epoch."""

@@ -10,6 +10,7 @@ what lies on that way is typed, and is not found by name.
 """
 
 from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY
+from pccl._core.protocol.messages import ReduceFailed, World
 from pccl._core.protocol.outcomes import INVALID_USAGE
 
 from .collectives cimport Collectives
@@ -117,11 +118,19 @@ cdef class GroupDispatch:
             numbers = self._numbers(group)
         for told, message in collectives.tell(group.ring, group.epoch, numbers):
             for peer_id in told:
-                self.members.send(peers[peer_id], message)
+                self._tell(peers[peer_id], group, message)
         return 0
 
+    cdef int _tell(self, Peer peer, Group group, message) except -1:
+        """Send a member what concerns a collective, and ahead of it the numbers of the world if they have changed."""
+        if peer.told_world != self.members.world_changes:
+            peer.told_world = self.members.world_changes
+            if type(message) is not ReduceFailed:  # which carries them itself
+                self.members.send(peer, World(*self._numbers(group)))
+        return self.members.send(peer, message)
+
     def _numbers(self, Group group):
-        """What a failed collective tells its callers of the run."""
+        """The numbers of the world as this group sees it now. Newcomers never count."""
         world, groups, largest = self.members.world()
         return group.epoch, world, group.size(), groups, largest, self.members.round
 
@@ -138,7 +147,7 @@ cdef class GroupDispatch:
             digest = consensus.content.hex()
             members.log(DEBUG, f"group={group.number} agreed revision={consensus.revision} digest={digest}")
         for peer_id, message in told:
-            members.send(members.peers[peer_id], message)
+            self._tell(members.peers[peer_id], group, message)
         for peer_id, (result, reason) in sorted(kicks.items()):
             members.kick(members.peers[peer_id], result, reason)
         return 0

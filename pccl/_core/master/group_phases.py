@@ -13,6 +13,7 @@ from pccl._core.protocol.messages import (
     Fetched,
     Finished,
     Initiate,
+    Probed,
     Schema,
     VoteSync,
     Wired,
@@ -24,6 +25,7 @@ from pccl._core.protocol.messages import (
 from .collectives import ABORTING, DONE, FAILED, FREE, INTERRUPTED, OPEN, RUNNING, Collectives
 from .events import PeerWent
 from .membership import Membership
+from .optimizer import Optimizer
 from .state_consensus import ASKING, IDLE, TRANSFERRING, VOTING, StateConsensus
 
 TYPE_CHECKING = False
@@ -58,22 +60,25 @@ CONSENSUS: Table = {
 }
 
 # A tag of a member that remains in the group, whichever member sends the message. A message that is not here changes
-# no tag.
+# no tag. The last report of an optimisation may lead to another ring, under a member that gave the optimisation up.
 COLLECTIVES: Table = {
     (FREE, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),
     (OPEN, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),
     (OPEN, WithdrawReduce): (Collectives.withdraw, (OPEN, FAILED)),
-    (OPEN, Wired): (Membership.on_wired, (OPEN, RUNNING, FAILED)),
+    (OPEN, Wired): (Membership.on_wired, (OPEN, RUNNING, INTERRUPTED, FAILED)),
+    (OPEN, Probed): (Optimizer.on_probed, (OPEN, INTERRUPTED)),
     (OPEN, WireFailed): (Membership.on_wire_failed, (OPEN, INTERRUPTED)),
     (OPEN, EdgeLost): (Membership.on_edge_lost, (OPEN, INTERRUPTED)),
     (OPEN, PeerWent): (Collectives.abort, (INTERRUPTED,)),
     (RUNNING, Finished): (Collectives.finished, (RUNNING, ABORTING, DONE)),
     (RUNNING, WireFailed): (Membership.on_wire_failed, (RUNNING, INTERRUPTED)),
     (RUNNING, EdgeLost): (Membership.on_edge_lost, (RUNNING, INTERRUPTED)),
+    (RUNNING, Probed): (Optimizer.on_probed, (RUNNING, INTERRUPTED)),
     (RUNNING, PeerWent): (Collectives.abort, (INTERRUPTED,)),
     (ABORTING, Finished): (Collectives.finished, (ABORTING, FAILED)),
     (ABORTING, WireFailed): (Membership.on_wire_failed, (ABORTING, INTERRUPTED)),
     (ABORTING, EdgeLost): (Membership.on_edge_lost, (ABORTING, INTERRUPTED)),
+    (ABORTING, Probed): (Optimizer.on_probed, (ABORTING, INTERRUPTED)),
     (ABORTING, PeerWent): (Collectives.abort, (INTERRUPTED,)),
     (INTERRUPTED, Wired): (Membership.on_wired, (INTERRUPTED, FAILED)),
 }

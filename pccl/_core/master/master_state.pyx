@@ -238,10 +238,11 @@ cdef class MasterState:
             members.log(INFO, f"admitted {name_peers(sorted(admitted))} world={len(members.accepted)} groups={sizes}")
 
     def _numbers(self, peer_id, world):
-        """What a completed round tells a member of the run and of its group."""
+        """What a completed round tells a member of the run and of its group; it knows these numbers from now on."""
         cdef Peer peer = self.members.peers[peer_id]
         cdef Group group = self.members.groups[peer.group]
         count, groups, largest = world
+        peer.told_world = self.members.world_changes
         return self.members.round, group.epoch, count, group.size(), groups, largest
 
     cdef int _answer_pending(self) except -1:

@@ -13,6 +13,7 @@ cdef class Peer:
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
     cdef public bint warned             # it was told once whom it waits for
+    cdef public long long told_world    # up to which change of the world it knows the numbers
     cdef readonly object tx_bytes       # what its lanes have sent since it came, as of its latest heartbeat
     cdef readonly object rx_bytes
     cdef readonly double tx_rate        # bytes per second between its latest two heartbeats
@@ -31,6 +32,7 @@ cdef class Membership:
     cdef readonly set admitting         # newcomers of the round that is being wired
     cdef readonly bint admission        # a closed round waits for its rings
     cdef readonly object round          # how many topology rounds were completed
+    cdef readonly long long world_changes   # how often the numbers of the world have changed, for any group
     cdef readonly object next_id        # the next peer's id
     cdef readonly object reserved_id    # the first id that is not set aside for this master
     cdef readonly dict counters         # what happened how often

@@ -14,6 +14,7 @@ IDS_AT_ONCE: Final[int]
 class Peer:
     heard_ns: int
     warned: bool
+    told_world: int
     def __init__(self, peer_id: int, conn: int, register: Register, host: str, now_ns: int) -> None: ...
     @property
     def id(self) -> int: ...

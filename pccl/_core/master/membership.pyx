@@ -12,12 +12,11 @@ of the event being handled are collected here. Pure; knows nothing of votes, col
 from pccl._core.protocol.events import INFO, WARNING, Log
 from pccl._core.protocol.messages import Kick, Registered
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
-from pccl._core.solver.solver import RATE_MAX
 from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, LANES_MAX, nanoseconds
 
 from .group cimport Group
 from .events import Dismiss, Save, SendTo
-from .bandwidths import Bandwidths
+from .bandwidths import Bandwidths, is_rate
 from .election import NEVER
 
 REGISTERED = "registered"  # its handshake succeeded; it waits for a round
@@ -183,6 +182,7 @@ cdef class Membership:
         cdef Group group
         admitted = self.admitting
         self.round += 1
+        self.world_changes += 1
         self.accepted |= admitted
         for peer_id in admitted:
             peer = self.peers[peer_id]
@@ -221,7 +221,7 @@ cdef class Membership:
     def _learn_passive_rate(self, Peer peer, message):
         """Keep the rate that its reduces have shown on the edge from its previous peer, if that edge still exists."""
         group = self._ring_of(peer)
-        if not 1 <= message.bytes_per_second <= RATE_MAX:
+        if not message.bytes_per_second or not is_rate(message.bytes_per_second):
             self.kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is no rate")
         elif group is not None and (message.previous, peer.id) in group.edges:
             rate, was_limit = message.bytes_per_second, message.was_limit
@@ -308,6 +308,7 @@ cdef class Membership:
             for peer_id, order in group.order(self.peers, self.now_ns):
                 self.send(self.peers[peer_id], order)
             self.count("rewired")
+            self.world_changes += 1
             self.wiring.add(number)
             ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
             self.log(INFO, f"group={number} epoch={group.epoch} ring={ring}")

@@ -22,13 +22,14 @@ Part of the master's machine; knows nothing of admissions, which are decided in 
 from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY
 from pccl._core.protocol.messages import CallFailed, OptimizeDone, Probe
 from pccl._core.protocol.outcomes import INVALID_USAGE
-from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX, RATE_MAX
+from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX
 from pccl.options import nanoseconds
 
 from .group cimport Group
 from .membership cimport Membership, Peer
 from .events import BeginMoonshot, CancelMoonshot
 from .ballots import OpenCall, Vote
+from .bandwidths import is_rate
 from .probe_rounds import Measurement
 from .ring_choice import choose_ring
 
@@ -162,7 +163,7 @@ cdef class Optimizer:
     def on_probed(self, Peer peer, message):
         """The report of one probe."""
         rate = message.bytes_per_second
-        if rate > RATE_MAX:
+        if not is_rate(rate):
             self.members.kick(peer, INVALID_USAGE, f"measured {rate} bytes/s, which nothing can carry")
             return
         measurement = self.measurements.get(peer.group)
@@ -211,6 +212,7 @@ cdef class Optimizer:
             group = self.members.groups[peer.group]
             numbers = self.members.round, group.epoch, world, group.size(), groups, largest
             self.members.send(peer, OptimizeDone(vote.call, *numbers))
+            peer.told_world = self.members.world_changes
         self._begin_moonshot()
         self._end()
 

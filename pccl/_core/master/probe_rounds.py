@@ -1,7 +1,7 @@
 """The rounds in which one group measures its missing edges, from the plan to the last report.
 
-A round is a set of probes that do not disturb each other: nobody sends to two, or receives from two (see `tournament`).
-Nor are both directions between two peers in one round, because the acknowledgements of one would wait behind the data
+A round is a set of probes that do not disturb each other: no peer sends two, or receives two (see `tournament`). Nor
+are both directions between two peers in one round, because the acknowledgements of one would wait behind the data
 of the other: over 200 Mbit/s one way and 20 the other, two thirds of the faster were measured. So all edges among n
 peers take n - 1 rounds, and about one more.
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    Pair = tuple[int, int]  # source, target
+    from .ring import Pair
 
 
 def plan_rounds(ring: list[int], missing: Iterable[Pair]) -> list[list[Pair]]:
@@ -67,7 +67,7 @@ class Measurement:
         return probes
 
     def take(self, number: int, pair: Pair) -> bool:
-        """A report. False if nobody waits for it: its round is over."""
+        """Take a report. False if it is not awaited: its round is over."""
         if number != self.number or pair not in self.pending:
             return False
         self.pending.discard(pair)

@@ -8,10 +8,10 @@ forbidden pairs of a real network leave rings nearly everywhere. Pure functions 
 
 from __future__ import annotations
 
-EXACT_MAX = 12  # the exact search takes 2^n * n steps: some ten milliseconds at twelve
+EXHAUSTIVE_MAX = 12  # the exact search takes 2^n * n steps: some ten milliseconds at twelve
 SEARCH_STEPS_MAX = 50_000  # the bounded search gives up after this, well below a tenth of a second
 
-Pair = tuple[int, int]
+Pair = tuple[int, int]  # source, target
 
 
 def steps_of(order: list[int]) -> list[Pair]:
@@ -30,15 +30,15 @@ def find_ring(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
     """The preferred order if it is legal, else another ring of the same members, else None."""
     if is_legal(preferred, forbidden):
         return list(preferred)
-    if len(preferred) <= EXACT_MAX:
+    if len(preferred) <= EXHAUSTIVE_MAX:
         return _find_exactly(preferred, forbidden)
     return _find_by_search(preferred, forbidden)
 
 
 def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], suspects: set[int]) -> int:
-    """Who has to go when no ring exists: of the first sort there is, who has most dead pairs, then the youngest.
+    """The peer to kick when no ring exists: of the first sort there is, that with most dead pairs, then the youngest.
 
-    Suspects are members that have fallen silent: who cannot reach them must not pay for it.
+    Suspects are members that have fallen silent: a peer that cannot reach them must not be kicked for it.
     """
     members = set(order)
     blame = dict.fromkeys(order, 0)

@@ -1,7 +1,7 @@
 """Which ring a group should have, by what its edges carry: the decision, with its reason.
 
-The present ring stays unless the slowest step of another is clearly faster: to rewire costs every lane a connection,
-and rates are measurements, which never come out the same twice. Two candidates stand against it: what a short search
+The present ring stays unless the slowest step of another is clearly faster: a new ring costs every lane a connection,
+and rates are measurements, which never come out the same twice. Two candidates compete with it: what a short search
 finds now, and what a long one has found in the background since the last time. Pure.
 """
 
@@ -33,7 +33,7 @@ def choose_ring(
         place = {peer: index for index, peer in enumerate(ring)}
         there = [place[peer] for peer in found]
         value = evaluate(rates, there)
-        if value is not None and (worth is None or (value[0], -value[1]) > (worth[0], -worth[1])):
+        if is_better(value, worth):
             order, worth = there, value
     if worth is None:
         return None, "no ring of measured edges was found"
@@ -44,6 +44,13 @@ def choose_ring(
     if worth[0] < MARGIN * present[0]:
         return None, f"its slowest step carries {_name(present[0])}, that of the best one {_name(worth[0])}"
     return chosen, f"its slowest step carries {_name(worth[0])} instead of {_name(present[0])}"
+
+
+def is_better(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Whether a ring of the one value is better than a ring of the other (see `solver.evaluate`; None: no ring)."""
+    if one is None or other is None:
+        return one is not None
+    return (one[0], -one[1]) > (other[0], -other[1])
 
 
 def _name(rate: float) -> str:

@@ -1,11 +1,11 @@
-"""What the master tells an operator: one JSON-ready dict of plain numbers, texts and lists, made when somebody asks.
+"""The status report for operators: one JSON-ready dict of plain numbers, texts and lists, made when an operator asks.
 
-A pure function of the machine: it reads what the machine shows of itself, changes nothing and keeps nothing, so a run
-that nobody asks about pays nothing for it. Durations are seconds, peers go by their ids, everything is in a fixed
-order. Every list is cut at a bound, with the full count beside it, so that the largest run makes a report that fits.
+A pure function of the machine: it reads public attributes, changes nothing and keeps nothing, so a run without
+operators pays nothing for it. Durations are seconds, peers go by their ids, everything is in a fixed order. Every list
+is cut at a bound, with the full count beside it, so that the report of the largest run fits.
 
     run round uptime_seconds world counters   the run as a whole
-    newcomers   count peers reason            who waits to become a member, and for what
+    newcomers   count peers reason            peers that wait to become members, and for what
     peers[]     id group address lanes state phase_seconds call call_seconds heard_seconds, and what its lanes move
     groups[]    group members epoch ring wiring revision digest unreachable running commenced bandwidths
     votes[]     call group seconds present missing reason
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from .master_state import MasterState
     from .membership import Peer
 
-REPORT_ITEMS_MAX = 1024  # of any list: more than anybody reads, and a report of a few hundred kilobytes
+REPORT_ITEMS_MAX = 1024  # of any list: more than a person reads, and a report of a few hundred kilobytes
 REPORT_TAGS_MAX = 32  # of a group's collectives, the oldest first: a loop may launch thousands, and all wait alike
 
 
 @record
 class Call:
-    """A call that somebody is in and that has not been answered."""
+    """A call that peers are in and that has not been answered."""
 
     name: str
     group: int | None  # None: a call of all members of the run
     began_ns: int
-    present: dict[int, int]  # who is in it, since when
-    missing: frozenset[int]  # who has yet to make it; empty: it is under way
+    present: dict[int, int]  # peers that are in it, since when
+    missing: frozenset[int]  # peers that have yet to make it; empty: it is under way
 
 
-def report(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
-    """The description, and these facts about the master's process, as the pages that travel."""
-    import json  # here, because a master that nobody asks needs none
+def report_pages(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
+    """The status document, with these facts about the master's process, as the pages that are sent."""
+    import json  # here, because a master without operators needs none
 
     most = REPORT_ITEMS_MAX
     while True:
-        text = json.dumps({**facts, **describe(state, now_ns, most)}, separators=(",", ":")).encode()
+        text = json.dumps({**facts, **status_document(state, now_ns, most)}, separators=(",", ":")).encode()
         if len(text) <= REPORT_BYTES_MAX or most == 1:
             break
         most //= 2  # many groups with large rings: shorter lists until it fits
@@ -63,8 +63,8 @@ def report(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
     return [Report(page, len(cuts), text[cut : cut + BLOB_BYTES_MAX]) for page, cut in enumerate(cuts)]
 
 
-def describe(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MAX) -> dict[str, Any]:
-    """The run at this moment; no list is longer than `most`."""
+def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MAX) -> dict[str, Any]:
+    """The run at this moment. No list is longer than `most`."""
     votes = _votes(state)
     busy = _who_is_in_what(state, votes)
     groups = sorted(state.groups)
@@ -115,7 +115,7 @@ def _votes(state: MasterState) -> list[Call]:
 
 
 def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[str, str, int]]:
-    """Peer to what it does, in which call, since when. Votes win: who votes waits for somebody."""
+    """Peer to what it does, in which call, since when. Votes come first: a peer that votes waits for others."""
     busy: dict[int, tuple[str, str, int]] = {}
     for group in state.groups.values():
         for run in islice(group.collectives.running.values(), REPORT_TAGS_MAX):
@@ -128,7 +128,7 @@ def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[st
 
 
 def _why_newcomers_wait(state: MasterState, votes: list[Call]) -> str:
-    """Empty if nobody waits."""
+    """Why newcomers wait; empty if there are none."""
     if state.wiring and (state.registered or state.admitting):
         late = chain.from_iterable(state.groups[number].waiting for number in state.wiring)
         return f"rings are being wired; {name_peers(sorted(late))} have yet to report"
@@ -191,7 +191,7 @@ def _group(group: Group, now_ns: int, most: int) -> dict[str, Any]:
 
 
 def _bandwidths(group: Group, now_ns: int, most: int) -> dict[str, Any]:
-    known = group.bandwidths.describe(now_ns)
+    known = group.bandwidths.report(now_ns)
     edges = known["edges"]
     return {"edges_count": len(edges), "edges": edges[:most], "stale": known["stale"], "unknown": known["unknown"]}
 

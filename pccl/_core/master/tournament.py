@@ -1,4 +1,4 @@
-"""The rounds in which bandwidths are measured: in one round nobody sends to two peers or receives from two.
+"""The rounds in which bandwidths are measured: in one round no peer sends to two peers or receives from two.
 
 Two probes that share an uplink or a downlink would each measure half of it; one that sends while another is received
 would not, since links carry both ways at once. So sources and targets are the two sides of a graph, a round is a set of
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    Pair = tuple[int, int]  # source, target
+    from .ring import Pair
 
 
 def rounds_needed(edges: Iterable[Pair]) -> int:

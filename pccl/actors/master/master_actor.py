@@ -183,11 +183,11 @@ class MasterActor:
 
     def _answer(self, connection: Connection, _: AskStatus, host: str, welcome: Welcome) -> None:
         """Send an operator the status report; an operator says nothing after that."""
-        from pccl._core.master.status_report import report  # here, because most masters are never asked
+        from pccl._core.master.status_report import report_pages  # here, because most masters are never asked
 
         connection.become({}, lambda *_: None, lambda *_: None)
         connection.send(welcome)
-        for page in report(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
+        for page in report_pages(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
             connection.send(page)
         connection.finish(REPORT_NS)
         self._log(DEBUG, f"sent a status report to an operator at {host}")

@@ -1,13 +1,13 @@
 """The moonshot: a search for a better ring that goes on in a process of its own, beside the master.
 
-Solving a large ring well takes seconds, and the master may not be deaf for so long. So a child is forked for it, which
-has inherited the question and needs nothing else. It works at the lowest priority, tells every better ring at once in
-one datagram, and ends when it cannot find better, when its time is over, or with the master, whichever comes first.
-Nothing it says is trusted: the master checks that a ring is one and judges it by its own numbers, so a child that goes
-mad costs a better ring and nothing else.
+Solving a large ring well takes seconds, and the master may not stop listening for so long. So it forks a child, which
+has inherited the question and needs nothing else. The child works at the lowest priority, reports every better ring at
+once in one datagram, and ends when it cannot find a better one, when its time is over, or with the master, whichever
+comes first. The master does not trust it: it checks that a reported ring is one and evaluates it by its own numbers, so
+a faulty child costs a better ring and nothing else.
 
-A question is one membership with its rates. An answer is good for exactly those members: whoever changes them cancels,
-and `better_than` refuses an answer to another question. Whether it is adopted, and when, is the owner's decision.
+A question is one membership with its rates. An answer is good for exactly those members: when they change, the search
+is cancelled, and `better_than` refuses an answer to another question. The owner decides whether to adopt it, and when.
 
 Everything here returns at once. The child is reaped through the loop, by the descriptor of its process.
 """
@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 
+from pccl._core.master.ring_choice import is_better
 from pccl._core.records import record
 from pccl._core.solver.solver import MEMBERS_MAX, evaluate, solve
 from pccl._core.system.futex import monotonic_ns
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
     from pccl.actors.io.loop import Loop
 
-REPORT_BYTES_MAX = 2 * MEMBERS_MAX  # a ring is two bytes for each member, in order
+RING_BYTES_MAX = 2 * MEMBERS_MAX  # a ring is two bytes for each member, in order
 DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
-PRIORITY = 19  # the lowest: whatever else runs on the master's host goes first
+PRIORITY = 19  # the lowest: everything else on the master's host goes first
 MEMORY_BYTES_MAX = 256 << 20  # beyond what the master holds; the tables of the largest ring take a fifth of it
 SLICE_NS_MIN = 250_000_000  # of the first search, after which there is something to tell
 SLICE_NS_MAX = 8_000_000_000  # of later ones: long enough to get somewhere, short enough to begin elsewhere too
@@ -52,7 +53,7 @@ GRACE_NS = 2_000_000_000  # how much longer than its time a child may live befor
 
 @record
 class Question:
-    """What a child is born with."""
+    """What a child inherits."""
 
     rates: array[float]  # the solver's table, in the order of the present ring
     count: int
@@ -75,7 +76,7 @@ class Moonshot:
         self._on_ended = on_ended  # by itself, with the reason; not when it is cancelled
         self._child: _Child | None = None
         self._dying: set[_Child] = set()  # killed, not yet reaped
-        self._peers: tuple[int, ...] = ()  # whom the question is about, in the order of their ring
+        self._peers: tuple[int, ...] = ()  # the members that the question is about, in the order of their ring
         self._question: Question | None = None
         self._order: list[int] | None = None  # the best answer: places in `_peers`
 
@@ -90,7 +91,7 @@ class Moonshot:
         A search under way is cancelled, because there is a new question. OSError if there can be no more processes.
         """
         self.cancel()
-        evaluate(rates, range(len(ring)))  # refuses what the child could only fail at
+        evaluate(rates, range(len(ring)))  # raises ValueError where the child could only fail
         self._peers = tuple(ring)
         self._question = Question(rates, len(ring), seed, budget_ns)
         self._child = _Child(self._loop, self, self._question)
@@ -119,21 +120,21 @@ class Moonshot:
         return [ring[index] for index in found]
 
     def close(self) -> None:
-        """End the child and wait until it is gone; what is killed cannot refuse."""
+        """End the child and wait until it is gone; a killed process ends soon."""
         self.cancel()
         for child in tuple(self._dying):
-            child.bury()
+            child.reap()
 
     # ------------------------------------------------------------------------------------------ from the child
 
     def heard(self, child: _Child, report: bytes) -> None:
-        """The child told a ring. If it is none, the child is out of its mind, and is ended."""
+        """The child reported a ring. A report that is no ring ends the child."""
         if child is not self._child or self._question is None:
             return
         rates, count = self._question.rates, self._question.count
         order = list(struct.unpack(f"<{count}H", report)) if len(report) == 2 * count else []
         if sorted(order) != list(range(count)):
-            child.kill("told something that is no ring")
+            child.kill("reported something that is no ring")
             return
         present = range(count) if self._order is None else self._order
         if is_better(evaluate(rates, order), evaluate(rates, present)):
@@ -141,7 +142,7 @@ class Moonshot:
             self._on_better()
 
     def ended(self, child: _Child, reason: str) -> None:
-        """The child is gone; what it told stands."""
+        """The child is gone; its best ring is kept."""
         self._dying.discard(child)
         if child is self._child:
             self._child = None
@@ -155,7 +156,7 @@ class _Child:
         self._loop = loop
         self._owner = owner
         self._reason = ""
-        master = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
+        master = os.getpid()  # before the fork: the child's parent may be another process by the time it asks
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = 0
         try:
@@ -165,7 +166,7 @@ class _Child:
             self._pidfd = open_pidfd(self.pid)
         except OSError:
             ours.close()
-            if self.pid:  # there is no descriptor left to watch it with
+            if self.pid:  # there is no descriptor to watch it with
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
             raise
@@ -174,27 +175,27 @@ class _Child:
         ours.setblocking(False)
         self._reports: socket.socket | None = ours
         loop.watch(ours.fileno(), self._ready)
-        loop.watch(self._pidfd, lambda _: self.bury())
+        loop.watch(self._pidfd, lambda _: self.reap())
         # It ends by itself when its time is over; this is for one that is stopped, or starved.
         loop.after(question.budget_ns + GRACE_NS, lambda: self.kill("did not end in its time"))
 
     def kill(self, reason: str = "was cancelled") -> None:
-        """End it now; it is reaped by the loop. Harmless when it is gone."""
-        self._deafen()
+        """End it now; the loop reaps it. Harmless when it is gone."""
+        self._stop_reading()
         if self._pidfd >= 0:
             self._reason = self._reason or reason
             end_process(self._pidfd)
 
-    def bury(self) -> None:
-        """Hear its last words and reap it, which waits only if it was not killed and has not ended."""
+    def reap(self) -> None:
+        """Read its last reports and reap it; blocks only if it was not killed and has not ended."""
         if self._pidfd < 0:
             return
         while self._reports is not None and self._read():
             pass
-        self._deafen()
+        self._stop_reading()
         try:
             status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # whoever ignores SIGCHLD has its children reaped by the kernel
+        except ChildProcessError:  # the kernel reaps the children of a process that ignores SIGCHLD
             status = 0
         self._loop.forget(self._pidfd)
         os.close(self._pidfd)
@@ -208,29 +209,22 @@ class _Child:
         """Take one report. False if there is none."""
         assert self._reports is not None
         try:
-            report = self._reports.recv(REPORT_BYTES_MAX + 1)
+            report = self._reports.recv(RING_BYTES_MAX + 1)
         except BlockingIOError:
             return False
         except OSError:
             report = b""
         if not report:
-            self._deafen()
+            self._stop_reading()
             return False
         self._owner.heard(self, report)
         return True
 
-    def _deafen(self) -> None:
+    def _stop_reading(self) -> None:
         if self._reports is not None:
             self._loop.forget(self._reports.fileno())
             self._reports.close()
             self._reports = None
-
-
-def is_better(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Whether the ring that is worth the one is better than the ring that is worth the other (`solver.evaluate`)."""
-    if one is None or other is None:
-        return one is not None
-    return (one[0], -one[1]) > (other[0], -other[1])
 
 
 def describe_end(status: int) -> str:
@@ -244,11 +238,11 @@ def describe_end(status: int) -> str:
 
 
 def run(reports_fd: int, question: Question, master: int) -> NoReturn:
-    """The child's whole life. Leaves by `_exit`, so that nothing of the master's is run twice."""
+    """Run the child. Leaves by `_exit`, so that none of the master's exit code runs twice."""
     status = 1
     try:
         die_with_parent(signal.SIGKILL)
-        # The master may have died between the fork and the line above; then nobody would ever tell us.
+        # The master may have died between the fork and the line above; then no signal would ever come.
         if os.getppid() == master:
             settle(reports_fd, question.budget_ns)
             search(socket.socket(fileno=reports_fd), question)
@@ -258,7 +252,7 @@ def run(reports_fd: int, question: Question, master: int) -> NoReturn:
 
 
 def settle(reports_fd: int, budget_ns: int) -> None:
-    """Let go of what is the master's, and take no more than our share."""
+    """Close the master's descriptors, and limit priority, memory and time."""
     os.closerange(3, reports_fd)
     os.closerange(reports_fd + 1, DESCRIPTORS_MAX)
     set_process_name("pccl-moonshot")
@@ -273,14 +267,14 @@ def settle(reports_fd: int, budget_ns: int) -> None:
 
 
 def limit(kind: int, amount: int) -> None:
-    """Not more than so much, and not more than was allowed before."""
+    """Set a limit, at most the present one."""
     _, most = resource.getrlimit(kind)
     amount = amount if most == resource.RLIM_INFINITY else min(amount, most)
     resource.setrlimit(kind, (amount, amount))
 
 
 def search(reports: socket.socket, question: Question) -> None:
-    """Go on from the best ring and from nothing in turn, ever longer, and tell every ring that is better."""
+    """Search from the best ring and from none in turn, ever longer, and report every better ring."""
     rates, count = question.rates, question.count
     deadline_ns = monotonic_ns() + question.budget_ns
     best: Sequence[int] = range(count)
@@ -294,6 +288,6 @@ def search(reports: socket.socket, question: Question) -> None:
             best, worth = found.order, (found.bottleneck, found.total)
             reports.send(struct.pack(f"<{count}H", *best))
         if monotonic_ns() - began_ns < time_ns:
-            return  # it did not use its time: it is proven that there is no better, or no ring at all
+            return  # it did not use its time: there is provably no better ring, or none at all
         turn += 1
         slice_ns = min(slice_ns * 3 // 2, SLICE_NS_MAX)

@@ -4,8 +4,8 @@ One JSON object with a checksum over its body. A new version is written beside t
 only then put in its place: whatever happens, the file is one whole version or the other. The master that uses a file
 holds a lock on it, so that no second one writes over what the first has promised.
 
-A file that is not as we wrote it is never taken for none. Starting afresh would let a run fall back to any state at
-all; that is for a person to decide, by moving the file away. No decision about the run is made in here.
+A damaged file is an error, never "no file". Starting afresh would let a run fall back to any state at all; a person
+must decide that, by moving the file away. No decision about the run is made in here.
 """
 
 from __future__ import annotations

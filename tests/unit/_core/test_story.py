@@ -63,7 +63,9 @@ def test_no_secret_field_is_shown_at_any_depth(value: Any) -> None:
 def test_encoded_options_are_not_shown() -> None:
     """Goal: the options that a training process gives its actor hold the token as plain bytes."""
     names = CallConnect.__match_args__  # type: ignore[attr-defined]
-    values = {name: Options(token=TOKEN).encode().encode() if name == "options" else 0 for name in names}
+    values: dict[str, Any] = {
+        name: Options(token=TOKEN).encode().encode() if name == "options" else 0 for name in names
+    }
 
     assert "options" in names
     assert TOKEN not in show(CallConnect(**values))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pccl.cli.status_view import draw_matrix, draw_ring, duration, rate, render, size, table
 
-from pccl._core.master.status_report import describe
+from pccl._core.master.status_report import status_document
 from pccl._core.protocol import messages as m
 from tests.unit._core.master.master_harness import SECOND, Scene, of
 
 
 def rendered(scene: Scene, **changes: Any) -> list[str]:
-    run = {"version": "1.2", "wire_version": 1, **describe(scene.state, scene.now_ns), **changes}
+    run = {"version": "1.2", "wire_version": 1, **status_document(scene.state, scene.now_ns), **changes}
     return render(run, "10.0.0.7:48148").splitlines()
 
 
@@ -52,7 +52,7 @@ def test_what_a_group_has_beside_its_ring() -> None:
     group.mark(1, 3, "no route to host", 60 * SECOND)
     group.bandwidths.put(1, 2, 5e6, 0)
     group.bandwidths.put(2, 1, 125e6, 0)
-    (described,) = describe(scene.state, 0)["groups"]
+    (described,) = status_document(scene.state, 0)["groups"]
     text = "\n".join(rendered(scene, groups=[described]))
 
     assert "1 -> 2 -> 3 -> 1, shared state at revision 7 (abcd)" in text

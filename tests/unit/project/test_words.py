@@ -24,7 +24,7 @@ REAL_NOUNS = {"framing", "mapping", "packaging", "ring", "staging", "throttling"
 
 ORDINARY = {
     *("address", "arithmetic", "array", "bandwidth", "bench", "builder", "check", "checker", "choice", "copy"),
-    *("cuda", "demo", "device", "error", "exact", "fastpath", "fork", "framing", "futex", "headroom"),
+    *("cuda", "demo", "device", "dispatch", "error", "exact", "fastpath", "fork", "framing", "futex", "headroom"),
     *("identity", "inflight", "ledger", "local", "log", "memory", "op", "optimizer", "option", "path"),
     *("procfs", "proxy", "query", "roster", "runner", "search", "share", "spawn", "status", "step", "stream"),
     *("stress", "supervisor", "table", "tcp", "tensor", "timed", "tournament", "view", "watch", "workload", "zygote"),

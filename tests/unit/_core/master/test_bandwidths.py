@@ -106,7 +106,7 @@ def test_who_is_gone_is_forgotten(known: Bandwidths) -> None:
 
     assert not known.put(1, 2, 10, 0)
     assert not known.saw(2, 3, 10, 0, was_limit=True)
-    assert known.describe(0)["edges"] == []
+    assert known.report(0)["edges"] == []
     known.add(2)
     assert known.get(1, 2) is None
     known.check()
@@ -154,7 +154,7 @@ def test_it_is_bounded() -> None:
 
 def test_people_and_programs_can_read_it(known: Bandwidths) -> None:
     known.put(2, 1, 0, 90 * SECOND)
-    described = known.describe(160 * SECOND)
+    described = known.report(160 * SECOND)
 
     assert json.loads(json.dumps(described)) == described
     assert described["peers"] == [1, 2, 3]
@@ -182,6 +182,6 @@ def test_anything_may_be_said_in_any_order() -> None:
         else:
             bandwidths.saw(source, target, rate, at * SECOND, was_limit=word == 3)
         bandwidths.check()
-    peers = bandwidths.describe(0)["peers"]
+    peers = bandwidths.report(0)["peers"]
 
     solve(bandwidths.matrix(peers), len(peers))

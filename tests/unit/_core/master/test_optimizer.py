@@ -193,7 +193,7 @@ def test_a_loss_in_any_phase_disturbs_nobody(phase: str) -> None:
 
     assert answered(lost + follow + after) == {1, 2, 4}
     assert sorted(scene.state.groups[0].ring) == [1, 2, 4]
-    assert 3 not in scene.state.groups[0].bandwidths.describe(scene.now_ns)["peers"]
+    assert 3 not in scene.state.groups[0].bandwidths.report(scene.now_ns)["peers"]
 
 
 def test_a_round_without_a_report_ends_at_its_deadline() -> None:
@@ -312,9 +312,9 @@ def test_beats_tell_what_reduces_have_shown() -> None:
     scene.say(3, m.Beat(0, 0, 0, 1, 5000, True))
 
     bandwidths = scene.state.groups[0].bandwidths
-    assert [(e["source"], e["target"], e["origin"]) for e in bandwidths.describe(0)["edges"]] == [(1, 2, "passive")]
+    assert [(e["source"], e["target"], e["origin"]) for e in bandwidths.report(0)["edges"]] == [(1, 2, "passive")]
     assert set(sent(scene.say(2, m.Beat(0, 0, 0, 1, 0, True)), m.Kick)) == {2}
-    assert bandwidths.describe(0)["edges"] == []
+    assert bandwidths.report(0)["edges"] == []
 
 
 def moonshot_scene() -> tuple[Scene, list[Any]]:

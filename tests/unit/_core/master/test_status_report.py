@@ -9,7 +9,7 @@ import pytest
 
 from pccl._core.master import status_report
 from pccl._core.master.events import PeerCame
-from pccl._core.master.status_report import REPORT_TAGS_MAX, describe, report
+from pccl._core.master.status_report import REPORT_TAGS_MAX, report_pages, status_document
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BLOB_BYTES_MAX, encode
 from pccl._core.protocol.messages import REPORT_BYTES_MAX, REPORT_PAGES_MAX
@@ -20,7 +20,7 @@ from .master_harness import RUN, SECOND, Scene, of, running
 
 def described(scene: Scene, **changes: Any) -> dict[str, Any]:
     """What an operator reads, after its way over the wire."""
-    run: dict[str, Any] = json.loads(json.dumps(describe(scene.state, scene.now_ns, **changes)))
+    run: dict[str, Any] = json.loads(json.dumps(status_document(scene.state, scene.now_ns, **changes)))
     return run
 
 
@@ -250,7 +250,7 @@ def test_pages_make_the_whole() -> None:
     scene = Scene()
     for number in range(1, 200):
         scene.come(number, group=number)
-    pages = report(scene.state, 0, version="1.2")
+    pages = report_pages(scene.state, 0, version="1.2")
 
     assert len(pages) > 1
     assert [(page.page, page.pages) for page in pages] == [(index, len(pages)) for index in range(len(pages))]
@@ -268,7 +268,7 @@ def test_a_report_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 300):
         scene.come(number)
     monkeypatch.setattr(status_report, "REPORT_BYTES_MAX", 20_000)
-    run = json.loads(b"".join(page.text for page in report(scene.state, 0)))
+    run = json.loads(b"".join(page.text for page in report_pages(scene.state, 0)))
 
     assert 0 < len(run["peers"]) < 100
     assert run["peers_count"] == 299

@@ -50,7 +50,7 @@ def test_a_phase_that_the_table_does_not_name_is_found() -> None:
     assert before is not None
     check_transitions(before, event, master_state.TRANSITIONS)
     with pytest.raises(AssertionError, match="Leave led from accepted to gone"):
-        check_transitions(before, event, {(ACCEPTED, m.Leave): (None, (ACCEPTED,))})
+        check_transitions(before, event, {(ACCEPTED, m.Leave): (print, (ACCEPTED,))})
 
 
 def test_a_step_of_the_consensus_that_the_table_does_not_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
