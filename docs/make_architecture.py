@@ -2,8 +2,8 @@
 
     python docs/make_architecture.py > docs/architecture.md
 
-A test compares the page with what this prints. The tables say which event is understood in which phase and by which
-handler; where a handler leads is read from its source: the phases that it, or a method that it calls, sets.
+A test compares the page with what this prints, and another that every file in a walk exists. A table has a row for each
+phase and event: the handler, and the phases that may follow. The diagrams are those tables and nothing else.
 """
 
 from __future__ import annotations
@@ -11,31 +11,52 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.master import master_state
-from pccl._core.peer import peer_state
-from pccl._core.protocol.events import Tick
+from pccl._core.master import group_phases, master_state
+from pccl._core.peer import peer_state, reduce_machine, ring_links, sync_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    Table = Mapping[tuple[str, type], Any]
 
 ROOT = Path(__file__).parents[1]
-MACHINES = ("peer_state", "member")  # the sources of the peer's machine
-# A method lasts until the next one, or until something that is not indented.
-METHOD = re.compile(
-    r"^    (?:def|cdef|cpdef) (?:\w+ )*(\w+)\(.*?(?=^    (?:def|cdef|cpdef) |^\S|\Z)", re.MULTILINE | re.DOTALL
-)
+
+# The rooms, from those that use to those that are used, and what is in each.
+ROOMS = {
+    "cli": "the commands",
+    "stress": "churn for hours, with an independent check of every result",
+    "pccl": "the public API: `Communicator`, `MasterNode`, `SharedState`, `Options`, errors, values",
+    "pccl/client": "the training process: one call from validation to result",
+    "pccl/actors/master": "the master's process: its actor, its state file, the search in the background",
+    "pccl/actors/peer": "the peer's process: its actor, the pool of lane workers, transfers, probes",
+    "pccl/actors/workers": "the processes that move bytes: lanes, states, probes",
+    "pccl/actors/io": "what every process needs: loop, connections, listener, fork, spawn, fault points",
+    "pccl/memory": "shared memory: segments, arena, completion slots, windows",
+    "pccl/torch": "what needs torch: tensors in shared memory, staging and digests of CUDA tensors",
+    "pccl/_core/master": "the master's machine and its parts",
+    "pccl/_core/peer": "the peer's machine and its parts",
+    "pccl/_core/dataplane": "what runs without the GIL in a worker: plan, board, lanes, backup",
+    "pccl/_core/protocol": "what travels: messages, codec, mailbox, handshake, operations, manifests",
+    "pccl/_core/solver": "rings: exact search, local search, paths",
+    "pccl/_core/kernels": "arithmetic, quantization, checksums, digests",
+    "pccl/_core/system": "what is Linux: futex, memory mapping, process calls",
+    "pccl/_core": "what everything stands on: records, the story of a machine",
+}
+# Leaves of the public API, which every room may read: an arrow to them would say nothing.
+LEAVES = {"pccl.options", "pccl.errors", "pccl.values", "pccl.shared_state"}
+# Too many arrows end here to draw them.
+GROUND = ("pccl/_core",)
 
 HEAD = """# Architecture, for contributors
 
 Printed by `docs/make_architecture.py`, which draws the diagrams from the code.
 
-Three ideas carry the design. **Pure machines decide**: events in, actions out, time as an argument. **Thin actors do**:
-each is one process, one loop, one machine. **Workers move bytes**: processes that know nothing but their blocks and can
-be killed at any instruction.
+The design has three layers. **Pure machines decide**: events in, actions out, time as an argument. **Thin actors act**:
+each is one process, one loop, one machine. **Workers move bytes**: processes that know only their blocks and can be
+killed at any instruction.
 
 ```text
  training process          peer actor (1 process)                 master (1 process)
@@ -50,43 +71,73 @@ be killed at any instruction.
 ```
 
 - The training process runs no thread of ours. A call posts a command and waits on a slot in shared memory.
-- The peer actor is a fresh process, not a fork of the training process, because that may hold CUDA and threads. It
+- The peer actor is a new process, not a fork of the training process, because that may hold CUDA and threads. It
   imports neither numpy nor torch. It forks the workers: a sender and a receiver for each lane, others for state
-  transfers.
+  transfers and probes.
 - Nothing outlives the training process: memory is anonymous and passed by descriptor, and every process ends with its
   parent.
 
 ## Where things are
 
-| folder | what is in it |
-|---|---|
-| `pccl/` | the public API: `Communicator`, `MasterNode`, `Options`, errors, values |
-| `pccl/_core/` | the machines; messages and wire; plan, board, lanes and kernels of the ring; digests |
-| `pccl/actors/` | processes and sockets: loop, connections, the two actors, workers |
-| `pccl/memory/` | shared memory: segments, arena, completion slots |
-| `pccl/torch/` | what needs torch: tensors in shared memory, staging and digests of CUDA tensors |
-| `cli/`, `stress/` | the commands; churn for hours |
-| `tests/` | unit, simulation, process, fuzz: see `CONTRIBUTING.md` |
-| `benchmarks/`, `examples/`, `docs/` | what it costs, how it is used, what you read |
+A folder is a process or a kind of knowledge. Tests mirror the folders; a test holds the imports to one direction.
 
-Imports point one way, and a test holds them to it. Modules per layer, and who imports whom:
+"""
+
+GRAPH = """
+Modules of each room, and which room imports which. An arrow that follows from others is left out, and so are those to
+`pccl/_core`, which all rooms import.
 
 """
 
 PEER = """
 ## The life of a peer
 
-The peer's machine is in one of these phases. An arrow is an event that may end a phase: a message of the master, for
-instance, does so if it breaks the protocol. A deadline that is over acts like the loss of what was waited for.
-Everything else that a phase understands leaves it where it is, and is listed in [the protocol](protocol.md).
+The peer's machine (`pccl/_core/peer/peer_state.pyx`) is in one of these phases. An arrow is an event that may end a
+phase: a message of the master leads to *gone* if it breaks the protocol, and a tick if a deadline has passed. Events
+that leave a phase as it is are not drawn; [the protocol](protocol.md) lists them.
+
+"""
+
+LANE = """
+### A lane of an edge
+
+From the order for the ring to the worker that serves the connection (`pccl/_core/peer/ring_links.pyx`). An edge is
+dropped as a whole.
+
+"""
+
+REDUCE = """
+### A peer's part in a reduce
+
+From the call to the completion of its slot (`pccl/_core/peer/reduce_machine.pyx`). A slot completes only when no worker
+touches the memory any more.
+
+"""
+
+SYNC = """
+### A peer's part in a sync
+
+From the vote to the completion of the last slot (`pccl/_core/peer/sync_machine.pyx`).
 
 """
 
 MASTER = """
-## What the master hears
+## What the master knows of a peer
 
-It keeps a phase for every peer. From *registered* to *accepted* no message leads: a peer is accepted when a topology
-round closes, which takes the votes of all accepted peers and the report of all changed rings.
+The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. A peer is accepted when a
+topology round closes, which takes the votes of all accepted peers and the report of all changed rings.
+
+"""
+
+TAG = """
+For every group it keeps the tags that members have initiated (`pccl/_core/master/collectives.pyx`). *Interrupted*: the
+ring changed, and the verdict waits until the new ring is wired.
+
+"""
+
+CONSENSUS = """
+And one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*: schemas differ, and the master
+asks for them so that it can name the difference.
 
 """
 
@@ -112,43 +163,144 @@ sequenceDiagram
     P->>T: completion slot
 ```
 
-Each of these processes wakes up with cold caches, so a small reduce costs what code and objects lie on its way, not how
-often they are used. That way is compiled, typed and short, and apart from everything rare: `reduce_request.pyx`,
-`pending_reduces.pyx` and `call_slots.pyx` in the training process, `peer_fastpath.pyx` in the peer actor,
-`master_fastpath.pyx` and `group_dispatch.pyx` in the master. Records are made in C, by one function for all of them
-(`records.pyx`).
+Each of these processes wakes up with cold caches, so the cost of a small reduce is the amount of code and the number of
+objects on its path, not how often they are used. That path is compiled, typed and short, and apart from everything
+rare: `reduce_request.pyx`, `pending_reduces.pyx` and `call_slots.pyx` in the training process, `peer_fastpath.pyx` in
+the peer actor, `master_fastpath.pyx` and `group_dispatch.pyx` in the master. Records are made in C, by one function for
+all of them (`records.pyx`).
 
-If a member is lost before the last `Finished`, the master says `AbortReduce` to the others instead, orders a new
-ring, and the call fails on all of them once that ring is wired. The tensor in place gets its old bytes from a backup
-that was written in the same pass that added.
+If a member is lost before the last `Finished`, the master orders a new ring instead, which aborts the reduce, and the
+call fails on all members once that ring is wired. If a member cannot finish though the ring stands, the master sends
+`AbortReduce`. A tensor in place gets its old bytes from a backup that was written in the same pass that added.
 
 Between hosts a block travels as a frame over TCP, with a checksum. Between peers of one host only its header does: the
 receiver has mapped the sender's memory, for reading, and adds the block from where it lies. It gives the block back
-when it is done, and only then has the sender sent it; so nobody votes, and no tensor is its user's again, while
-somebody else still reads in it. `host_read.pyx` has the rules. Where the memory cannot be had (another user,
-another process namespace) and with `Options.host_memory` off, peers of one host use TCP like all others; only the
-checksums are left out, once both ends have found that there is nothing between them (`_core/dataplane/lane.pyx`).
+when it is done, and only then does the block count as sent; so no peer votes, and no tensor is returned to its user,
+while another process still reads it. `host_read.pyx` has the rules. Where the memory cannot be mapped (another user,
+another process namespace), and with `Options.host_memory` off, peers of one host use TCP like all others; only the
+checksums are left out, once both ends have found that they share a host (`_core/dataplane/lane.pyx`).
 
 ## One sync of shared state
 
-Digests are computed in the training process, where the tensors are. If all votes are equal, that is all. Otherwise
-the master elects a content (`election.py` has the rules), tells those who have it to serve, and those who lack
-it whom to fetch from. Transfers run peer to peer, by blocks whose digests differ, from all sources at once.
+Digests are computed in the training process, where the tensors are. If all votes are equal, nothing moves. Otherwise
+the master elects a content (`election.py` has the rules), tells the peers that hold it to serve, and tells the others
+from which peers to fetch. Transfers run from peer to peer, by blocks whose digests differ, from all sources at once.
 
-## How it is tested
+## Three walks through the code
 
-Machines and wire do no I/O, so the simulation in `tests/sim` runs the real ones: thousands of clusters with seeded
-delays, losses and deaths in a minute. A failing seed tells its story again. Above that are real processes on
-loopback, killed at every fault point there is, and above that hours of churn. A bug found anywhere becomes a named
-case in the lowest tier that shows it.
+Each walk goes down from the training process to the bottom and comes back up once.
 """
 
-LAYERS = ("cli", "stress", "pccl", "actors", "memory", "_core")
+END = """
+## How it is tested
+
+Machines and protocol do no I/O, so the simulation in `tests/sim` runs the real ones: thousands of clusters with seeded
+delays, losses and deaths in a minute. A failing seed can be replayed. The next tier runs real processes on loopback and
+kills them at every fault point; the last tier is hours of churn. A bug found anywhere becomes a named case in the
+lowest tier that shows it.
+"""
+
+WALKS = {
+    "One all-reduce, file by file": (
+        ("pccl/communicator.py", "`all_reduce` in the training process"),
+        ("pccl/client/reduce_request.pyx", "judges tensors and options, finds or stages their memory"),
+        (
+            "pccl/client/pending_reduces.pyx",
+            "takes a completion slot and posts `CallReduce`",
+        ),
+        ("pccl/client/actor_client.py", "the mailbox to the peer actor"),
+        ("pccl/actors/peer/peer_fastpath.pyx", "reads the mailbox in the peer actor and feeds the machine"),
+        ("pccl/_core/peer/peer_state.pyx", "the phase allows it: the member takes the call"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*initiated*: `Initiate` to the master"),
+        ("pccl/actors/io/connection.pyx", "the control connection"),
+        ("pccl/actors/master/master_fastpath.pyx", "reads the message in the master"),
+        ("pccl/_core/master/collectives.pyx", "all members initiated the same: `Commence` to all of them"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*running*: `BeginOperation`"),
+        ("pccl/actors/peer/op_runner.pyx", "puts the operation on the board, in the order of the sequences"),
+        ("pccl/_core/dataplane/board.pyx", "the operation in shared memory; bells wake the workers"),
+        ("pccl/actors/workers/lane_worker.py", "a sender and a receiver process for each lane"),
+        ("pccl/_core/dataplane/sender.pyx", "sends blocks that are ready to the next peer"),
+        ("pccl/_core/dataplane/receiver.pyx", "receives blocks from the previous peer, saves and reduces them"),
+        ("pccl/_core/kernels/arithmetic.pyx", "adds: the bottom of the walk"),
+        ("pccl/_core/dataplane/board.pyx", "the last block is here, and none is left to send: the actor's bell"),
+        ("pccl/actors/peer/op_runner.pyx", "`ReduceEnded`"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*voted*: `Finished` to the master"),
+        ("pccl/_core/master/collectives.pyx", "all members finished: `ReduceDone` to all of them"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*completed*: `EndOperation` and `Complete`"),
+        ("pccl/memory/completion_slots.pyx", "the slot is done; the training process wakes on its futex"),
+        ("pccl/client/pending_reduces.pyx", "reads the outcome and releases what was held"),
+        ("pccl/communicator.py", "returns `ReduceInfo`"),
+    ),
+    "One sync, file by file": (
+        ("pccl/communicator.py", "`sync_shared_state` in the training process"),
+        (
+            "pccl/client/state_sync.py",
+            "digests the tensors; `CallSync` with the digests and the revision",
+        ),
+        ("pccl/actors/peer/peer_actor.py", "the mailbox in the peer actor"),
+        ("pccl/_core/peer/sync_machine.pyx", "*voted*: `VoteSync` to the master"),
+        ("pccl/_core/master/state_consensus.pyx", "all members of the group voted"),
+        ("pccl/_core/master/election.py", "elects a content; all equal: `SyncDone`, and the walk goes up from here"),
+        ("pccl/_core/master/state_consensus.pyx", "`Serve` to peers that hold it, `Fetch` to the others"),
+        ("pccl/_core/peer/sync_machine.pyx", "*ordered*: asks the caller to describe its state"),
+        ("pccl/client/state_sync.py", "digests every block; `CallManifest` with the description in shared memory"),
+        ("pccl/_core/peer/sync_machine.pyx", "*serving* or *fetching*: `ServeState` or `FetchState`"),
+        ("pccl/actors/peer/transfers.py", "dials the sources, forks a worker for each link"),
+        ("pccl/_core/peer/fetch.py", "decides which link fetches which blocks"),
+        ("pccl/actors/workers/state_worker.py", "sends blocks, or receives them into the tensors and verifies each"),
+        ("pccl/actors/peer/transfers.py", "`StateFetched`"),
+        ("pccl/_core/peer/sync_machine.pyx", "*fetched*: `Fetched` to the master"),
+        ("pccl/_core/master/state_consensus.pyx", "all members hold the content: `SyncDone`"),
+        ("pccl/_core/peer/sync_machine.pyx", "*ending*: `EndTransfer`"),
+        ("pccl/actors/peer/transfers.py", "ends the workers; `TransferEnded` when the last is reaped"),
+        ("pccl/_core/peer/sync_machine.pyx", "*completed*: `Complete`"),
+        ("pccl/memory/completion_slots.pyx", "the training process wakes"),
+        ("pccl/client/state_sync.py", "takes over the revision"),
+        ("pccl/communicator.py", "returns `SharedStateSyncInfo`"),
+    ),
+    "One death, file by file": (
+        ("pccl/actors/master/master_actor.py", "the connection of the dead peer is closed, or silent for too long"),
+        ("pccl/_core/master/master_state.pyx", "removes the peer from its votes, its group and its ring"),
+        ("pccl/_core/master/collectives.pyx", "aborts what the group runs"),
+        ("pccl/_core/master/ring.py", "the ring without it: `RingOrder` to all members, at a new epoch"),
+        ("pccl/_core/peer/peer_state.pyx", "in each peer that is left: the member takes the order"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*abandoned*: `AbortOperation`, before any lane is touched"),
+        (
+            "pccl/actors/peer/op_runner.pyx",
+            "has workers let go of the operation, and kills those that do not",
+        ),
+        ("pccl/_core/dataplane/board.pyx", "workers let go, at the latest after one block"),
+        ("pccl/actors/peer/op_runner.pyx", "`ReduceDrained`"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*drained*: waits for the verdict"),
+        ("pccl/_core/peer/ring_links.pyx", "meanwhile: dials the new next peer, awaits the new previous one"),
+        ("pccl/actors/io/dialler.py", "connects and proves the token"),
+        ("pccl/actors/peer/lane_pool.py", "gives each connection to a worker"),
+        ("pccl/_core/peer/ring_links.pyx", "both edges are up: `Wired` to the master"),
+        ("pccl/_core/master/master_state.pyx", "all members reported"),
+        ("pccl/_core/master/collectives.pyx", "`ReduceFailed`, with the world as it is now"),
+        ("pccl/_core/peer/reduce_machine.pyx", "*completed*: `Complete` with the reason"),
+        ("pccl/memory/completion_slots.pyx", "the training process wakes"),
+        ("pccl/client/reduce_request.pyx", "reads the failure"),
+        ("pccl/_core/dataplane/backup.pyx", "restores the tensor's old bytes"),
+        ("pccl/communicator.py", "raises, or tries again with the peers that are left"),
+    ),
+}
 
 
 def render() -> str:
     """The whole page."""
-    parts = [HEAD, _layers(), PEER, _phases(), MASTER, _understood(master_state.TRANSITIONS), TAIL]
+    parts = [HEAD, _rooms(), GRAPH, _graph(), PEER, _diagram(peer_state.TRANSITIONS)]
+    parts += [LANE, _diagram(ring_links.TRANSITIONS), REDUCE, _diagram(reduce_machine.TRANSITIONS)]
+    parts += [SYNC, _diagram(sync_machine.TRANSITIONS), MASTER, _diagram(master_state.TRANSITIONS)]
+    parts += [
+        TAG,
+        _diagram(group_phases.COLLECTIVES),
+        CONSENSUS,
+        _diagram(group_phases.CONSENSUS),
+        TAIL,
+        *_walks(),
+        END,
+    ]
     return "".join(parts)
 
 
@@ -156,95 +308,90 @@ def _mermaid(*lines: str) -> str:
     return "\n".join(["```mermaid", *lines, "```", ""])
 
 
-def _layers() -> str:
-    """The folders as a graph: an arrow where a module of one imports a module of another."""
-    files: dict[str, list[Path]] = {layer: sorted(_folder(layer).glob("*.py*")) for layer in LAYERS}
-    arrows = set()
-    for layer, paths in files.items():
-        for path in paths:
-            for target in _imported(path.read_text(), layer):
-                if target in LAYERS and target != layer:
-                    arrows.add((LAYERS.index(layer), LAYERS.index(target)))
-    counts = {layer: len({path.stem for path in paths} - {"__init__"}) for layer, paths in files.items()}
-    boxes = [f'    {layer}["{_shown(layer)} ({counts[layer]} modules)"]' for layer in LAYERS]
-    return _mermaid("flowchart LR", *boxes, *(f"    {LAYERS[a]} --> {LAYERS[b]}" for a, b in sorted(arrows)))
+def _rooms() -> str:
+    rows = [f"| `{room}/` | {what} |\n" for room, what in ROOMS.items()]
+    rows += [
+        "| `tests/` | unit, simulation, process, fuzz: see `CONTRIBUTING.md` |\n",
+        "| `benchmarks/`, `examples/`, `docs/` | measurements, programs to copy from, pages |\n",
+    ]
+    return "".join(["| folder | what is in it |\n|---|---|\n", *rows])
 
 
-def _folder(layer: str) -> Path:
-    return ROOT / "pccl" / layer if layer in {"actors", "memory", "_core"} else ROOT / layer
+def _graph() -> str:
+    """The rooms as a graph: an arrow where a module of one imports a module of another."""
+    lines, imports = [], {}
+    for room in ROOMS:
+        files = [path for path in (ROOT / room).iterdir() if path.suffix in {".py", ".pyx", ".pxd", ".pyi"}]
+        count = len({path.stem for path in files} - {"__init__"})
+        lines.append(f'    {_node(room)}["{room} ({count})"]')
+        imports[room] = {target for path in files for target in _imported(path)} - {room, *GROUND}
+    reached = {room: _reached(room, imports) for room in ROOMS}
+    for room, targets in imports.items():
+        implied = set().union(*(reached[target] for target in targets))
+        lines += [f"    {_node(room)} --> {_node(target)}" for target in ROOMS if target in targets - implied]
+    return _mermaid("flowchart LR", *lines)
 
 
-def _shown(layer: str) -> str:
-    return f"pccl/{layer}" if layer in {"actors", "memory", "_core"} else layer
+def _reached(room: str, imports: dict[str, set[str]]) -> set[str]:
+    """All rooms that a room imports, directly or through others."""
+    found: set[str] = set()
+    waiting = list(imports[room])
+    while waiting:
+        target = waiting.pop()
+        if target not in found:
+            found.add(target)
+            waiting += imports[target]
+    return found
 
 
-def _imported(text: str, layer: str) -> set[str]:
-    """The layers that a source names in its imports."""
-    found = set()
-    for base in re.findall(r"^\s*(?:from|c?import)\s+([.\w]+)", text, re.MULTILINE):
-        parts = base.split(".")
-        if base.startswith(".."):
-            found.add(parts[2] if parts[2] in LAYERS else "pccl")
-        elif base.startswith(".") and layer == "pccl" and parts[1] in LAYERS:
-            found.add(parts[1])
-        elif parts[0] == "pccl":
-            found.add(parts[1] if len(parts) > 1 and parts[1] in LAYERS else "pccl")
-    # Leaves such as errors and options may be imported from anywhere and say nothing about layers.
-    return found - {"pccl"} if layer in {"actors", "memory", "_core"} else found
+def _node(room: str) -> str:
+    return room.replace("/", "_")
 
 
-def _phases() -> str:
-    """The phases of a peer, and the events that may lead from one to another."""
-    methods = _methods()
+def _imported(path: Path) -> Iterator[str]:
+    """The rooms that a source imports from."""
+    package = path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+    for line in path.read_text().splitlines():
+        found = re.match(r"\s*(?:from\s+([.\w]+)\s+c?import\s+(\w+)|c?import\s+([.\w]+))", line)
+        if found is None:
+            continue
+        base = found[1] or found[3]
+        if base.startswith("."):
+            up = len(base) - len(base.lstrip("."))
+            base = ".".join([*package.split(".")[: len(package.split(".")) - up + 1], base.lstrip(".")]).rstrip(".")
+        names = [base, f"{base}.{found[2]}"]
+        if not LEAVES & set(names):
+            room = _room_of(names)
+            if room is not None:
+                yield room
+
+
+def _room_of(names: list[str]) -> str | None:
+    """The deepest room that one of these names lies in."""
+    paths = [name.replace(".", "/") for name in names]
+    # The commands and the stress harness are installed below the package.
+    paths = [re.sub(r"^pccl/(?=(?:cli|stress)\b)", "", path) for path in paths]
+    rooms = [room for room in ROOMS for path in paths if path == room or path.startswith(f"{room}/")]
+    return max(rooms, key=len, default=None)
+
+
+def _diagram(transitions: Table) -> str:
+    """The phases of a table, and the events that may lead from one to another."""
     arrows: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (phase, event), handler in peer_state.TRANSITIONS.items():
-        if event is Tick:
-            continue  # one handler for all phases, which asks itself in which it is
-        for target in sorted(_leads_to(_name(handler), methods, set())):
+    for (phase, event), (_, next_phases) in transitions.items():
+        for target in next_phases:
             if target != phase:
                 arrows[phase, target].append(event.__name__)
-    lines = ["    [*] --> new"]
+    first = next(phase for phase, _ in transitions)
+    lines = [f"    [*] --> {first}"]
     lines += [f"    {source} --> {target}: {', '.join(events)}" for (source, target), events in arrows.items()]
     return _mermaid("stateDiagram-v2", *lines)
 
 
-def _methods() -> dict[str, str]:
-    """The source of each method of the peer's machine."""
-    methods: dict[str, str] = {}
-    for machine in MACHINES:
-        text = (ROOT / "pccl" / "_core" / "peer" / f"{machine}.pyx").read_text()
-        methods |= {match[1]: match[0] for match in METHOD.finditer(text)}
-    return methods
-
-
-def _leads_to(method: str, methods: dict[str, str], seen: set[str]) -> set[str]:
-    """The phases that a method may set, by itself or through the methods that it calls."""
-    if method in seen or method not in methods:
-        return set()
-    seen.add(method)
-    source = methods[method]
-    found = {getattr(peer_state, name) for name in re.findall(r"self\.phase = (\w+)", source)}
-    for called in re.findall(r"self\.(\w+)\(", source):
-        found |= _leads_to(called, methods, seen)
-    return found
-
-
-def _name(handler: Any) -> str:
-    name: str = handler.__name__
-    return name
-
-
-def _understood(transitions: Mapping[tuple[str, type], object]) -> str:
-    """Phases with a note of what is understood in them."""
-    by_phase: dict[str, list[str]] = defaultdict(list)
-    for phase, event in transitions:
-        by_phase[phase].append(event.__name__)
-    phases = list(by_phase)
-    lines = [f"    [*] --> {phases[0]}"]
-    lines += [f"    {before} --> {after}: a topology round closes" for before, after in pairwise(phases)]
-    for phase, events in by_phase.items():
-        lines += [f"    note right of {phase}", *(f"        {event}" for event in events), "    end note"]
-    return _mermaid("stateDiagram-v2", *lines)
+def _walks() -> Iterator[str]:
+    for title, steps in WALKS.items():
+        yield f"\n### {title}\n\n"
+        yield from (f"{number}. `{file}`: {what}\n" for number, (file, what) in enumerate(steps, 1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints `docs/protocol.md` from the tables in the code, so that the page cannot be wrong for long.
+"""Prints `docs/protocol.md` from the tables in the code.
 
     python docs/make_protocol.py > docs/protocol.md
 
@@ -27,14 +27,14 @@ than that message can be; both are checked before the body is awaited.
 
 ## Messages
 
-| opcode | message | who says it to whom | fields | largest body |
+| opcode | message | from whom to whom | fields | largest body |
 |---|---|---|---|---|
 """
 
 MASTER = """
 ## What the master understands
 
-By the phase of the peer that says it. Anything else costs the sender its connection, with the reason sent first.
+By the phase of the peer that sends it. The master answers any other message with the reason and closes the connection.
 
 """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.peer.events import ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic
+from pccl._core.peer.events import ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, Traffic
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, SUCCESS
 
@@ -173,7 +173,7 @@ class DataPlane:
 
     def _hush(self, sequence: int) -> None:
         self.parts[sequence].quiet = True
-        self._world.feed(self._shell, ReduceQuiet(sequence))
+        self._world.feed(self._shell, ReduceDrained(sequence))
 
     def report(self) -> None:
         """What a shell tells its machine ahead of a Tick."""

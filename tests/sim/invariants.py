@@ -151,26 +151,26 @@ def _is_troubled(world: World, shell: PeerShell) -> bool:
 
 def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -> None:
     """The shell and its machine hold the same connections; numbers come with a ring that was wired for them."""
-    state, wiring = shell.state, shell.state.wiring
+    state, links = shell.state, shell.state.ring_links
     if shell.alive:
-        assert shell.links.keys() == wiring.links.keys() | wiring.early.keys(), (
-            f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(wiring.links)} and {sorted(wiring.early)}"
+        assert shell.links.keys() == links.links.keys() | links.early.keys(), (
+            f"{shell.name} holds {sorted(shell.links)}, its machine {sorted(links.links)} and {sorted(links.early)}"
         )
-        assert shell.workers == wiring.spawned, f"{shell.workers} workers run, the machine counts {wiring.spawned}"
+        assert shell.workers == links.spawned, f"{shell.workers} workers run, the machine counts {links.spawned}"
     if (
         type(event) is MasterSaid
         and type(event.message) in (Accepted, TopologyDone, OptimizeDone)
         and state.phase == "member"
     ):
-        assert wiring.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {wiring.epoch}"
-        assert wiring.reported == wiring.epoch, f"numbers for a ring that {shell.name} never reported"
+        assert links.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {links.epoch}"
+        assert links.reported == links.epoch, f"numbers for a ring that {shell.name} never reported"
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
     _check_order(actions)
     # The end itself, not a call long after it that hears of it.
     if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and peer_events.HangUp() in actions:
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and state.id in world.master.state.peers:
-        assert wiring.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+        assert links.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
 
 
 def check_optimal(world: World) -> None:
@@ -239,7 +239,7 @@ def check_rings(world: World) -> None:
     for group in master.groups.values():
         for (source_id, target_id), epoch in group.edges.items():
             source, target = by_id[source_id], by_id[target_id]
-            forth, back = source.state.wiring.next_edge, target.state.wiring.previous_edge
+            forth, back = source.state.ring_links.next_edge, target.state.ring_links.previous_edge
             assert forth is not None, f"edge {source_id}->{target_id} is not there at its source"
             assert back is not None, f"edge {source_id}->{target_id} is not there at its target"
             assert (forth.peer, back.peer) == (target_id, source_id), f"edge {source_id}->{target_id} leads elsewhere"
@@ -255,8 +255,8 @@ def check_rings(world: World) -> None:
                 assert near.attached, f"lane {here.index} is not served at its source"
                 assert far.attached, f"lane {here.index} is not served at its target"
     for shell in by_id.values():
-        assert not shell.state.wiring.early, f"{shell.name} still keeps early lanes"
-        assert shell.state.wiring.epoch == master.groups[shell.group].epoch, f"{shell.name} is at another epoch"
+        assert not shell.state.ring_links.early, f"{shell.name} still keeps early lanes"
+        assert shell.state.ring_links.epoch == master.groups[shell.group].epoch, f"{shell.name} is at another epoch"
 
 
 def check_empty(world: World) -> None:

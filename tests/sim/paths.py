@@ -289,8 +289,13 @@ class Paths:
         """What has to be remembered of a peer before it handles an event."""
         state = shell.state
         late_ns = now_ns - state.next_deadline_ns if type(event) is events.Tick else 0
-        early = type(event) is peer_events.LinkDown and event.link in state.wiring.early
-        return state.phase, early, late_ns > nanoseconds(state.options.heartbeat_timeout), state.wiring.previous_edge
+        early = type(event) is peer_events.LinkDown and event.link in state.ring_links.early
+        return (
+            state.phase,
+            early,
+            late_ns > nanoseconds(state.options.heartbeat_timeout),
+            state.ring_links.previous_edge,
+        )
 
     def at_peer(self, shell: PeerShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """A peer handled an event."""
@@ -316,7 +321,7 @@ class Paths:
             self._mark("a dead worker costs all lanes")
         elif kind is peer_events.MasterDown and event.final:
             self._mark("the wrong secret is refused")
-        elif kind in (peer_events.ReduceQuiet, peer_events.ReduceEnded):
+        elif kind in (peer_events.ReduceDrained, peer_events.ReduceEnded):
             self._at_operation(phase, kind, actions)
         self._at_probe(state, actions)
 
@@ -326,7 +331,7 @@ class Paths:
             self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
-        if kind is peer_events.ReduceQuiet and phase == "gone":
+        if kind is peer_events.ReduceDrained and phase == "gone":
             self._mark("a reduce ends with the membership, once it is quiet")
             if _has(actions, peer_events.Stop):
                 self._mark("close waits for quiet")
@@ -337,7 +342,7 @@ class Paths:
         if not actions:
             if not state.id:
                 self._mark("a lane comes before its peer has a name")
-            elif hello.epoch > state.wiring.epoch:
+            elif hello.epoch > state.ring_links.epoch:
                 self._mark("a lane comes before its order")
             else:
                 assert previous_edge is None, "a lane waits though its edge stands"

@@ -259,9 +259,9 @@ class World:
     def _standing(self) -> str:
         """Who stands where, for the message of a run that did not converge."""
         lines = [
-            f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.wiring.epoch},"
+            f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.ring_links.epoch},"
             f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers},"
-            f" reduces { ({tag: one.phase for tag, one in shell.state.reductions.tags.items()}) },"
+            f" reduces { ({tag: one.phase for tag, one in shell.state.member.reduces.tags.items()}) },"
             f" state {shell.program.syncing.state.revision} {shell.program.syncing.state.values}"
             for shell in self.shells
             if shell.alive

@@ -104,7 +104,7 @@ class ReduceBroken:
 
 
 @record
-class ReduceQuiet:
+class ReduceDrained:
     """The answer to AbortOperation: no worker touches the memory any more."""
 
     sequence: int
@@ -241,8 +241,8 @@ class BeginOperation:
 class AbortOperation:
     """Let go of an operation that was begun; what it overwrote is restored by the training process.
 
-    Answered by exactly one ReduceQuiet, later, never while this is being done. Comes ahead of every action of the same
-    event that touches lanes or workers.
+    Answered by exactly one ReduceDrained, later, never while this is being done. Comes ahead of every action of the
+    same event that touches lanes or workers.
     """
 
     sequence: int
@@ -253,7 +253,7 @@ class EndOperation:
     """Forget the operation: its verdict is there, and its memory belongs to the caller again.
 
     Comes exactly once for each BeginOperation, just ahead of the Complete of its slot, unless this process ends first:
-    after success at once, after an abort when it is both quiet and judged.
+    after success at once, after an abort when it is both drained and judged.
     """
 
     sequence: int
@@ -366,3 +366,16 @@ class Tell:
 @record
 class Stop:
     """End this process, once everything sent has left."""
+
+
+# ---------------------------------------------------------------------------------------------- inside the machine
+
+
+@record
+class MembershipEnded:
+    """The machine tells its parts that the membership is over: what has no answer ends now."""
+
+
+@record
+class EdgeDropped:
+    """An edge is dropped with all its lanes."""

@@ -1,25 +1,31 @@
-# What a member takes part in; the bodies are in participation.pyx.
+# What a member takes part in; the bodies are in member.pyx.
 
-from .calls cimport Calls
-from .passive_rate cimport PassiveRate
+from .outbox cimport Outbox
 from .reduce_machine cimport ReduceMachine
 from .ring_links cimport RingLinks
 from .sync_machine cimport SyncMachine
 
-cdef class Participation:
-    cdef readonly object options
-    cdef readonly RingLinks wiring           # the two edges, and this peer's name in the ring
-    cdef readonly Calls calls             # votes of the training process
-    cdef readonly ReduceMachine reductions   # this peer's part in the collectives of its group
-    cdef readonly SyncMachine syncing         # this peer's part in keeping the shared state
+cdef class PassiveRate:
+    cdef long long running               # reduces under way
+    cdef long long since_ns              # when the first of them began
+    cdef long long busy_ns               # in which at least one ran, before that
+    cdef long long received              # payload
+    cdef long long network_ns            # receivers waited in the middle of frames
+    cdef long long spent_ns              # receivers waited or added, in all
+
+    cpdef reset(self)
+    cpdef began(self, long long count, long long now_ns)
+    cpdef ended(self, event, long long now_ns)
+
+cdef class Member:
+    cdef readonly RingLinks ring_links    # the two edges, and this peer's name in the ring
+    cdef readonly object calls            # votes of the training process
+    cdef readonly ReduceMachine reduces   # this peer's part in the collectives of its group
+    cdef readonly SyncMachine syncs       # this peer's part in keeping the shared state
+    cdef readonly PassiveRate passive_rate  # what reduces have shown of the edge from the previous peer
     cdef readonly object probe            # the Probe that this peer measures for, or None
-    cdef readonly PassiveRate meter             # what reduces have shown of the edge from the previous peer
     cdef readonly object tx_bytes         # what all lanes have sent so far
     cdef readonly object rx_bytes
-    cdef readonly long long next_deadline_ns
-    cdef long long now_ns                 # of the event being handled
-    cdef list actions                     # of the event being handled
+    cdef Outbox outbox
 
-    cdef list _begin(self, long long now_ns)
     cpdef bint is_busy(self)
-    cdef _lose_master_if(self, str wrong)

@@ -1,12 +1,13 @@
 # cython: language_level=3
 """What a member takes part in: its ring, votes, reduces, the shared state, measurements; what each means for the others.
 
-Each of them is a machine of its own: two edges in `wiring`, votes in `calls`, reduces in `reductions`, the shared state in
-`syncing`. Here they are told what concerns them. Whoever votes on the topology, or on its optimisation, can neither
-reduce nor synchronise meanwhile, and the other way round; whoever synchronises has no reduce under way. One edge is
-measured at a time, whenever the master asks for it: the next question ends what is left of the last. What no honest
-master would say ends the membership. When there is one, and how it begins and ends, is decided above this, in
-`peer_state`.
+Each of them is a part of its own: `ring_links`, `calls`, `reduces`, `syncs`, `passive_rate`. `Member` passes every event
+to the part that it concerns, and holds the rules between them. A training process that votes on the topology, or on its
+optimisation, can neither reduce nor synchronise meanwhile, and the other way round; one that synchronises has no reduce
+under way. One edge is measured at a time, whenever the master asks: the next question ends the last measurement.
+
+How a membership begins and ends is decided in `peer_state`, which owns the one `Member` of a peer. A message that no
+honest master would send raises ProtocolViolationError, and that ends the membership. Pure.
 """
 
 from pccl._core.protocol.events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY
@@ -14,248 +15,323 @@ from pccl._core.protocol.messages import Beat, Probed, VoteOptimize, VotePending
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 from pccl.options import LANES_MAX
 
-from .calls cimport Calls
-from .passive_rate cimport PassiveRate
+from .outbox cimport Outbox
 from .reduce_machine cimport ReduceMachine
 from .ring_links cimport RingLinks
 from .sync_machine cimport SyncMachine
+from .calls import Calls
 from .events import BeginProbe, Complete, EndProbe, SendMaster
+from .violation import ProtocolViolationError
+
+BYTES_MIN = 4 << 20  # below it votes and delays are most of what is measured
+LIMIT_SHARE = 0.9  # of a receiver's time in the middle of frames
 
 
-cdef class Participation:
-    """The parts of one membership."""
+cdef class PassiveRate:
+    """What the edge from the previous peer carried since the last heartbeat, as its target saw it.
 
-    def __init__(self, options, long long now_ns):
-        self.options = options
-        self.wiring = RingLinks(options)
-        self.calls = Calls()
-        self.reductions = ReduceMachine(options)
-        self.syncing = SyncMachine()
+    The rate is what was received, by the time in which at least one reduce ran. The edge was the limit if the receivers
+    spent nearly all of that time in the middle of frames: then the source always had something to send. A receiver that
+    waits for the next frame to begin waits for peers further back in the ring. An aborted reduce tells nothing, and
+    neither does one that is too small to tell a rate from the delay.
+    """
+
+    def __init__(self):
+        self.reset()
+
+    cpdef reset(self):
+        """The ring changed, or a reduce was aborted: begin anew."""
+        self.running = 0
+        self.since_ns = self.busy_ns = 0
+        self.received = self.network_ns = self.spent_ns = 0
+
+    cpdef began(self, long long count, long long now_ns):
+        """So many more reduces run."""
+        if count and not self.running:
+            self.since_ns = now_ns
+        self.running += count
+
+    cpdef ended(self, event, long long now_ns):
+        """This peer has received everything of a reduce."""
+        cdef long long network_ns
+        if not self.running:
+            return  # of the time before the last reset
+        network_ns = event.network_ns
+        self.running -= 1
+        self.received += <long long> event.rx_bytes
+        self.network_ns += network_ns
+        self.spent_ns += network_ns + <long long> event.neighbour_ns + <long long> event.reduce_ns
+        if not self.running:
+            self.busy_ns += now_ns - self.since_ns
+
+    def take(self):
+        """Bytes per second and whether the edge was the limit; (0, False) if nothing was seen, or not all of it yet."""
+        if self.running or self.received < BYTES_MIN or self.busy_ns <= 0:
+            return 0, False
+        # Python's integers, because a heartbeat's bytes times a second may be more than 64 bits hold.
+        rate = (<object> self.received) * 1_000_000_000 // self.busy_ns
+        was_limit = self.network_ns >= LIMIT_SHARE * self.spent_ns
+        self.reset()
+        return rate, was_limit
+
+cdef class Member:
+    """The parts of one membership, and the rules between them."""
+
+    def __init__(self, Outbox outbox, options):
+        self.outbox = outbox
+        self.ring_links = RingLinks(outbox, options)
+        self.calls = Calls(outbox)
+        self.reduces = ReduceMachine(outbox, options)
+        self.syncs = SyncMachine(outbox, options)
+        self.passive_rate = PassiveRate()
         self.probe = None
-        self.meter = PassiveRate()
         self.tx_bytes = self.rx_bytes = 0
-        self.now_ns = self.next_deadline_ns = now_ns
-        self.actions = []
-
-    cdef list _begin(self, long long now_ns):
-        """An event is being handled: the list that its actions go to."""
-        self.now_ns = now_ns
-        self.actions = actions = []
-        self.wiring.begin(actions, now_ns)
-        self.calls.begin(actions)
-        self.reductions.begin(actions, now_ns)
-        self.syncing.begin(actions)
-        return actions
 
     cpdef bint is_busy(self):
-        """Whether the training process is in a call, so that the next word will come soon."""
-        return len(self.reductions.tags) > 0 or len(self.calls.open) > 0 or self.syncing.sync is not None
+        """Whether the training process is in a call, so that the next event will come soon."""
+        return len(self.reduces.tags) > 0 or len(self.calls.open) > 0 or self.syncs.sync is not None
 
-    cdef _lose_master_if(self, str wrong):
-        """What no honest master would say ends the membership."""
-        if wrong:
-            self._lose_master(f"the master broke the protocol: {wrong}")
+    def owes(self, slot, sequence):
+        """Whether somebody waits for the end of that call."""
+        return (
+            self.reduces.owes(slot, sequence) or self.syncs.owes(slot, sequence)
+            or any(call.slot == slot and call.sequence == sequence for call in self.calls.open.values())
+        )
+
+    def end(self, int result, int kind, str text):
+        """The membership is over: abort what runs, complete what can be completed, drop every link and worker."""
+        self.reduces.end(result, kind, text)
+        self.syncs.end(result, kind, text)
+        self._end_probe()
+        self.ring_links.forget()
+        self.ring_links.kill_workers()
+
+    def has_drained(self):
+        """Whether no worker holds memory of a call."""
+        return not self.reduces.tags and self.syncs.sync is None
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _on_call_topology(self, call):
+    def on_call_topology(self, call):
+        """Vote on the topology."""
         if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, OPTIMIZE):
             number = self.calls.enter(TOPOLOGY, call)
             if number:
-                self.actions.append(SendMaster(VoteTopology(number, call.wanted)))
+                self.outbox.actions.append(SendMaster(VoteTopology(number, call.wanted)))
 
-    def _on_call_optimize(self, call):
+    def on_call_optimize(self, call):
+        """Vote on an optimisation of the ring."""
         if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, TOPOLOGY):
             number = self.calls.enter(OPTIMIZE, call)
             if number:
-                self.actions.append(SendMaster(VoteOptimize(number)))
+                self.outbox.actions.append(SendMaster(VoteOptimize(number)))
 
-    def _on_call_pending(self, call):
+    def on_call_pending(self, call):
+        """Ask whether peers wait to be admitted."""
         number = self.calls.enter(PENDING, call)
         if number:
-            self.actions.append(SendMaster(VotePending(number)))
+            self.outbox.actions.append(SendMaster(VotePending(number)))
 
-    def _on_call_sync(self, call):
+    def on_call_sync(self, call):
+        """Vote on the shared state."""
         if not self._refuse_with_reduces(call) and not self._refuse_beside(call, TOPOLOGY, OPTIMIZE):
-            self.syncing.call(call, self.calls.number())
+            self.syncs.call(call, self.calls.number())
+
+    def on_call_manifest(self, call):
+        """The caller has described its shared state."""
+        self.syncs.describe(call)
+
+    def on_cancel(self, call):
+        """The caller of that slot gave up."""
+        self.reduces.cancel(call)
+        self.syncs.cancel(call)
+        self.calls.cancel(call)
 
     def _refuse_with_reduces(self, call):
         """Whether the call is answered because it may not be made while reduces are under way."""
-        if self.reductions.tags:
-            reason = f"{len(self.reductions.tags)} reduces of this process are under way: wait for them first"
-            self._complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
-        return bool(self.reductions.tags)
+        if self.reduces.tags:
+            reason = f"{len(self.reduces.tags)} reduces of this process are under way: wait for them first"
+            self.calls.complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
+        return bool(self.reduces.tags)
 
     def _refuse_beside(self, call, *names):
-        """Whether the call is answered because another thread is in one of those that it may not meet."""
+        """Whether the call is answered because another thread is in one of those that it may not overlap."""
         busy = self._busy_in(*names)
         if busy:
-            self._complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is in {busy}")
+            self.calls.complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is in {busy}")
         return bool(busy)
 
     def _busy_in(self, *names):
         """The first of these calls that is under way, or nothing."""
         for name in names:
-            if name in self.calls.open or (name is SYNC and self.syncing.sync is not None):
+            if name in self.calls.open or (name is SYNC and self.syncs.sync is not None):
                 return name
         return ""
 
-    def _on_topology_done(self, message):
-        numbers = self._on_world(message)
+    def on_topology_done(self, message):
+        """The vote on the topology, or on its optimisation, is over."""
+        numbers = self.on_world(message)
         call = self.calls.take(message.call)
         if call is not None:
-            self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
+            self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
 
-    def _on_pending_answer(self, message):
+    def on_pending_answer(self, message):
+        """Whether peers wait to be admitted."""
         call = self.calls.take(message.call)
         if call is not None:
-            self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, b"\1" if message.pending else b"\0"))
+            payload = b"\1" if message.pending else b"\0"
+            self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, payload))
 
-    def _on_call_failed(self, message):
+    def on_call_failed(self, message):
+        """A vote cannot succeed."""
         call = self.calls.take(message.call)
         if call is not None:
-            self._complete(call, message.result, KIND_PLAIN, message.reason)
+            self.calls.complete(call, message.result, KIND_PLAIN, message.reason)
         else:
-            self.syncing.fail(message)
+            self.syncs.hear(message)
 
-    def _on_world(self, message):
+    def on_world(self, message):
         """Keep the numbers of the world, packed, for the collectives that commence from now on, and return them."""
-        numbers = self.reductions.numbers = self.syncing.numbers = NUMBERS.pack(
-            self.wiring.id, message.round, message.epoch,
+        numbers = self.reduces.numbers = self.syncs.numbers = NUMBERS.pack(
+            self.ring_links.id, message.round, message.epoch,
             message.global_world, message.group_world, message.groups, message.largest_group,
         )
         return numbers
 
-    def _complete(self, call, int result, int kind, str text):
-        self.calls.complete(call, result, kind, text)
-
     # ------------------------------------------------------------------------------------------ reduces
 
-    def _on_call_reduce(self, call):
+    def on_call_reduce(self, call):
+        """Begin reduces, unless another thread is in a call that forbids it."""
         busy = ""
-        if self.calls.open or self.syncing.sync is not None:
+        if self.calls.open or self.syncs.sync is not None:
             busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC)
         if busy:
             reason = f"another thread of this process is in {busy}"
-            self.reductions.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
+            self.reduces.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
         else:
-            self.reductions.call(call.operations)
+            self.reduces.call(call.operations)
 
-    def _on_call_await(self, call):
-        self.reductions.awaits(call.slot, call.sequence)
+    def on_call_await(self, call):
+        """The caller of a reduce blocks."""
+        self.reduces.awaits(call)
 
-    def _on_commence(self, message):
-        cdef Py_ssize_t before = len(self.reductions.sequences)
-        cdef bint whole = self.wiring.is_whole()
-        self._lose_master_if(self.reductions.commence(message, self.wiring.wire, whole))
-        if whole:
-            self.meter.began(len(self.reductions.sequences) - before, self.now_ns)
+    def on_commence(self, message):
+        """All members are ready."""
+        cdef RingLinks ring_links = self.ring_links
+        cdef Py_ssize_t before = len(self.reduces.sequences)
+        order = ring_links.order
+        if order is None or message.epoch != order.epoch:
+            raise ProtocolViolationError(f"Commence at another epoch than {order!r}")
+        if ring_links.is_whole():
+            self.reduces.commence(message, order)
+            self.passive_rate.began(len(self.reduces.sequences) - before, self.outbox.now_ns)
+        else:
+            self.reduces.commence(message, None)
 
-    def _on_abort_reduce(self, message):
-        self.meter.reset()
-        self._lose_master_if(self.reductions.abort(message.sequence))
+    def on_abort_reduce(self, message):
+        """Another member failed."""
+        self.passive_rate.reset()
+        self.reduces.abort(message)
 
-    def _on_reduce_done(self, message):
-        self._lose_master_if(self.reductions.done(message.sequence))
+    def on_reduce_done(self, message):
+        """The success verdict."""
+        self.reduces.done(message)
 
-    def _on_reduce_failed(self, message):
-        self._on_world(message)
-        self._lose_master_if(self.reductions.failed(message))
+    def on_reduce_failed(self, message):
+        """The failure verdict."""
+        self.on_world(message)
+        self.reduces.failed(message)
 
-    def _on_reduce_ended(self, event):
-        self.reductions.ended(event)
-        self.meter.ended(event, self.now_ns)
+    def on_reduce_ended(self, event):
+        """This peer's part in a reduce is done."""
+        self.reduces.ended(event)
+        self.passive_rate.ended(event, self.outbox.now_ns)
 
-    def _on_reduce_broken(self, event):
-        self.reductions.broken(event.sequence, event.reason)
+    def on_reduce_broken(self, event):
+        """This peer cannot go on with a reduce."""
+        self.reduces.broken(event)
 
-    def _on_reduce_quiet(self, event):
-        self.reductions.hushed(event.sequence)
-        self._stop_if_left()
-
-    def _on_reduce_progress(self, event):
-        self.reductions.progress(event.sequence, event.moved, self.now_ns - self.next_deadline_ns)
-
-    def _on_traffic(self, event):
+    def on_traffic(self, event):
+        """How many bytes all lanes have moved."""
         self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes
 
-    def _beat(self):
-        """A heartbeat, with what has moved, and what that has shown of the edge it came over."""
-        rate, was_limit = self.meter.take()
-        order = self.wiring.wire
+    def beat(self):
+        """Send a heartbeat, with what has moved, and what that has shown of the edge from the previous peer."""
+        rate, was_limit = self.passive_rate.take()
+        order = self.ring_links.order
         seen = (order.previous_peer, rate, was_limit) if rate and order is not None else ()
-        self.actions.append(SendMaster(Beat(self.now_ns, self.tx_bytes, self.rx_bytes, *seen)))
+        self.outbox.actions.append(SendMaster(Beat(self.outbox.now_ns, self.tx_bytes, self.rx_bytes, *seen)))
 
     # ------------------------------------------------------------------------------------------ measurements
 
-    def _on_probe(self, message):
-        """Measure the way to another peer; whatever was measured before lasts too long."""
-        if not 1 <= message.lanes <= LANES_MAX or not message.milliseconds or message.target == self.wiring.id:
-            self._lose_master_if(f"a measurement that cannot be made: {message!r}")
-            return
+    def on_probe(self, message):
+        """Measure the way to another peer; what is left of the last measurement is of no use any more."""
+        if not 1 <= message.lanes <= LANES_MAX or not message.milliseconds or message.target == self.ring_links.id:
+            raise ProtocolViolationError(f"a measurement that cannot be made: {message!r}")
         self._end_probe()
         self.probe = message
-        self.actions.append(BeginProbe(
+        self.outbox.actions.append(BeginProbe(
             message.round, message.target, message.lanes, message.milliseconds, message.host, message.port,
         ))
 
-    def _on_probe_done(self, event):
+    def on_probe_done(self, event):
+        """Tell the master what was measured, if it still asks for that."""
         if self.probe is not None and self.probe.round == event.round:
             report = Probed(event.round, self.probe.target, event.bytes_per_second, event.reason)
             self.probe = None
-            self.actions.append(SendMaster(report))
+            self.outbox.actions.append(SendMaster(report))
 
     def _end_probe(self):
-        """Nobody waits for what is being measured."""
         if self.probe is not None:
-            self.actions.append(EndProbe(self.probe.round))
+            self.outbox.actions.append(EndProbe(self.probe.round))
             self.probe = None
 
     # ------------------------------------------------------------------------------------------ shared state
 
-    def _on_call_manifest(self, call):
-        self.syncing.describe(call)
+    def on_sync_message(self, message):
+        """A message about the sync under way."""
+        self.syncs.hear(message)
 
-    def _on_ask_schema(self, message):
-        self._lose_master_if(self.syncing.ask_schema(message))
+    def on_transfer_event(self, event):
+        """An event of the transfer under way."""
+        self.syncs.report(event)
 
-    def _on_transfer_order(self, message):
-        self._lose_master_if(self.syncing.order(message))
+    # ------------------------------------------------------------------------------------------ ring
 
-    def _on_more_sources(self, message):
-        self._lose_master_if(self.syncing.more_sources(message))
+    def on_ring_order(self, order):
+        """The ring changes: what runs is aborted first."""
+        self.reduces.abort_all()
+        self.passive_rate.reset()
+        self.ring_links.follow(order)
 
-    def _on_source_gone(self, message):
-        self._lose_master_if(self.syncing.drop_source(message))
+    def on_link_came(self, event):
+        """A lane arrived at our port."""
+        self.ring_links.link_came(event)
 
-    def _on_sync_done(self, message):
-        self._lose_master_if(self.syncing.done(message))
+    def on_link_up(self, event):
+        """A lane that was dialled is welcome."""
+        self.ring_links.link_up(event)
 
-    def _on_state_fetched(self, event):
-        self.syncing.fetched(event.round)
+    def on_link_down(self, event):
+        """A connection failed, was refused, or broke."""
+        self.ring_links.link_down(event)
 
-    def _on_state_unfetched(self, event):
-        self.syncing.unfetched(event.round, event.reason)
+    def on_worker_died(self, event):
+        """A worker process ended."""
+        self.ring_links.worker_died(event.reason)
 
-    def _on_transfer_ended(self, event):
-        self.syncing.ended(event)
-        self._stop_if_left()
+    # ------------------------------------------------------------------------------------------ invariants
 
-    # ------------------------------------------------------------------------------------------ wiring
-
-    def _on_wire(self, order):
-        self.reductions.abort_all()
-        self.meter.reset()
-        self._lose_master_if(self.wiring.order(order))
-
-    def _on_link_came(self, event):
-        self.wiring.link_came(event.link, event.hello)
-
-    def _on_link_up(self, event):
-        self.wiring.link_up(event.link)
-
-    def _on_link_down(self, event):
-        self.wiring.link_down(event.link, event.reason)
-
-    def _on_worker_died(self, event):
-        self.wiring.worker_died(event.reason)
+    def check(self, bint member):
+        """Invariants between two events; `member`: the membership goes on."""
+        self.ring_links.check()
+        self.calls.check()
+        self.reduces.check(member)
+        self.syncs.check(member)
+        busy = not self.has_drained()
+        votes = (TOPOLOGY in self.calls.open) + (OPTIMIZE in self.calls.open)
+        assert not votes or not busy, "a vote on the topology with reduces or a sync under way"
+        assert votes < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
+        assert not self.reduces.tags or self.syncs.sync is None, "a sync beside reduces"
+        assert member or self.probe is None, "measures an edge without a membership"
+        assert member or not self.calls.open, f"calls {self.calls.open} without a membership"

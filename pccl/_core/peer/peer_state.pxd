@@ -1,16 +1,23 @@
 # What a peer knows; the bodies are in peer_state.pyx.
 
-from .member cimport Participation
+from .member cimport Member
+from .outbox cimport Outbox
+from .ring_links cimport RingLinks
 
-cdef class PeerState(Participation):
+cdef class PeerState:
+    cdef readonly object options
     cdef readonly str phase               # NEW, DIALLING, JOINING, MEMBER or GONE
-    cdef readonly list leaving            # calls of close() that wait for the workers to let go
+    cdef readonly Member member           # what this peer takes part in
+    cdef readonly RingLinks ring_links    # the member's: its name and its edges
+    cdef readonly list leaving            # calls of close() that wait until no worker holds memory
     cdef readonly object connecting       # the Call of connect() under way
     cdef readonly int attempts_left       # to reach the master
     cdef readonly int attempt             # number of the latest attempt
     cdef readonly tuple ending            # (result, kind, text) that every further call gets
     cdef readonly object story            # the latest events and actions
-    cdef long long heard_ns               # when the master was last heard of
+    cdef readonly long long next_deadline_ns  # when to tick next
+    cdef Outbox outbox
+    cdef long long heard_ns               # when the last message of the master came
     cdef long long beat_ns                # when the last heartbeat was sent
     cdef long long ticked_ns              # when time last passed
     cdef long long retry_ns               # when to dial the master again
@@ -19,5 +26,7 @@ cdef class PeerState(Participation):
     cdef bint checking
 
     cpdef list handle(self, event, long long now_ns)
-    cdef _set_deadline(self)
+    cpdef bint is_busy(self)
     cdef list _handle(self, event, long long now_ns)
+    cdef _dispatch(self, tuple entry, kind, argument)
+    cdef _set_deadline(self)

@@ -5,7 +5,8 @@ from typing import Any, Final, final
 from pccl.options import Options
 
 from .calls import Call
-from .member import Participation
+from .member import Member
+from .ring_links import RingLinks
 
 NEW: Final[str]
 DIALLING: Final[str]
@@ -14,8 +15,16 @@ MEMBER: Final[str]
 GONE: Final[str]
 
 @final
-class PeerState(Participation):
+class PeerState:
     def __init__(self, options: Options, now_ns: int = 0) -> None: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def member(self) -> Member: ...
+    @property
+    def ring_links(self) -> RingLinks: ...
+    @property
+    def next_deadline_ns(self) -> int: ...
     @property
     def phase(self) -> str: ...
     @property
@@ -33,9 +42,10 @@ class PeerState(Participation):
     @property
     def story(self) -> deque[tuple[int, Any, list[Any]]]: ...
     def new_link(self) -> int: ...
+    def is_busy(self) -> bool: ...
     def owes(self, slot: int, sequence: int) -> bool: ...
     def handle(self, event: Any, now_ns: int) -> list[Any]: ...
     def check(self) -> None: ...
 
-TRANSITIONS: dict[tuple[str, type[Any]], Callable[[PeerState, Any], None]]
+TRANSITIONS: dict[tuple[str, type[Any]], tuple[Callable[..., None], tuple[str, ...]]]
 IGNORED: frozenset[type[Any]]

@@ -5,13 +5,14 @@
                         ▲  └─ retry ─┘ │                  (left, kicked, master lost, training process gone)
                         └──────────────┘
 
-What a member takes part in (its ring, votes, reduces, the shared state) is in `participation`. Here is how a membership
-begins and ends, what is understood in which phase, and the passing of time.
+What a member takes part in (its ring, votes, reduces, the shared state) is in `member`: PeerState owns one Member for its
+whole life. Here is how a membership begins and ends, which phase understands what, and the passing of time. The table
+`TRANSITIONS` at the end names a handler, here or in Member, and the phases that may follow.
 
-**The end** aborts what runs. A slot whose memory workers still hold completes when they have let go, and close() is
+**The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close() is
 answered after that: no thread that waits for a reduce is left behind. Without a training process nobody waits.
 
-**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped heard nobody,
+**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear nobody,
 which says nothing about the master; it notices because its Tick comes late, and does not count that time.
 
 No socket, clock, process or random source in here.
@@ -19,7 +20,7 @@ No socket, clock, process or random source in here.
 
 from collections import deque
 
-from pccl._core.protocol.events import OPTIMIZE, TOPOLOGY, Tick
+from pccl._core.protocol.events import Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
     CallTopology,
@@ -35,13 +36,15 @@ from pccl._core.protocol.outcomes import (
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
-from .member cimport Participation
-from .events import (
-    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
-    MasterUp, ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceQuiet, SendMaster, StateFetched, StateUnfetched,
-    Stop, Tell, Traffic, TransferEnded, WorkerDied,
-)
+from .member cimport Member
+from .outbox cimport Outbox
 from .calls import Call
+from .events import (
+    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
+    ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceDrained, SendMaster, StateFetched, StateUnfetched, Stop,
+    Tell, Traffic, TransferEnded, WorkerDied,
+)
+from .violation import ProtocolViolationError
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
 
@@ -52,11 +55,14 @@ MEMBER = "member"
 GONE = "gone"
 
 
-cdef class PeerState(Participation):
+cdef class PeerState:
     """`handle(event, now_ns) -> actions`, and nothing else changes it."""
 
     def __init__(self, options, now_ns=0):
-        super().__init__(options, now_ns)
+        self.options = options
+        self.outbox = Outbox()
+        self.member = Member(self.outbox, options)
+        self.ring_links = self.member.ring_links
         self.phase = NEW
         self.leaving = []
         self.connecting = None
@@ -73,19 +79,22 @@ cdef class PeerState(Participation):
 
     def new_link(self):
         """A number for a connection; dialled and accepted ones share one count."""
-        return self.wiring.new_link()
+        return self.ring_links.new_link()
 
     @property
     def id(self):
         """This peer's name; 0 while it has none."""
-        return self.wiring.id
+        return self.ring_links.id
+
+    cpdef bint is_busy(self):
+        """Whether the training process is in a call, so that the next event will come soon."""
+        return self.member.is_busy()
 
     def owes(self, slot, sequence):
         """Whether somebody waits for the end of that call."""
-        calls = (*self.calls.open.values(), *self.leaving, self.connecting)
-        return (
-            self.reductions.owes(slot, sequence) or self.syncing.owes(slot, sequence)
-            or any(call is not None and call.slot == slot and call.sequence == sequence for call in calls)
+        return self.member.owes(slot, sequence) or any(
+            call is not None and call.slot == slot and call.sequence == sequence
+            for call in (*self.leaving, self.connecting)
         )
 
     cpdef list handle(self, event, long long now_ns):
@@ -97,7 +106,7 @@ cdef class PeerState(Participation):
             raise
 
     cdef list _handle(self, event, long long now_ns):
-        cdef list actions = self._begin(now_ns)
+        cdef list actions = self.outbox.open(now_ns)
         kind = type(event)
         if kind is MasterSaid:
             self.heard_ns = now_ns
@@ -106,11 +115,11 @@ cdef class PeerState(Participation):
             subject, argument = type(event.call), event.call
         else:
             subject, argument = kind, event
-        handler = TRANSITIONS.get((self.phase, subject))
-        if handler is not None:
-            handler(self, argument)
+        entry = dispatch.get((self.phase, subject))
+        if entry is not None:
+            self._dispatch(<tuple> entry, kind, argument)
         elif kind is MasterSaid:
-            if self.phase is JOINING or self.phase is MEMBER:  # else: a last word on a connection that was hung up
+            if self.phase is JOINING or self.phase is MEMBER:  # else: the last message of a connection that was hung up
                 self._lose_master(f"the master broke the protocol: {subject.__name__} while {self.phase}")
         elif kind is Called:
             self._refuse_call(argument)
@@ -122,12 +131,25 @@ cdef class PeerState(Participation):
             self.check()
         return actions
 
+    cdef _dispatch(self, tuple entry, kind, argument):
+        # Have the handler of the table take the event: one of the member's, or one of ours.
+        cdef str before = self.phase
+        handler, next_phases, is_member = entry
+        try:
+            handler(self.member if is_member else self, argument)
+        except ProtocolViolationError as error:
+            if kind is not MasterSaid:
+                raise
+            self._lose_master(f"the master broke the protocol: {error}")
+        if self.checking:
+            assert self.phase in next_phases, f"{type(argument).__name__} while {before} led to {self.phase}"
+
     # ------------------------------------------------------------------------------------------ joining
 
     def _on_connect(self, call):
         self.connecting = Call(call.slot, call.sequence, 0)
         self.attempts_left = call.attempts
-        self.wiring.join(call.lanes)
+        self.ring_links.join(call.lanes)
         self._dial_master()
 
     def _dial_master(self):
@@ -135,35 +157,33 @@ cdef class PeerState(Participation):
         self.attempts_left -= 1
         self.attempt += 1
         self.retry_ns = 0
-        self.actions.append(DialMaster(self.attempt))
+        self.outbox.actions.append(DialMaster(self.attempt))
 
     def _on_master_up(self, event):
         self.phase = JOINING
-        self.heard_ns = self.beat_ns = self.now_ns
+        self.heard_ns = self.beat_ns = self.outbox.now_ns
 
     def _on_master_unreached(self, event):
         """An attempt failed, or the master went away before this peer was a member."""
-        self.wiring.forget()
+        self.ring_links.forget()
         if self.attempts_left > 0 and not event.final:
             self.phase = DIALLING
-            self.retry_ns = self.now_ns + nanoseconds(self.options.retry_interval)
+            self.retry_ns = self.outbox.now_ns + nanoseconds(self.options.retry_interval)
         else:
             self._end(MASTER_CONNECTION_FAILED, KIND_PLAIN, event.reason)
 
     def _on_registered(self, message):
-        self.wiring.name(message.peer, message.run)
+        self.ring_links.name(message.peer, message.run)
         self.interval_ns = max(message.beat_ms, 1) * 1_000_000
         self.silence_ns = max(message.silence_ms, 2) * 1_000_000
 
     def _on_accepted(self, message):
         self.phase = MEMBER
         call, self.connecting = self.connecting, None
-        self.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, self._on_world(message)))
+        numbers = self.member.on_world(message)
+        self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
 
     def _on_cancel(self, cancel):
-        self.reductions.cancel(cancel.slot, cancel.sequence)
-        self.syncing.cancel(cancel.slot, cancel.sequence)
-        self.calls.cancel(cancel.slot, cancel.sequence)
         call = self.connecting
         if call is not None and call.slot == cancel.slot and call.sequence == cancel.sequence:
             self._leave("connect() was given up")
@@ -171,27 +191,23 @@ cdef class PeerState(Participation):
     def _refuse_call(self, call):
         """A call that makes no sense in this phase. A cancel that came too late has nobody to answer to."""
         if type(call) is CallReduce:
-            self.reductions.refuse(call.operations, *self.ending)
+            self.member.reduces.refuse(call.operations, *self.ending)
         elif type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
-            self._complete(call, INVALID_USAGE, KIND_PLAIN, "connect() was already called on this communicator")
+            self.member.calls.complete(call, INVALID_USAGE, KIND_PLAIN, "connect() was already called on this communicator")
         elif type(call) is not CallCancel and type(call) is not CallAwait:
-            self._complete(call, *self.ending)
+            self.member.calls.complete(call, *self.ending)
 
     # ------------------------------------------------------------------------------------------ the end
 
     def _end(self, int result, int kind, str text):
-        """The membership is over: whoever waits learns why, and so does everyone who calls later."""
+        """The membership is over: every waiting caller learns why, and so does every later call."""
         self.phase = GONE
         self.ending = (result, kind, text)
-        self.reductions.end(result, kind, text)
-        self.syncing.end(result, kind, text)
-        self._end_probe()
-        self.wiring.forget()
-        self.wiring.kill_workers()
-        self.actions.append(HangUp())
-        self.calls.end(result, kind, text)
+        self.member.end(result, kind, text)
+        self.outbox.actions.append(HangUp())
+        self.member.calls.end(result, kind, text)
         if self.connecting is not None:
-            self._complete(self.connecting, result, kind, text)
+            self.member.calls.complete(self.connecting, result, kind, text)
             self.connecting = None
 
     def _lose_master(self, str reason):
@@ -205,7 +221,7 @@ cdef class PeerState(Participation):
 
     def _leave(self, str reason):
         if self.phase in (JOINING, MEMBER):
-            self.actions.append(SendMaster(Leave(reason)))
+            self.outbox.actions.append(SendMaster(Leave(reason)))
         if self.phase != GONE:
             self._end(INVALID_USAGE, KIND_CANCELLED, "this communicator is closed")
 
@@ -215,63 +231,74 @@ cdef class PeerState(Participation):
         self._stop_if_left()
 
     def _stop_if_left(self):
-        """Answer close() once the workers have let go of everything that ran."""
-        if self.leaving and not self.reductions.tags and self.syncing.sync is None:
+        """Answer close() once no worker holds memory of a call."""
+        if self.leaving and self.member.has_drained():
             for call in self.leaving:
-                self._complete(call, SUCCESS, KIND_PLAIN, "")
+                self.member.calls.complete(call, SUCCESS, KIND_PLAIN, "")
             self.leaving = []
-            self.actions.append(Stop())
+            self.outbox.actions.append(Stop())
+
+    def _on_reduce_drained(self, event):
+        self.member.reduces.drained(event)
+        self._stop_if_left()
+
+    def _on_transfer_ended(self, event):
+        self.member.syncs.report(event)
+        self._stop_if_left()
 
     def _on_stranger_came(self, event):
-        self.actions.append(AnswerLink(event.link, self.ending[2]))
+        self.outbox.actions.append(AnswerLink(event.link, self.ending[2]))
 
     def _on_app_gone(self, event):
         self._leave(event.reason)
-        self.actions.append(Stop())
+        self.outbox.actions.append(Stop())
 
     def _on_notice(self, message):
-        self.actions.append(Tell(message.level, message.line))
+        self.outbox.actions.append(Tell(message.level, message.line))
 
     def _on_beat(self, message):
-        pass  # hearing of it was the point
+        pass  # heard_ns is set by every message
 
     # ------------------------------------------------------------------------------------------ time
 
+    def _on_reduce_progress(self, event):
+        self.member.reduces.progress(event, self.outbox.now_ns - self.next_deadline_ns)
+
     def _on_tick(self, event):
-        late_ns = self.now_ns - self.next_deadline_ns
+        late_ns = self.outbox.now_ns - self.next_deadline_ns
         if late_ns > 0:  # this process was stopped: what it could not hear was no silence
-            self.heard_ns = min(self.now_ns, self.heard_ns + late_ns)
-            self.reductions.forgive(late_ns)
-        self.ticked_ns = self.now_ns
+            self.heard_ns = min(self.outbox.now_ns, self.heard_ns + late_ns)
+            self.member.reduces.forgive(late_ns)
+        self.ticked_ns = self.outbox.now_ns
         if late_ns > LATE_NS:
-            self.wiring.forgive()
-        self.wiring.watch()
+            self.ring_links.forgive()
+        self.ring_links.watch()
         # Without a whole ring a new order is on its way, which ends every reduce.
-        if self.wiring.is_whole() and (reason := self.reductions.find_stall()):
-            self.wiring.worker_died(reason)
-        if self.phase is DIALLING and self.retry_ns and self.now_ns >= self.retry_ns:
+        if self.ring_links.is_whole() and (reason := self.member.reduces.find_stall()):
+            self.ring_links.worker_died(reason)
+        if self.phase is DIALLING and self.retry_ns and self.outbox.now_ns >= self.retry_ns:
             self._dial_master()
         if self.phase is not JOINING and self.phase is not MEMBER:
             return
-        if self.now_ns - self.heard_ns >= self.silence_ns:
+        if self.outbox.now_ns - self.heard_ns >= self.silence_ns:
             reason = f"nothing heard from the master for {self.silence_ns / 1e9:g} s (heartbeat_timeout)"
             if self.phase is MEMBER:
                 self._lose_master(reason)
             else:
-                self.actions.append(HangUp())
+                self.outbox.actions.append(HangUp())
                 self._on_master_unreached(MasterDown(reason))
             return
-        if self.now_ns - self.beat_ns >= self.interval_ns and self.wiring.id:
-            self.beat_ns = self.now_ns
-            self._beat()
+        if self.outbox.now_ns - self.beat_ns >= self.interval_ns and self.ring_links.id:
+            self.beat_ns = self.outbox.now_ns
+            self.member.beat()
 
     cdef _set_deadline(self):
-        cdef long long soonest = self.wiring.soonest(self.ticked_ns + self.interval_ns)
+        cdef long long soonest = self.ring_links.soonest(self.ticked_ns + self.interval_ns)
         if self.phase is DIALLING and self.retry_ns:
             soonest = min(soonest, self.retry_ns)
         elif self.phase is MEMBER or self.phase is JOINING:
             soonest = min(soonest, self.heard_ns + self.silence_ns)
-            if self.wiring.id:  # who has no name yet has nothing to say
+            if self.ring_links.id:  # a peer without a name sends no heartbeat
                 soonest = min(soonest, self.beat_ns + self.interval_ns)
         self.next_deadline_ns = soonest
 
@@ -279,113 +306,109 @@ cdef class PeerState(Participation):
 
     def check(self):
         """Invariants between two events; run after every one in all tests."""
-        wiring, syncing = self.wiring, self.syncing.sync is not None
-        wiring.check()
-        assert self.phase in (JOINING, MEMBER) or not wiring.links, f"lanes while {self.phase}"
-        assert self.phase in (DIALLING, JOINING, MEMBER) or not wiring.early, f"early lanes while {self.phase}"
-        assert self.phase in (JOINING, MEMBER) or not wiring.id, f"peer {wiring.id} while {self.phase}"
-        assert self.phase is not MEMBER or wiring.id, "a member without a name"
-        self.reductions.check(self.phase is MEMBER)
-        self.syncing.check(self.phase is MEMBER)
-        busy = bool(self.reductions.tags) or syncing
-        assert self.phase in (MEMBER, GONE) or not busy, f"reduces or a sync while {self.phase}"
-        votes = (TOPOLOGY in self.calls.open) + (OPTIMIZE in self.calls.open)
-        assert not votes or not busy, "a vote on the topology with reduces or a sync under way"
-        assert votes < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
-        assert self.phase is MEMBER or self.probe is None, f"measures an edge while {self.phase}"
-        assert not self.reductions.tags or not syncing, "a sync beside reduces"
-        assert not self.leaving or self.phase is GONE and busy, "close() was not answered"
-        self.calls.check()
-        assert self.phase is MEMBER or not self.calls.open, f"calls {self.calls.open} while {self.phase}"
+        links, member = self.ring_links, self.phase is MEMBER
+        self.member.check(member)
+        assert self.phase in (JOINING, MEMBER) or not links.links, f"lanes while {self.phase}"
+        assert self.phase in (DIALLING, JOINING, MEMBER) or not links.early, f"early lanes while {self.phase}"
+        assert self.phase in (JOINING, MEMBER) or not links.id, f"peer {links.id} while {self.phase}"
+        assert not member or links.id, "a member without a name"
+        drained = self.member.has_drained()
+        assert self.phase in (MEMBER, GONE) or drained, f"reduces or a sync while {self.phase}"
+        assert not self.leaving or self.phase is GONE and not drained, "close() was not answered"
         assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
 
 
-# What each phase understands. A mailbox call that is not here gets the reason why there is no membership; a message of
-# the master that is not here ends the membership; late echoes of what was dropped are in IGNORED.
+# (phase, event) -> (handler, phases that may follow); the same phase: it stays. A mailbox call that is not here gets the
+# reason why there is no membership; a message of the master that is not here, or that is wrong, ends the membership; late
+# echoes of what was dropped are in IGNORED.
 TRANSITIONS = {
-    (NEW, CallConnect): PeerState._on_connect,
-    (NEW, CallLeave): PeerState._on_leave,
-    (NEW, AppGone): PeerState._on_app_gone,
-    (NEW, Tick): PeerState._on_tick,
-    (DIALLING, MasterUp): PeerState._on_master_up,
-    (DIALLING, MasterDown): PeerState._on_master_unreached,
-    (DIALLING, LinkCame): PeerState._on_link_came,
-    (DIALLING, LinkDown): PeerState._on_link_down,
-    (DIALLING, WorkerDied): PeerState._on_worker_died,
-    (DIALLING, CallCancel): PeerState._on_cancel,
-    (DIALLING, CallLeave): PeerState._on_leave,
-    (DIALLING, AppGone): PeerState._on_app_gone,
-    (DIALLING, Tick): PeerState._on_tick,
-    (JOINING, Registered): PeerState._on_registered,
-    (JOINING, RingOrder): PeerState._on_wire,
-    (JOINING, Accepted): PeerState._on_accepted,
-    (JOINING, Kick): PeerState._on_kick,
-    (JOINING, Notice): PeerState._on_notice,
-    (JOINING, Beat): PeerState._on_beat,
-    (JOINING, MasterDown): PeerState._on_master_unreached,
-    (JOINING, LinkCame): PeerState._on_link_came,
-    (JOINING, LinkUp): PeerState._on_link_up,
-    (JOINING, LinkDown): PeerState._on_link_down,
-    (JOINING, WorkerDied): PeerState._on_worker_died,
-    (JOINING, CallCancel): PeerState._on_cancel,
-    (JOINING, CallLeave): PeerState._on_leave,
-    (JOINING, AppGone): PeerState._on_app_gone,
-    (JOINING, Tick): PeerState._on_tick,
-    (MEMBER, CallTopology): PeerState._on_call_topology,
-    (MEMBER, CallPending): PeerState._on_call_pending,
-    (MEMBER, CallOptimize): PeerState._on_call_optimize,
-    (MEMBER, CallReduce): PeerState._on_call_reduce,
-    (MEMBER, CallSync): PeerState._on_call_sync,
-    (MEMBER, CallManifest): PeerState._on_call_manifest,
-    (MEMBER, CallAwait): PeerState._on_call_await,
-    (MEMBER, CallCancel): PeerState._on_cancel,
-    (MEMBER, CallLeave): PeerState._on_leave,
-    (MEMBER, TopologyDone): PeerState._on_topology_done,
-    (MEMBER, OptimizeDone): PeerState._on_topology_done,
-    (MEMBER, PendingAnswer): PeerState._on_pending_answer,
-    (MEMBER, CallFailed): PeerState._on_call_failed,
-    (MEMBER, Commence): PeerState._on_commence,
-    (MEMBER, AbortReduce): PeerState._on_abort_reduce,
-    (MEMBER, ReduceDone): PeerState._on_reduce_done,
-    (MEMBER, ReduceFailed): PeerState._on_reduce_failed,
-    (MEMBER, World): PeerState._on_world,
-    (MEMBER, AskSchema): PeerState._on_ask_schema,
-    (MEMBER, Serve): PeerState._on_transfer_order,
-    (MEMBER, Fetch): PeerState._on_transfer_order,
-    (MEMBER, MoreSources): PeerState._on_more_sources,
-    (MEMBER, SourceGone): PeerState._on_source_gone,
-    (MEMBER, SyncDone): PeerState._on_sync_done,
-    (MEMBER, StateFetched): PeerState._on_state_fetched,
-    (MEMBER, StateUnfetched): PeerState._on_state_unfetched,
-    (MEMBER, TransferEnded): PeerState._on_transfer_ended,
-    (MEMBER, ReduceEnded): PeerState._on_reduce_ended,
-    (MEMBER, ReduceBroken): PeerState._on_reduce_broken,
-    (MEMBER, ReduceQuiet): PeerState._on_reduce_quiet,
-    (MEMBER, ReduceProgress): PeerState._on_reduce_progress,
-    (MEMBER, Probe): PeerState._on_probe,
-    (MEMBER, ProbeDone): PeerState._on_probe_done,
-    (MEMBER, Traffic): PeerState._on_traffic,
-    (MEMBER, RingOrder): PeerState._on_wire,
-    (MEMBER, Kick): PeerState._on_kick,
-    (MEMBER, Notice): PeerState._on_notice,
-    (MEMBER, Beat): PeerState._on_beat,
-    (MEMBER, MasterDown): PeerState._on_master_lost,
-    (MEMBER, LinkCame): PeerState._on_link_came,
-    (MEMBER, LinkUp): PeerState._on_link_up,
-    (MEMBER, LinkDown): PeerState._on_link_down,
-    (MEMBER, WorkerDied): PeerState._on_worker_died,
-    (MEMBER, AppGone): PeerState._on_app_gone,
-    (MEMBER, Tick): PeerState._on_tick,
-    (GONE, LinkCame): PeerState._on_stranger_came,
-    (GONE, ReduceQuiet): PeerState._on_reduce_quiet,
-    (GONE, TransferEnded): PeerState._on_transfer_ended,
-    (GONE, CallLeave): PeerState._on_leave,
-    (GONE, AppGone): PeerState._on_app_gone,
-    (GONE, Tick): PeerState._on_tick,
+    (NEW, CallConnect): (PeerState._on_connect, (DIALLING,)),
+    (NEW, CallLeave): (PeerState._on_leave, (GONE,)),
+    (NEW, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (NEW, Tick): (PeerState._on_tick, (NEW,)),
+    (DIALLING, MasterUp): (PeerState._on_master_up, (JOINING,)),
+    (DIALLING, MasterDown): (PeerState._on_master_unreached, (DIALLING, GONE)),
+    (DIALLING, LinkCame): (Member.on_link_came, (DIALLING,)),
+    (DIALLING, LinkDown): (Member.on_link_down, (DIALLING,)),
+    (DIALLING, WorkerDied): (Member.on_worker_died, (DIALLING,)),
+    (DIALLING, CallCancel): (PeerState._on_cancel, (DIALLING, GONE)),
+    (DIALLING, CallLeave): (PeerState._on_leave, (GONE,)),
+    (DIALLING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (DIALLING, Tick): (PeerState._on_tick, (DIALLING,)),
+    (JOINING, Registered): (PeerState._on_registered, (JOINING,)),
+    (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
+    (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
+    (JOINING, Kick): (PeerState._on_kick, (GONE,)),
+    (JOINING, Notice): (PeerState._on_notice, (JOINING,)),
+    (JOINING, Beat): (PeerState._on_beat, (JOINING,)),
+    (JOINING, MasterDown): (PeerState._on_master_unreached, (DIALLING, GONE)),
+    (JOINING, LinkCame): (Member.on_link_came, (JOINING,)),
+    (JOINING, LinkUp): (Member.on_link_up, (JOINING,)),
+    (JOINING, LinkDown): (Member.on_link_down, (JOINING,)),
+    (JOINING, WorkerDied): (Member.on_worker_died, (JOINING,)),
+    (JOINING, CallCancel): (PeerState._on_cancel, (JOINING, GONE)),
+    (JOINING, CallLeave): (PeerState._on_leave, (GONE,)),
+    (JOINING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (JOINING, Tick): (PeerState._on_tick, (JOINING, DIALLING, GONE)),
+    (MEMBER, CallTopology): (Member.on_call_topology, (MEMBER,)),
+    (MEMBER, CallPending): (Member.on_call_pending, (MEMBER,)),
+    (MEMBER, CallOptimize): (Member.on_call_optimize, (MEMBER,)),
+    (MEMBER, CallReduce): (Member.on_call_reduce, (MEMBER,)),
+    (MEMBER, CallSync): (Member.on_call_sync, (MEMBER,)),
+    (MEMBER, CallManifest): (Member.on_call_manifest, (MEMBER,)),
+    (MEMBER, CallAwait): (Member.on_call_await, (MEMBER,)),
+    (MEMBER, CallCancel): (Member.on_cancel, (MEMBER,)),
+    (MEMBER, CallLeave): (PeerState._on_leave, (GONE,)),
+    (MEMBER, TopologyDone): (Member.on_topology_done, (MEMBER,)),
+    (MEMBER, OptimizeDone): (Member.on_topology_done, (MEMBER,)),
+    (MEMBER, PendingAnswer): (Member.on_pending_answer, (MEMBER,)),
+    (MEMBER, CallFailed): (Member.on_call_failed, (MEMBER, GONE)),
+    (MEMBER, Commence): (Member.on_commence, (MEMBER, GONE)),
+    (MEMBER, AbortReduce): (Member.on_abort_reduce, (MEMBER, GONE)),
+    (MEMBER, ReduceDone): (Member.on_reduce_done, (MEMBER, GONE)),
+    (MEMBER, ReduceFailed): (Member.on_reduce_failed, (MEMBER, GONE)),
+    (MEMBER, World): (Member.on_world, (MEMBER,)),
+    (MEMBER, AskSchema): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, Serve): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, Fetch): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, MoreSources): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, SourceGone): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, SyncDone): (Member.on_sync_message, (MEMBER, GONE)),
+    (MEMBER, StateFetched): (Member.on_transfer_event, (MEMBER,)),
+    (MEMBER, StateUnfetched): (Member.on_transfer_event, (MEMBER,)),
+    (MEMBER, TransferEnded): (PeerState._on_transfer_ended, (MEMBER,)),
+    (MEMBER, ReduceEnded): (Member.on_reduce_ended, (MEMBER,)),
+    (MEMBER, ReduceBroken): (Member.on_reduce_broken, (MEMBER,)),
+    (MEMBER, ReduceDrained): (PeerState._on_reduce_drained, (MEMBER,)),
+    (MEMBER, ReduceProgress): (PeerState._on_reduce_progress, (MEMBER,)),
+    (MEMBER, Probe): (Member.on_probe, (MEMBER, GONE)),
+    (MEMBER, ProbeDone): (Member.on_probe_done, (MEMBER,)),
+    (MEMBER, Traffic): (Member.on_traffic, (MEMBER,)),
+    (MEMBER, RingOrder): (Member.on_ring_order, (MEMBER, GONE)),
+    (MEMBER, Kick): (PeerState._on_kick, (GONE,)),
+    (MEMBER, Notice): (PeerState._on_notice, (MEMBER,)),
+    (MEMBER, Beat): (PeerState._on_beat, (MEMBER,)),
+    (MEMBER, MasterDown): (PeerState._on_master_lost, (GONE,)),
+    (MEMBER, LinkCame): (Member.on_link_came, (MEMBER,)),
+    (MEMBER, LinkUp): (Member.on_link_up, (MEMBER,)),
+    (MEMBER, LinkDown): (Member.on_link_down, (MEMBER,)),
+    (MEMBER, WorkerDied): (Member.on_worker_died, (MEMBER,)),
+    (MEMBER, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (MEMBER, Tick): (PeerState._on_tick, (MEMBER, GONE)),
+    (GONE, LinkCame): (PeerState._on_stranger_came, (GONE,)),
+    (GONE, ReduceDrained): (PeerState._on_reduce_drained, (GONE,)),
+    (GONE, TransferEnded): (PeerState._on_transfer_ended, (GONE,)),
+    (GONE, CallLeave): (PeerState._on_leave, (GONE,)),
+    (GONE, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (GONE, Tick): (PeerState._on_tick, (GONE,)),
+}
+# The same for the dispatch, with whether the handler is one of the member's.
+cdef dict dispatch = {
+    key: (handler, next_phases, handler in vars(Member).values()) for key, (handler, next_phases) in TRANSITIONS.items()
 }
 
 # Echoes of connections and processes that the machine has already let go of.
 IGNORED = frozenset({
-    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceQuiet, ReduceProgress, Traffic,
+    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceDrained, ReduceProgress, Traffic,
     StateFetched, StateUnfetched, TransferEnded, ProbeDone,
 })

@@ -1,17 +1,14 @@
-# What a peer knows of its reduces; the bodies are in reductions.pyx.
+# What a peer knows of its reduces; the bodies are in reduce_machine.pyx.
 
-cdef class Reduction:
+from .outbox cimport Outbox
+
+cdef class Reduce:
     cdef readonly object operation       # as its caller asked for it
     cdef readonly object tag
     cdef readonly object sequence        # of the collective; 0 before it commenced
-    cdef readonly str phase              # INITIATED, RUNNING, VOTED or ABORTING
-    cdef readonly bint begun             # lanes were told of it
-    cdef readonly bint quiet             # aborted, and nobody touches its memory any more
-    cdef readonly bint answers           # the master waits to hear that it is quiet
-    cdef readonly bint cancelled         # its caller gave up
-    cdef readonly bint awaited           # the master knows that its caller blocks
-    cdef readonly str reason             # why this peer gave it up
-    cdef readonly tuple ending           # (result, kind, payload) of its slot, as soon as it is known
+    cdef readonly str phase              # see the table in reduce_machine.pyx
+    cdef readonly str reason             # why this peer aborted it
+    cdef readonly tuple ending           # (result, kind, payload) of its slot, as soon as the verdict is known
     cdef bytes payload                   # what its caller gets if it succeeds
     cdef bytes numbers                   # of the world in which it commenced
     cdef object world                    # members of the ring when it began
@@ -20,20 +17,19 @@ cdef class Reduction:
     cdef long long pause_ns              # the longest time in which it did not
 
 cdef class ReduceMachine:
-    cdef readonly dict tags              # tag -> Reduction, until its slot is completed
-    cdef readonly dict sequences         # sequence -> Reduction, of those that commenced, in that order
+    cdef readonly dict tags              # tag -> Reduce, until its slot is completed
+    cdef readonly dict sequences         # sequence -> Reduce, of those that commenced, in that order
     cdef readonly object latest          # sequence number of the latest that commenced
     cdef bytes numbers                   # of the world, as the master told them last, packed
+    cdef Outbox outbox
     cdef long long stall_ns
-    cdef long long now_ns                # of the event being handled
-    cdef list actions                    # of the event being handled
+    cdef bint checking                   # whether every step is compared with the table
 
-    cdef begin(self, list actions, long long now_ns)
     cpdef call(self, bytes operations)
-    cpdef str commence(self, message, order, bint whole)
-    cpdef str done(self, sequence)
+    cpdef commence(self, message, order)
+    cpdef done(self, message)
     cpdef ended(self, event)
-    cdef Reduction _find(self, slot, sequence)
-    cdef _abort(self, Reduction reduction, str reason)
-    cdef _finish(self, Reduction reduction)
+    cdef int _step(self, Reduce reduce, subject, argument) except -1
+    cdef Reduce _find(self, slot, sequence)
+    cdef _finish(self, Reduce reduce, bint begun)
     cdef _complete(self, operation, int result, int kind, bytes payload)

@@ -1,18 +1,17 @@
 # cython: language_level=3
 """A peer's reduces, from the call to the completion of its slot: one part of each collective of its group.
 
-    INITIATED ──commence──▶ RUNNING ──everything moved──▶ VOTED ──done──▶ completed
-        │                      └───── abort ─────┬───────────┘
-        └──failed──▶ completed                   ▼
-                                              ABORTING ──quiet, and failed──▶ completed
+The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
+it as a diagram.
 
 **The memory** of a reduce belongs to the lanes until its slot completes. So a slot completes only when no worker touches
-the memory any more: at once while it was never begun, with the success verdict, or after an abort when the shell has
-said that it is quiet (everything restored) *and* the master, or the end of the membership, has given the verdict.
+the memory any more: at once if the reduce was never begun, with the success verdict, or after an abort when the actor
+has said that the memory is drained (everything restored) *and* the master, or the end of the membership, has given the
+verdict.
 
-**Aborts** come from the lanes (the master is told when it is quiet, and aborts the others), from the master (another
-member failed: answered when quiet), from a new order for the ring (the master waits for no answer and must get none),
-from a stall, and from the end of the membership.
+**Aborts** come from the lanes (the master is told when the memory is drained, and aborts the others), from the master
+(another member failed: answered when drained), from a new order for the ring (the master waits for no answer and must
+get none), from a stall, and from the end of the membership.
 
 **A tag** stays taken until its slot completes, also when its caller gave up: a withdrawal that comes too late finds the
 reduce commenced, and then it runs like any other. So a retry can never be mistaken for the attempt before it.
@@ -21,22 +20,37 @@ Part of the peer's machine, which passes on what concerns reduces; pure, and kno
 """
 
 from pccl._core.protocol.operations cimport pack_signatures, unpack_operations, unpack_pairs
-from pccl._core.protocol.events import NUMBERS, REDUCED
-from pccl._core.protocol.messages import Awaiting, Finished, Initiate, WithdrawReduce
+from pccl._core.protocol.events import NUMBERS, REDUCED, Tick
+from pccl._core.protocol.mailbox import CallAwait, CallCancel
+from pccl._core.protocol.messages import (
+    AbortReduce, Awaiting, Commence, Finished, Initiate, ReduceDone, ReduceFailed, RingOrder, WithdrawReduce,
+)
 from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_PLAIN, SUCCESS
 from pccl.options import nanoseconds
 
-from .events import AbortOperation, BeginOperation, Complete, EndOperation, SendMaster
+from .outbox cimport Outbox
+from .events import (
+    AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ReduceBroken, ReduceEnded, ReduceProgress,
+    ReduceDrained, SendMaster,
+)
+from .violation import ProtocolViolationError
 
-INITIATED = "initiated"  # the master knows; others may not
+INITIATED = "initiated"  # the master knows that this peer is ready; other members may not be
+AWAITED = "awaited"  # the same, and the master knows that the caller blocks
+WITHDRAWN = "withdrawn"  # the caller gave up; the master was asked to take the vote back
+SKIPPED = "skipped"  # commenced while the ring was broken: never begun, and waits for its verdict
 RUNNING = "running"  # lanes move its blocks
-VOTED = "voted"  # this peer's part is done
-ABORTING = "aborting"  # it will fail: as soon as it is quiet and judged
+VOTED = "voted"  # this peer's part is done, and the master knows
+ABORTING = "aborting"  # workers let go of the memory; the master waits to hear when they have
+ABANDONED = "abandoned"  # workers let go of the memory; the ring changed, so the master waits for nothing
+DRAINED = "drained"  # no worker touches the memory any more; the verdict is still to come
+FAILED = "failed"  # the verdict is known; workers still let go of the memory
+COMPLETED = "completed"  # the slot is the caller's again
 
-PAUSES = 8  # a reduce is given up after so many times its own longest pause: who is slow but moves is not stopped
+PAUSES = 8  # a reduce is aborted after so many times its own longest pause: a slow one that moves is not stopped
 
 
-cdef class Reduction:
+cdef class Reduce:
     """One reduce under way."""
 
     def __init__(self, operation):
@@ -44,7 +58,6 @@ cdef class Reduction:
         self.tag = operation.tag
         self.sequence = 0
         self.phase = INITIATED
-        self.begun = self.quiet = self.answers = self.cancelled = self.awaited = False
         self.reason = ""
         self.ending = None
         self.payload = self.numbers = b""
@@ -56,250 +69,358 @@ cdef class Reduction:
 cdef class ReduceMachine:
     """All reduces of one membership."""
 
-    def __init__(self, options):
+    def __init__(self, Outbox outbox, options):
+        self.outbox = outbox
         self.stall_ns = nanoseconds(options.stall_timeout)
+        self.checking = options.check
         self.tags = {}
         self.sequences = {}
         self.latest = 0
         self.numbers = bytes(NUMBERS.size)
-        self.now_ns = 0
-        self.actions = []
 
-    cdef begin(self, list actions, long long now_ns):
-        """An event is being handled: where its actions go, and when it happened."""
-        self.actions = actions
-        self.now_ns = now_ns
+    cdef int _step(self, Reduce reduce, subject, argument) except -1:
+        """Take one reduce through the table. A handler returns the next phase."""
+        entry = steps.get((reduce.phase, subject))
+        if entry is None:
+            raise ProtocolViolationError(f"{subject.__name__} of tag {reduce.tag} while {reduce.phase}")
+        handler, next_phases = <tuple> entry
+        phase = handler(self, reduce, argument)
+        if self.checking:
+            assert phase in next_phases, f"{subject.__name__} while {reduce.phase} led to {phase}"
+        reduce.phase = phase
+        return 0
 
     # ------------------------------------------------------------------------------------------ calls
 
     cpdef call(self, bytes operations):
-        """The training process reduces: one vote for all that can be voted on."""
+        """The training process reduces: one vote for everything that can be voted on."""
         initiated = []
         for operation in unpack_operations(operations):
             if operation.tag in self.tags:
                 reason = f"tag {operation.tag} is already in use: wait for that reduce first, or take another tag"
                 self._complete(operation, INVALID_ARGUMENT, KIND_PLAIN, reason.encode())
             else:
-                self.tags[operation.tag] = Reduction(operation)
+                self.tags[operation.tag] = Reduce(operation)
                 initiated.append(operation)
         if initiated:
-            self.actions.append(SendMaster(Initiate(pack_signatures(initiated))))
+            self.outbox.actions.append(SendMaster(Initiate(pack_signatures(initiated))))
 
     def refuse(self, bytes operations, int result, int kind, str reason):
-        """None of these can be begun here and now."""
+        """Complete the slots of these operations with a reason why none of them can begin."""
         for operation in unpack_operations(operations):
             self._complete(operation, result, kind, reason.encode())
 
-    def cancel(self, slot, sequence):
-        """The caller gave up. What has commenced goes on to its verdict: others count on it."""
-        cdef Reduction reduction = self._find(slot, sequence)
-        if reduction is not None and reduction.phase is INITIATED and not reduction.cancelled:
-            reduction.cancelled = True
-            self.actions.append(SendMaster(WithdrawReduce(reduction.tag)))
+    def cancel(self, call):
+        """The caller of that slot gave up. A reduce that has commenced goes on to its verdict: others count on it."""
+        cdef Reduce reduce = self._find(call.slot, call.sequence)
+        if reduce is not None:
+            self._step(reduce, CallCancel, call)
 
-    def awaits(self, slot, sequence):
-        """The caller blocks. That matters only while others are missing."""
-        cdef Reduction reduction = self._find(slot, sequence)
-        if reduction is not None and reduction.phase is INITIATED and not reduction.awaited:
-            reduction.awaited = True
-            self.actions.append(SendMaster(Awaiting(reduction.tag)))
+    def awaits(self, call):
+        """The caller of that slot blocks. That matters only while other members are missing."""
+        cdef Reduce reduce = self._find(call.slot, call.sequence)
+        if reduce is not None:
+            self._step(reduce, CallAwait, call)
 
     def owes(self, slot, sequence):
-        """Whether that reduce is under way."""
+        """Whether that slot belongs to a reduce that is under way."""
         return self._find(slot, sequence) is not None
 
-    cdef Reduction _find(self, slot, sequence):
-        cdef Reduction reduction
-        for reduction in self.tags.values():
-            if reduction.operation.slot == slot and reduction.operation.sequence == sequence:
-                return reduction
+    cdef Reduce _find(self, slot, sequence):
+        cdef Reduce reduce
+        for reduce in self.tags.values():
+            if reduce.operation.slot == slot and reduce.operation.sequence == sequence:
+                return reduce
         return None
 
-    # ------------------------------------------------------------------------------------------ what the master says
+    def _withdraw(self, Reduce reduce, call):
+        self.outbox.actions.append(SendMaster(WithdrawReduce(reduce.tag)))
+        return WITHDRAWN
 
-    cpdef str commence(self, message, order, bint whole):
-        """All members are in: begin. Returns what is wrong with a message that no honest master would send.
+    def _await(self, Reduce reduce, call):
+        self.outbox.actions.append(SendMaster(Awaiting(reduce.tag)))
+        return AWAITED
 
-        `order` is the latest one for the ring; unless both edges stand (`whole`) a new one is on its way, which ends
-        everything: then nothing is begun in the first place.
+    def _ignore(self, Reduce reduce, argument):
+        """Nothing to do: the event was on its way while the phase changed."""
+        return reduce.phase
+
+    # ------------------------------------------------------------------------------------------ messages of the master
+
+    cpdef commence(self, message, order):
+        """All members are ready: begin.
+
+        `order` is the latest order for the ring, or None if the ring is broken: then a new order is on its way, which
+        aborts everything, and nothing is begun in the first place.
         """
-        cdef Reduction reduction
+        cdef Reduce reduce
         try:
             pairs = unpack_pairs(message.pairs)
         except ValueError as error:
-            return f"Commence of nonsense: {error}"
-        if order is None or message.epoch != order.epoch:
-            return f"Commence at another epoch than {order!r}"
+            raise ProtocolViolationError(f"Commence cannot be read: {error}") from None
         for tag, sequence in pairs:
-            reduction = self.tags.get(tag)
-            if reduction is None or reduction.phase is not INITIATED or sequence <= self.latest:
-                return f"Commence of tag {tag} as collective {sequence} after {self.latest}"
-            self.latest = reduction.sequence = sequence
-            self.sequences[sequence] = reduction
-            if whole:
-                reduction.phase = RUNNING
-                reduction.begun = True
-                reduction.world = order.world
-                reduction.numbers = self.numbers
-                reduction.moved_ns = self.now_ns
-                self.actions.append(BeginOperation(sequence, reduction.operation, order.rank, order.world))
-            else:
-                reduction.phase = ABORTING
-                reduction.quiet = True
-        return ""
+            reduce = self.tags.get(tag)
+            if reduce is None or sequence <= self.latest:
+                raise ProtocolViolationError(f"Commence of tag {tag} as collective {sequence} after {self.latest}")
+            self._step(reduce, Commence, (sequence, order))
 
-    cpdef str done(self, sequence):
-        """The success verdict. Returns what is wrong with it, or nothing."""
-        cdef Reduction reduction = self.sequences.get(sequence)
-        if reduction is None or reduction.phase is not VOTED:
-            return f"ReduceDone of collective {sequence}, which is not waiting for it"
-        reduction.ending = (SUCCESS, KIND_PLAIN, reduction.payload)
-        self._finish(reduction)
-        return ""
+    def _commence(self, Reduce reduce, tuple argument):
+        sequence, order = argument
+        self.latest = reduce.sequence = sequence
+        self.sequences[sequence] = reduce
+        if order is None:
+            return SKIPPED
+        reduce.world = order.world
+        reduce.numbers = self.numbers
+        reduce.moved_ns = self.outbox.now_ns
+        self.outbox.actions.append(BeginOperation(sequence, reduce.operation, order.rank, order.world))
+        return RUNNING
+
+    cpdef done(self, message):
+        """The success verdict."""
+        cdef Reduce reduce = self.sequences.get(message.sequence)
+        if reduce is None:
+            raise ProtocolViolationError(f"ReduceDone of collective {message.sequence}, which is unknown")
+        self._step(reduce, ReduceDone, message)
+
+    def _succeed(self, Reduce reduce, message):
+        reduce.ending = (SUCCESS, KIND_PLAIN, reduce.payload)
+        self._finish(reduce, True)
+        return COMPLETED
 
     def failed(self, message):
-        """The failure verdict. Returns what is wrong with it, or nothing."""
-        cdef Reduction reduction
-        if message.sequence:
-            reduction = self.sequences.get(message.sequence)
-            expected = reduction is not None and reduction.phase is ABORTING and reduction.ending is None
-        else:
-            reduction = self.tags.get(message.tag)
-            expected = reduction is not None and reduction.phase is INITIATED
-        if not expected:
-            return f"ReduceFailed of tag {message.tag} as collective {message.sequence}, which is not waiting for it"
-        reason = message.reason.encode()
-        if reduction.cancelled and not message.sequence:
-            reduction.ending = (INVALID_USAGE, KIND_CANCELLED, reason)
-        else:
-            reduction.ending = (message.result, KIND_COLLECTIVE, self.numbers + reason)
-        if reduction.phase is INITIATED or reduction.quiet:
-            self._finish(reduction)
-        return ""
+        """The failure verdict."""
+        cdef Reduce reduce
+        reduce = self.sequences.get(message.sequence) if message.sequence else self.tags.get(message.tag)
+        if reduce is None or reduce.sequence != message.sequence:
+            reason = f"ReduceFailed of tag {message.tag} as collective {message.sequence}, which is unknown"
+            raise ProtocolViolationError(reason)
+        self._step(reduce, ReduceFailed, message)
 
-    def abort(self, sequence):
-        """Another member failed. Returns what is wrong with the message, or nothing."""
-        cdef Reduction reduction = self.sequences.get(sequence)
-        if reduction is None:
-            return f"AbortReduce of collective {sequence}, which is unknown"
-        if reduction.phase is not ABORTING:  # else this peer has said, or will say, that it failed
-            self._abort(reduction, "aborted by the master")
-        return ""
+    def _fail_before_commence(self, Reduce reduce, message):
+        if reduce.phase is WITHDRAWN:
+            reduce.ending = (INVALID_USAGE, KIND_CANCELLED, message.reason.encode())
+        else:
+            self._judge(reduce, message)
+        self._finish(reduce, False)
+        return COMPLETED
+
+    def _fail_skipped(self, Reduce reduce, message):
+        self._judge(reduce, message)
+        self._finish(reduce, False)
+        return COMPLETED
+
+    def _fail_drained(self, Reduce reduce, message):
+        self._judge(reduce, message)
+        self._finish(reduce, True)
+        return COMPLETED
+
+    def _fail_undrained(self, Reduce reduce, message):
+        self._judge(reduce, message)
+        return FAILED
+
+    def _judge(self, Reduce reduce, message):
+        reduce.ending = (message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode())
+
+    def abort(self, message):
+        """Another member failed."""
+        cdef Reduce reduce = self.sequences.get(message.sequence)
+        if reduce is None:
+            raise ProtocolViolationError(f"AbortReduce of collective {message.sequence}, which is unknown")
+        self._step(reduce, AbortReduce, "aborted by the master")
 
     def abort_all(self):
         """The ring changes: the master waits for no answer to anything that was under way."""
-        cdef Reduction reduction
-        for reduction in self.sequences.values():
-            if reduction.phase is not ABORTING:
-                self._abort(reduction, "")
-            reduction.answers = False
+        for reduce in self.sequences.values():
+            self._step(reduce, RingOrder, "")
 
-    cdef _abort(self, Reduction reduction, str reason):
-        reduction.phase = ABORTING
-        reduction.answers = True
-        reduction.reason = reason
-        self.actions.append(AbortOperation(reduction.sequence))
+    def _abort(self, Reduce reduce, str reason):
+        reduce.reason = reason
+        self.outbox.actions.append(AbortOperation(reduce.sequence))
+        return ABORTING
 
-    # ------------------------------------------------------------------------------------------ what the lanes say
+    def _abandon(self, Reduce reduce, str reason):
+        if reduce.phase is not ABORTING:
+            self._abort(reduce, reason)
+        return ABANDONED
+
+    # ------------------------------------------------------------------------------------------ events of the lanes
 
     cpdef ended(self, event):
-        """This peer's part is done; nothing to say if it was given up meanwhile."""
-        cdef Reduction reduction = self.sequences.get(event.sequence)
-        if reduction is not None and reduction.phase is RUNNING:
-            reduction.phase = VOTED
-            reduction.payload = REDUCED.pack(
-                reduction.world, event.tx_bytes, event.rx_bytes, event.network_ns, event.neighbour_ns, event.reduce_ns
-            ) + reduction.numbers
-            self.actions.append(SendMaster(Finished(event.sequence, True, "")))
+        """This peer's part is done. Nothing is said if the reduce was aborted meanwhile."""
+        cdef Reduce reduce = self.sequences.get(event.sequence)
+        if reduce is not None:
+            self._step(reduce, ReduceEnded, event)
 
-    def broken(self, sequence, str reason):
-        """This peer cannot go on with its part; nothing to say if that was given up meanwhile."""
-        cdef Reduction reduction = self.sequences.get(sequence)
-        if reduction is not None and reduction.phase is RUNNING:
-            self._abort(reduction, reason)
+    def _vote(self, Reduce reduce, event):
+        reduce.payload = REDUCED.pack(
+            reduce.world, event.tx_bytes, event.rx_bytes, event.network_ns, event.neighbour_ns, event.reduce_ns
+        ) + reduce.numbers
+        self.outbox.actions.append(SendMaster(Finished(event.sequence, True, "")))
+        return VOTED
 
-    def hushed(self, sequence):
-        """No worker touches the memory any more, and it is what it was before."""
-        cdef Reduction reduction = self.sequences.get(sequence)
-        if reduction is None or reduction.phase is not ABORTING or reduction.quiet:
-            return
-        reduction.quiet = True
-        if reduction.answers:
-            self.actions.append(SendMaster(Finished(sequence, False, reduction.reason)))
-        if reduction.ending is not None:
-            self._finish(reduction)
+    def broken(self, event):
+        """This peer cannot go on with its part. Nothing is said if the reduce was aborted meanwhile."""
+        cdef Reduce reduce = self.sequences.get(event.sequence)
+        if reduce is not None:
+            self._step(reduce, ReduceBroken, event.reason)
 
-    def progress(self, sequence, moved, long long late_ns):
-        """So many bytes have moved; `late_ns` of the time since then this process was itself stopped."""
-        cdef Reduction reduction = self.sequences.get(sequence)
-        if reduction is not None and reduction.phase is RUNNING and moved != reduction.moved:
-            reduction.moved = moved
-            reduction.pause_ns = max(reduction.pause_ns, self.now_ns - reduction.moved_ns - max(late_ns, 0))
-            reduction.moved_ns = self.now_ns
+    def drained(self, event):
+        """No worker touches the memory any more, and it holds what it held before."""
+        cdef Reduce reduce = self.sequences.get(event.sequence)
+        if reduce is not None:
+            self._step(reduce, ReduceDrained, event)
+
+    def _answer_drained(self, Reduce reduce, event):
+        self.outbox.actions.append(SendMaster(Finished(reduce.sequence, False, reduce.reason)))
+        return DRAINED
+
+    def _drain(self, Reduce reduce, event):
+        return DRAINED
+
+    def _finish_failed(self, Reduce reduce, event):
+        self._finish(reduce, True)
+        return COMPLETED
+
+    def progress(self, event, long long late_ns):
+        """So many bytes have moved; `late_ns` of the time since the last report this process was itself stopped."""
+        cdef Reduce reduce = self.sequences.get(event.sequence)
+        if reduce is not None:
+            self._step(reduce, ReduceProgress, (event.moved, late_ns))
+
+    def _move(self, Reduce reduce, tuple argument):
+        moved, late_ns = argument
+        cdef long long now_ns = self.outbox.now_ns
+        if moved != reduce.moved:
+            reduce.moved = moved
+            reduce.pause_ns = max(reduce.pause_ns, now_ns - reduce.moved_ns - max(late_ns, 0))
+            reduce.moved_ns = now_ns
+        return RUNNING
+
+    # ------------------------------------------------------------------------------------------ time
 
     def find_stall(self):
-        """Give up what has not moved for too long. Returns why, if there was such a thing.
+        """Abort what has not moved for too long. Returns the reason, or an empty text.
 
-        A stopped worker cannot be told apart from a link that swallows everything: the caller lets go of both.
+        A stopped worker cannot be told apart from a link that swallows everything: the caller drops both.
         """
-        cdef Reduction reduction
+        cdef Reduce reduce
         cdef str reason = ""
-        for reduction in self.sequences.values():
-            if reduction.phase is not RUNNING:
-                continue
-            still_ns = self.now_ns - reduction.moved_ns
-            if still_ns >= max(self.stall_ns, PAUSES * reduction.pause_ns):
-                reason = f"no byte of tag {reduction.tag} moved for {still_ns / 1e9:.1f} s (stall_timeout)"
-                self._abort(reduction, reason)
+        for reduce in self.sequences.values():
+            if reduce.phase is RUNNING:
+                self._step(reduce, Tick, None)
+                reason = reduce.reason or reason
         return reason
 
+    def _watch(self, Reduce reduce, argument):
+        cdef long long still_ns = self.outbox.now_ns - reduce.moved_ns
+        if still_ns < max(self.stall_ns, PAUSES * reduce.pause_ns):
+            return RUNNING
+        return self._abort(reduce, f"no byte of tag {reduce.tag} moved for {still_ns / 1e9:.1f} s (stall_timeout)")
+
     def forgive(self, long long late_ns):
-        """This process was stopped for so long: that time is nobody's pause."""
-        cdef Reduction reduction
-        for reduction in self.sequences.values():
-            reduction.moved_ns = min(self.now_ns, reduction.moved_ns + late_ns)
+        """This process was stopped for so long: that time counts as nobody's pause."""
+        cdef Reduce reduce
+        for reduce in self.sequences.values():
+            reduce.moved_ns = min(self.outbox.now_ns, reduce.moved_ns + late_ns)
 
     # ------------------------------------------------------------------------------------------ the end
 
     def end(self, int result, int kind, str text):
-        """The membership is over, and that is the verdict of everything that has none."""
-        cdef Reduction reduction
+        """The membership is over, and that is the verdict of every reduce that has none."""
         self.abort_all()
-        for reduction in list(self.tags.values()):
-            if reduction.ending is None:
-                reduction.ending = (result, kind, text.encode())
-            if reduction.phase is INITIATED or reduction.quiet:
-                self._finish(reduction)
+        for reduce in list(self.tags.values()):
+            self._step(reduce, MembershipEnded, (result, kind, text.encode()))
 
-    cdef _finish(self, Reduction reduction):
-        result, kind, payload = reduction.ending
-        del self.tags[reduction.tag]
-        if reduction.sequence:
-            del self.sequences[reduction.sequence]
-        if reduction.begun:
-            self.actions.append(EndOperation(reduction.sequence))
-        self._complete(reduction.operation, result, kind, payload)
+    def _end_unbegun(self, Reduce reduce, tuple ending):
+        reduce.ending = ending
+        self._finish(reduce, False)
+        return COMPLETED
+
+    def _end_drained(self, Reduce reduce, tuple ending):
+        reduce.ending = ending
+        self._finish(reduce, True)
+        return COMPLETED
+
+    def _end_undrained(self, Reduce reduce, tuple ending):
+        reduce.ending = ending
+        return FAILED
+
+    cdef _finish(self, Reduce reduce, bint begun):
+        result, kind, payload = reduce.ending
+        del self.tags[reduce.tag]
+        if reduce.sequence:
+            del self.sequences[reduce.sequence]
+        if begun:
+            self.outbox.actions.append(EndOperation(reduce.sequence))
+        self._complete(reduce.operation, result, kind, payload)
 
     cdef _complete(self, operation, int result, int kind, bytes payload):
-        self.actions.append(Complete(operation.slot, operation.sequence, result, kind, payload))
+        self.outbox.actions.append(Complete(operation.slot, operation.sequence, result, kind, payload))
 
     # ------------------------------------------------------------------------------------------ invariants
 
     def check(self, bint member):
         """Invariants between two events; `member`: the membership goes on."""
-        cdef Reduction reduction
+        cdef Reduce reduce
         commenced = {}
-        for tag, reduction in self.tags.items():
-            assert tag == reduction.tag == reduction.operation.tag, f"tag {tag} names {reduction.tag}"
-            assert (reduction.phase is INITIATED) == (reduction.sequence == 0), f"tag {tag} is {reduction.phase}"
-            assert reduction.begun or reduction.phase in (INITIATED, ABORTING), f"tag {tag} was never begun"
-            assert reduction.phase is ABORTING or not reduction.quiet, f"tag {tag} is quiet while {reduction.phase}"
-            assert reduction.phase is ABORTING or reduction.ending is None, f"tag {tag} has an end while {reduction.phase}"
-            assert not (reduction.quiet and reduction.ending is not None), f"tag {tag} is over and was not completed"
-            assert member or reduction.phase is ABORTING, f"tag {tag} is {reduction.phase} after the end"
-            assert member or not reduction.answers, f"tag {tag} has something to say after the end"
-            if reduction.sequence:
-                commenced[reduction.sequence] = reduction
+        for tag, reduce in self.tags.items():
+            assert tag == reduce.tag == reduce.operation.tag, f"tag {tag} names {reduce.tag}"
+            assert (reduce.phase in UNCOMMENCED) == (reduce.sequence == 0), f"tag {tag} is {reduce.phase}"
+            assert (reduce.phase is FAILED) == (reduce.ending is not None), f"tag {tag} has an end while {reduce.phase}"
+            assert member or reduce.phase is FAILED, f"tag {tag} is {reduce.phase} after the end"
+            if reduce.sequence:
+                commenced[reduce.sequence] = reduce
         assert commenced == self.sequences, f"{sorted(commenced)} commenced, {sorted(self.sequences)} known"
         assert all(sequence <= self.latest for sequence in commenced), f"a collective of the future: {sorted(commenced)}"
         assert list(self.sequences) == sorted(self.sequences), f"commenced out of order: {list(self.sequences)}"
+
+
+UNCOMMENCED = (INITIATED, AWAITED, WITHDRAWN)
+ABORTED = (SKIPPED, ABORTING, ABANDONED, DRAINED, FAILED)
+
+# (phase, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.
+TRANSITIONS = {
+    (INITIATED, CallAwait): (ReduceMachine._await, (AWAITED,)),
+    (INITIATED, CallCancel): (ReduceMachine._withdraw, (WITHDRAWN,)),
+    (AWAITED, CallCancel): (ReduceMachine._withdraw, (WITHDRAWN,)),
+    **{(phase, Commence): (ReduceMachine._commence, (RUNNING, SKIPPED)) for phase in UNCOMMENCED},
+    **{(phase, ReduceFailed): (ReduceMachine._fail_before_commence, (COMPLETED,)) for phase in UNCOMMENCED},
+    **{(phase, MembershipEnded): (ReduceMachine._end_unbegun, (COMPLETED,)) for phase in UNCOMMENCED},
+    (SKIPPED, ReduceFailed): (ReduceMachine._fail_skipped, (COMPLETED,)),
+    (SKIPPED, MembershipEnded): (ReduceMachine._end_unbegun, (COMPLETED,)),
+    (RUNNING, ReduceEnded): (ReduceMachine._vote, (VOTED,)),
+    (RUNNING, ReduceProgress): (ReduceMachine._move, (RUNNING,)),
+    (RUNNING, ReduceBroken): (ReduceMachine._abort, (ABORTING,)),
+    (RUNNING, Tick): (ReduceMachine._watch, (RUNNING, ABORTING)),
+    (RUNNING, AbortReduce): (ReduceMachine._abort, (ABORTING,)),
+    (RUNNING, RingOrder): (ReduceMachine._abandon, (ABANDONED,)),
+    (VOTED, ReduceDone): (ReduceMachine._succeed, (COMPLETED,)),
+    (VOTED, AbortReduce): (ReduceMachine._abort, (ABORTING,)),
+    (VOTED, RingOrder): (ReduceMachine._abandon, (ABANDONED,)),
+    (ABORTING, ReduceDrained): (ReduceMachine._answer_drained, (DRAINED,)),
+    (ABORTING, ReduceFailed): (ReduceMachine._fail_undrained, (FAILED,)),
+    (ABORTING, RingOrder): (ReduceMachine._abandon, (ABANDONED,)),
+    (ABANDONED, ReduceDrained): (ReduceMachine._drain, (DRAINED,)),
+    (ABANDONED, ReduceFailed): (ReduceMachine._fail_undrained, (FAILED,)),
+    (ABANDONED, MembershipEnded): (ReduceMachine._end_undrained, (FAILED,)),
+    (DRAINED, ReduceFailed): (ReduceMachine._fail_drained, (COMPLETED,)),
+    (DRAINED, MembershipEnded): (ReduceMachine._end_drained, (COMPLETED,)),
+    (FAILED, ReduceDrained): (ReduceMachine._finish_failed, (COMPLETED,)),
+}
+# Events that were on their way while the phase changed, and calls that say nothing new.
+TRANSITIONS.update({
+    (phase, event): (ReduceMachine._ignore, (phase,))
+    for phases, events in (
+        ((AWAITED, WITHDRAWN, RUNNING, VOTED, *ABORTED), (CallAwait,)),
+        ((WITHDRAWN, RUNNING, VOTED, *ABORTED), (CallCancel,)),
+        ((VOTED, *ABORTED), (ReduceEnded, ReduceBroken, ReduceProgress)),
+        (ABORTED, (AbortReduce,)),
+        ((SKIPPED, ABANDONED, DRAINED, FAILED), (RingOrder,)),
+        ((RUNNING, VOTED, SKIPPED, DRAINED), (ReduceDrained,)),
+        ((FAILED,), (MembershipEnded,)),
+    )
+    for phase in phases
+    for event in events
+})
+cdef dict steps = TRANSITIONS  # the same, found without a name

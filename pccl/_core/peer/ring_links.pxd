@@ -1,25 +1,39 @@
-# What a peer knows of its two edges; the bodies are in wiring.pyx.
+# What a peer knows of its two edges; the bodies are in ring_links.pyx.
 
-from .edge cimport Edge, Lane
+from .outbox cimport Outbox
+
+cdef class Lane:
+    cdef readonly Edge edge              # the edge it belongs to
+    cdef readonly int index              # its place in the pool
+    cdef readonly object link            # the actor's number for the connection; 0: none
+    cdef readonly str phase              # ABSENT, DIALLING, PAUSED or UP
+    cdef int attempts                    # dials that failed
+    cdef long long deadline_ns           # when the dial times out, or the next one is due
+
+cdef class Edge:
+    cdef readonly bint sends             # to the next peer, or from the previous one
+    cdef readonly object peer            # the peer on the other side
+    cdef readonly object epoch           # when the master ordered it
+    cdef readonly str host               # where the other side listens; only of an edge that sends
+    cdef readonly int port
+    cdef readonly list lanes             # one Lane per connection of the pool
 
 cdef class RingLinks:
     cdef readonly object options
     cdef readonly object id               # this peer, as its neighbours know it; 0 before the master named it
     cdef readonly bytes run               # the run's name; empty before
-    cdef public int lanes                 # size of this peer's own pool
+    cdef readonly int lanes               # size of this peer's own pool
     cdef readonly object epoch            # of the latest order
     cdef readonly object reported         # the latest epoch reported as wired
-    cdef readonly object wire             # the latest order itself
+    cdef readonly object order            # the latest RingOrder
     cdef readonly Edge next_edge          # to the next peer; None if alone or broken
     cdef readonly Edge previous_edge      # from the previous peer; None if alone or broken
     cdef readonly dict links              # link -> Lane, for every connection that has one
     cdef readonly dict early              # link -> (hello, deadline): lanes that came before their order
     cdef readonly int spawned             # pairs of workers that were asked for
     cdef object next_link                 # numbers the connections
-    cdef long long now_ns                 # of the event being handled
-    cdef list actions                     # of the event being handled
+    cdef Outbox outbox
 
-    cdef begin(self, list actions, long long now_ns)
     cpdef bint is_whole(self)
     cdef long long soonest(self, long long soonest)
-    cdef _dial_lane(self, Lane lane)
+    cdef int _step(self, Lane lane, subject, argument) except -1

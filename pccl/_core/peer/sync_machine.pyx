@@ -1,18 +1,18 @@
 # cython: language_level=3
 """A peer's sync_shared_state, from the call to the completion of its last slot.
 
-    voted ──done──▶ completed
-      └──its layout is wanted, or its part in a transfer──▶ describing ──▶ serving or fetching ──▶ ending ──▶ completed
+The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
+it as a diagram.
 
 **The description** of a state is made only when somebody needs it. The first order completes the caller's slot with
 KIND_DESCRIBE; the caller describes its state and waits in another slot. Orders that come before that wait for it too,
-and so does an answer: it is given to whichever slot the caller waits in.
+and so does an answer: it is given to the slot in which the caller waits next.
 
 **A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on with
-those. Who has finished may be made a source in its turn, in the same round.
+those. A peer that has finished may be made a source in its turn, in the same round.
 
-**The memory** belongs to the shell from ServeState or FetchState until TransferEnded. So whatever the end is (agreed,
-failed, given up, the membership over) it is EndTransfer first, and the slot completes when the shell has answered.
+**The memory** belongs to the actor from ServeState or FetchState until TransferEnded. So every end (agreed, failed,
+cancelled, the membership over) is EndTransfer first, and the slot completes when the actor has answered.
 
 **A torn state**: if a transfer ends after something was received and before all of it was, the memory is neither the old
 state nor the new. The training process finds that out by its digest, whatever the reason was, and says so when it calls
@@ -22,13 +22,32 @@ Part of the peer's machine, which passes on what concerns the shared state; pure
 """
 
 from pccl._core.protocol.events import SYNC, SYNCED
-from pccl._core.protocol.messages import Fetch, Fetched, Serve, VoteSync, Withdraw
+from pccl._core.protocol.mailbox import CallCancel, CallManifest
+from pccl._core.protocol.messages import (
+    AskSchema, CallFailed, Fetch, Fetched, MoreSources, Serve, SourceGone, SyncDone, VoteSync, Withdraw,
+)
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
 from pccl._core.protocol.sources import unpack_sources
 
+from .outbox cimport Outbox
 from .events import (
-    AddSources, Complete, DropSource, EndTransfer, FetchState, SendMaster, SendSchema, ServeFetched, ServeState,
+    AddSources, Complete, DropSource, EndTransfer, FetchState, MembershipEnded, SendMaster, SendSchema, ServeFetched,
+    ServeState, StateFetched, StateUnfetched, TransferEnded,
 )
+from .violation import ProtocolViolationError
+
+VOTED = "voted"  # the master has the vote, and the caller waits
+DESCRIBING = "describing"  # the caller was asked to describe its state, for its schema
+ORDERED = "ordered"  # the same, and an order of the master waits for the description
+ANSWERED = "answered"  # the same, and the answer waits for the caller
+DESCRIBED = "described"  # the description is there, and the caller waits
+SERVING = "serving"  # others fetch this peer's state
+FETCHING = "fetching"  # the elected state comes in
+STARVED = "starved"  # no source is left, and the master knows
+FETCHED = "fetched"  # this peer's memory holds the elected state, and the master knows
+RELAYING = "relaying"  # the same, and others fetch it from here
+ENDING = "ending"  # the answer is known; workers still let go of the memory
+COMPLETED = "completed"  # the slot is the caller's again
 
 
 cdef class Sync:
@@ -38,8 +57,8 @@ cdef class Sync:
         self.call = number
         self.slot = call.slot
         self.sequence = call.sequence
-        self.waiting = True
-        self.describing = self.schema_wanted = self.moving = self.ended = self.fetched = self.failed = self.inherits = False
+        self.phase = VOTED
+        self.schema_wanted = False
         self.described = self.order = self.ending = None
         self.sources = ()
         self.tx_bytes = self.rx_bytes = 0
@@ -48,240 +67,256 @@ cdef class Sync:
 cdef class SyncMachine:
     """The synchronisations of one membership, one at a time."""
 
-    def __init__(self):
+    def __init__(self, Outbox outbox, options):
+        self.outbox = outbox
+        self.checking = options.check
         self.sync = None
         self.numbers = b""
-        self.actions = []
 
-    cdef begin(self, list actions):
-        """An event is being handled: where its actions go."""
-        self.actions = actions
+    cdef int _step(self, subject, argument) except -1:
+        """Take the sync through the table. A handler returns the next phase."""
+        cdef Sync sync = self.sync
+        entry = steps.get((sync.phase, subject))
+        if entry is None:
+            raise ProtocolViolationError(f"{subject.__name__} while {sync.phase}")
+        handler, next_phases = <tuple> entry
+        phase = handler(self, argument)
+        if self.checking:
+            assert phase in next_phases, f"{subject.__name__} while {sync.phase} led to {phase}"
+        sync.phase = phase
+        if phase is COMPLETED:
+            self.sync = None
+        return 0
 
     # ------------------------------------------------------------------------------------------ calls
 
     def call(self, call, number):
         """The training process synchronises: one vote."""
         if self.sync is not None:
-            reason = f"another thread of this process is already in {SYNC}"
-            self._complete(call.slot, call.sequence, INVALID_USAGE, KIND_PLAIN, reason.encode())
+            self._refuse(call, f"another thread of this process is already in {SYNC}")
             return
         self.sync = Sync(call, number)
         vote = VoteSync(number, call.revision, call.strategy, call.torn, call.keys, call.layout, call.content)
-        self.actions.append(SendMaster(vote))
+        self.outbox.actions.append(SendMaster(vote))
 
     def describe(self, call):
         """The caller has described its state, and waits again."""
         cdef Sync sync = self.sync
-        if sync is None or not sync.describing:
-            reason = f"nobody asked for a description: it belongs to {SYNC}"
-            self._complete(call.slot, call.sequence, INVALID_USAGE, KIND_PLAIN, reason.encode())
+        if sync is None or sync.phase not in UNDESCRIBED:
+            self._refuse(call, f"nobody asked for a description: it belongs to {SYNC}")
             return
-        sync.describing = False
         sync.described = call
-        sync.slot, sync.sequence, sync.waiting = call.slot, call.sequence, True
-        if sync.ending is not None:
-            self._finish()
-        else:
-            self._go_on()
+        sync.slot, sync.sequence = call.slot, call.sequence
+        self._step(CallManifest, call)
 
-    def cancel(self, slot, sequence):
-        """The caller gave up. What is about to end does so by itself."""
+    def cancel(self, call):
+        """The caller of that slot gave up. A sync that is about to end does so by itself."""
         cdef Sync sync = self.sync
-        if sync is None or sync.slot != slot or sync.sequence != sequence:
-            return
-        if sync.describing:  # its slot is completed already, and no other will follow
-            if sync.ending is None:
-                self.actions.append(SendMaster(Withdraw(sync.call)))
-            self.sync = None
-        elif sync.ending is None:
-            self.actions.append(SendMaster(Withdraw(sync.call)))
-            self._conclude((INVALID_USAGE, KIND_CANCELLED, b"given up by its caller"))
+        if sync is not None and sync.slot == call.slot and sync.sequence == call.sequence:
+            self._step(CallCancel, call)
 
     def owes(self, slot, sequence):
         """Whether the caller waits for that slot."""
         cdef Sync sync = self.sync
-        return sync is not None and sync.waiting and sync.slot == slot and sync.sequence == sequence
+        return sync is not None and sync.phase not in UNDESCRIBED and sync.slot == slot and sync.sequence == sequence
 
-    # ------------------------------------------------------------------------------------------ what the master says
+    def _withdraw(self, call):
+        """Nobody waits, because the caller describes its state: no slot to complete."""
+        self.outbox.actions.append(SendMaster(Withdraw(self.sync.call)))
+        return COMPLETED
 
-    def ask_schema(self, message):
-        """Others have another layout. Returns what is wrong with the message, or nothing."""
-        cdef Sync sync = self._find(message.call)
-        if sync is not None:
-            if sync.order is not None:
-                return "AskSchema after the election"
-            sync.schema_wanted = True
-            self._need_manifest()
-        return ""
+    def _drop(self, argument):
+        """Nobody waits, and the master knows: nothing to say."""
+        return COMPLETED
 
-    def order(self, message):
-        """Serve or Fetch. Returns what is wrong with it, or nothing."""
-        cdef Sync sync = self._find(message.call)
-        if sync is None:
-            return ""
-        if sync.order is not None:
-            return self._inherit(message)
+    def _cancel(self, call):
+        self.outbox.actions.append(SendMaster(Withdraw(self.sync.call)))
+        self._finish((INVALID_USAGE, KIND_CANCELLED, b"given up by its caller"))
+        return COMPLETED
+
+    def _cancel_transfer(self, call):
+        self.outbox.actions.append(SendMaster(Withdraw(self.sync.call)))
+        return self._end_transfer((INVALID_USAGE, KIND_CANCELLED, b"given up by its caller"))
+
+    def _refuse(self, call, str reason):
+        self.outbox.actions.append(Complete(call.slot, call.sequence, INVALID_USAGE, KIND_PLAIN, reason.encode()))
+
+    def _ignore(self, argument):
+        """Nothing to do: the event was on its way while the phase changed."""
+        return self.sync.phase
+
+    # ------------------------------------------------------------------------------------------ messages of the master
+
+    def hear(self, message):
+        """A message about the sync; dropped if that was given up meanwhile."""
+        if self.sync is not None and self.sync.call == message.call:
+            self._step(type(message), message)
+
+    def _ask_schema(self, message):
+        if self.sync.phase is VOTED:
+            self._ask_caller()
+        self.sync.schema_wanted = True
+        return DESCRIBING
+
+    def _send_schema(self, message):
+        cdef Sync sync = self.sync
+        self.outbox.actions.append(SendSchema(sync.call, sync.described.description, sync.described.nbytes))
+        return DESCRIBED
+
+    cdef _ask_caller(self):
+        # Completes the caller's slot with the question for a description.
+        self.outbox.actions.append(Complete(self.sync.slot, self.sync.sequence, SUCCESS, KIND_DESCRIBE, b""))
+
+    def _take_order(self, message):
+        """Serve or Fetch, before the description is there."""
+        self._keep_order(message)
+        if self.sync.phase is VOTED:
+            self._ask_caller()
+        return ORDERED
+
+    def _follow_order(self, message):
+        """Serve or Fetch, with the description at hand."""
+        self._keep_order(message)
+        return self._begin_transfer()
+
+    def _keep_order(self, message):
         if type(message) is Fetch:
-            sources = _unpacked(message)
-            if sources is None:
-                return f"Fetch from nobody: {message!r}"
-            sync.sources = sources
-        sync.order = message
-        self._need_manifest()
-        return ""
+            self.sync.sources = unpacked(message)
+        self.sync.order = message
 
-    def _inherit(self, message):
-        """Serve after Fetch: this peer has finished, others have nobody else."""
+    def _relay(self, message):
+        """Serve after Fetch: this peer has finished, and others have no other source."""
+        self._check_round(message)
+        self.outbox.actions.append(ServeFetched(message.round))
+        return RELAYING
+
+    def _add_sources(self, message):
+        self._check_round(message)
+        self.outbox.actions.append(AddSources(message.round, unpacked(message)))
+        return FETCHING
+
+    def _drop_source(self, message):
+        """A source is gone; the transfer may have noticed."""
+        self._check_round(message)
+        self.outbox.actions.append(DropSource(message.round, message.peer))
+        return FETCHING
+
+    def _drop_source_early(self, message):
+        """A source is gone before the transfer begins: it is never dialled."""
         cdef Sync sync = self.sync
-        if type(message) is not Serve or not sync.fetched or sync.inherits or message.round != sync.order.round:
-            return f"a second order in one call: {message!r}"
-        sync.inherits = True
-        self.actions.append(ServeFetched(message.round))
-        return ""
-
-    def more_sources(self, message):
-        """The transfer goes on. Returns what is wrong with the message, or nothing."""
-        cdef Sync sync = self._find(message.call)
-        if sync is None:
-            return ""
-        sources = _unpacked(message)
-        if not sync.failed or sync.order.round != message.round or sources is None:
-            return f"MoreSources of transfer {message.round}, in which this peer waits for none, or no sources at all"
-        sync.failed = False
-        self.actions.append(AddSources(message.round, sources))
-        return ""
-
-    def drop_source(self, message):
-        """A source is gone; the transfer may have noticed. Returns what is wrong with the message, or nothing."""
-        cdef Sync sync = self._find(message.call)
-        if sync is None:
-            return ""
-        if type(sync.order) is not Fetch or sync.order.round != message.round:
-            return f"SourceGone of transfer {message.round}, in which this peer fetches nothing"
-        if sync.moving:
-            if not sync.fetched and not sync.failed:
-                self.actions.append(DropSource(message.round, message.peer))
-            return ""
-        # It has not begun. Who is gone is not dialled in the first place.
+        if type(sync.order) is not Fetch:
+            raise ProtocolViolationError(f"SourceGone of transfer {message.round}, in which this peer fetches nothing")
+        self._check_round(message)
         sync.sources = tuple([source for source in sync.sources if source.peer != message.peer])
-        return ""
+        return ORDERED
 
-    def done(self, message):
-        """All hold the same state. Returns what is wrong with the message, or nothing."""
-        cdef Sync sync = self._find(message.call)
-        if sync is None:
-            return ""
-        if type(sync.order) is Fetch and not sync.fetched:
-            return f"SyncDone in transfer {sync.order.round}, in which this peer still fetches"
-        self._conclude((SUCCESS, KIND_PLAIN, message.revision))
-        return ""
+    def _ignore_source(self, message):
+        self._check_round(message)
+        return self.sync.phase
 
-    def fail(self, message):
-        """The call cannot succeed. True if it was this one."""
-        if self._find(message.call) is None:
-            return False
-        self._conclude((message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode()))
-        return True
+    def _check_round(self, message):
+        if message.round != self.sync.order.round:
+            name = type(message).__name__
+            raise ProtocolViolationError(f"{name} of transfer {message.round} in transfer {self.sync.order.round}")
 
-    def _find(self, number):
-        """The call of this number, unless it was given up."""
+    def _agree(self, message):
+        self._finish((SUCCESS, KIND_PLAIN, message.revision))
+        return COMPLETED
+
+    def _agree_later(self, message):
+        """The caller learns it when it has described its state."""
+        if type(self.sync.order) is Fetch:
+            raise ProtocolViolationError(f"SyncDone in transfer {self.sync.order.round}, in which this peer still fetches")
+        self.sync.ending = (SUCCESS, KIND_PLAIN, message.revision)
+        return ANSWERED
+
+    def _agree_in_transfer(self, message):
+        return self._end_transfer((SUCCESS, KIND_PLAIN, message.revision))
+
+    def _fail(self, message):
+        self._finish((message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode()))
+        return COMPLETED
+
+    def _fail_later(self, message):
+        """The caller learns it when it has described its state."""
+        self.sync.ending = (message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode())
+        return ANSWERED
+
+    def _fail_in_transfer(self, message):
+        return self._end_transfer((message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode()))
+
+    # ------------------------------------------------------------------------------------------ events of the actor
+
+    def report(self, event):
+        """An event of the transfer; dropped if it is of another one."""
         cdef Sync sync = self.sync
-        return sync if sync is not None and sync.call == number and sync.ending is None else None
+        if sync is not None and sync.order is not None and sync.order.round == event.round:
+            self._step(type(event), event)
 
-    # ------------------------------------------------------------------------------------------ what the shell says
+    def _report_fetched(self, event):
+        """The state is here, verified."""
+        self.outbox.actions.append(SendMaster(Fetched(self.sync.call, event.round, True, "")))
+        return FETCHED
 
-    def fetched(self, number):
-        """The state is here, verified. Nothing to say if it is too late."""
-        cdef Sync sync = self.sync
-        if self._fetches(number):
-            sync.fetched = True
-            if sync.ending is None:
-                self.actions.append(SendMaster(Fetched(sync.call, number, True, "")))
+    def _report_unfetched(self, event):
+        """No source has the state. The master answers."""
+        self.outbox.actions.append(SendMaster(Fetched(self.sync.call, event.round, False, event.reason)))
+        return STARVED
 
-    def unfetched(self, number, str reason):
-        """The state could not be had. The master answers the call."""
-        cdef Sync sync = self.sync
-        if self._fetches(number) and sync.ending is None:
-            sync.failed = True
-            self.actions.append(SendMaster(Fetched(sync.call, number, False, reason)))
-
-    def _fetches(self, number):
-        cdef Sync sync = self.sync
-        return (
-            sync is not None and sync.moving and type(sync.order) is Fetch and sync.order.round == number
-            and not sync.fetched and not sync.failed
-        )
-
-    def ended(self, event):
+    def _transfer_ended(self, event):
         """No worker touches the memory any more: the caller gets its answer."""
         cdef Sync sync = self.sync
-        if sync is None or not sync.ended or sync.order.round != event.round:
-            return
-        sync.moving = False
         sync.tx_bytes, sync.rx_bytes = event.tx_bytes, event.rx_bytes
-        self._finish()
+        self._finish(sync.ending)
+        return COMPLETED
 
-    # ------------------------------------------------------------------------------------------ what follows
+    # ------------------------------------------------------------------------------------------ steps
 
-    cdef _need_manifest(self):
-        """Have the caller describe its state, unless it has, or is about to."""
+    def _describe(self, call):
+        self.sync.schema_wanted = False
+        return self._send_schema(call)
+
+    def _describe_and_begin(self, call):
+        if self.sync.schema_wanted:
+            self._describe(call)
+        return self._begin_transfer()
+
+    def _describe_and_finish(self, call):
+        self._finish(self.sync.ending)
+        return COMPLETED
+
+    cdef str _begin_transfer(self):
         cdef Sync sync = self.sync
-        if sync.described is not None:
-            self._go_on()
-        elif not sync.describing:
-            sync.describing = True
-            sync.waiting = False
-            self._complete(sync.slot, sync.sequence, SUCCESS, KIND_DESCRIBE, b"")
+        order, where = sync.order, sync.described
+        if type(order) is Serve:
+            self.outbox.actions.append(ServeState(order.round, where.description, where.nbytes, where.window))
+            return SERVING
+        self.outbox.actions.append(FetchState(
+            order.round, where.description, where.nbytes, where.window, order.whole, order.content, sync.sources,
+        ))
+        return FETCHING
 
-    cdef _go_on(self):
-        """The description is there: do what waited for it."""
-        cdef Sync sync = self.sync
-        where = sync.described
-        if sync.schema_wanted:
-            sync.schema_wanted = False
-            self.actions.append(SendSchema(sync.call, where.description, where.nbytes))
-        order = sync.order
-        if order is None or sync.moving:
-            return
-        sync.moving = True
-        if type(order) is Fetch:
-            self.actions.append(FetchState(
-                order.round, where.description, where.nbytes, where.window,
-                order.whole, order.content, sync.sources,
-            ))
-        else:
-            self.actions.append(ServeState(order.round, where.description, where.nbytes, where.window))
+    def _end_transfer(self, tuple ending):
+        """The answer is known. It reaches the caller when the memory is its own again."""
+        self.sync.ending = ending
+        self.outbox.actions.append(EndTransfer(self.sync.order.round))
+        return ENDING
 
-    cdef _conclude(self, tuple ending):
-        """The end is known. It reaches the caller when the memory is its own again, and when it waits for it."""
+    cdef _finish(self, tuple ending):
         cdef Sync sync = self.sync
-        sync.ending = ending
-        if sync.moving:
-            sync.ended = True
-            self.actions.append(EndTransfer(sync.order.round))
-        elif not sync.describing:
-            self._finish()
-
-    cdef _finish(self):
-        cdef Sync sync = self.sync
-        result, kind, payload = sync.ending
+        result, kind, payload = ending
         if result == SUCCESS:
             payload = SYNCED.pack(payload, sync.tx_bytes, sync.rx_bytes) + self.numbers
-        self.sync = None
-        self._complete(sync.slot, sync.sequence, result, kind, payload)
+        self.outbox.actions.append(Complete(sync.slot, sync.sequence, result, kind, payload))
 
     def end(self, int result, int kind, str text):
         """The membership is over. A caller that describes its state finds that out when it has."""
-        cdef Sync sync = self.sync
-        if sync is None:
-            return
-        if sync.describing:
-            self.sync = None
-        elif sync.ending is None:
-            self._conclude((result, kind, text.encode()))
+        if self.sync is not None:
+            self._step(MembershipEnded, (result, kind, text.encode()))
 
-    def _complete(self, slot, sequence, int result, int kind, bytes payload):
-        self.actions.append(Complete(slot, sequence, result, kind, payload))
+    def _end(self, tuple ending):
+        self._finish(ending)
+        return COMPLETED
 
     # ------------------------------------------------------------------------------------------ invariants
 
@@ -290,21 +325,85 @@ cdef class SyncMachine:
         cdef Sync sync = self.sync
         if sync is None:
             return
-        assert sync.waiting != sync.describing, "the caller waits for nothing, or for two things"
-        assert not (sync.describing and sync.described is not None), "described twice"
-        assert not sync.moving or sync.described is not None and sync.order is not None, "moves what nobody described"
-        assert sync.moving or sync.order is None or sync.describing, "an order was forgotten"
-        assert not sync.ended or sync.moving, "what never began was ended"
-        assert sync.ending is None or sync.ended or sync.describing, "a caller waits though its answer is known"
-        assert sync.described is None or not sync.schema_wanted, "a layout was not sent"
-        assert not (sync.fetched and sync.failed), "fetched and failed"
-        assert member or sync.ended, "a sync goes on after the end"
+        phase = sync.phase
+        described = phase not in (VOTED, *UNDESCRIBED)
+        assert described == (sync.described is not None), f"{phase} with the description {sync.described!r}"
+        assert phase in UNDESCRIBED or not sync.schema_wanted, f"a schema was not sent while {phase}"
+        assert (sync.ending is not None) == (phase in (ANSWERED, ENDING)), f"{phase} with the answer {sync.ending!r}"
+        if phase in (VOTED, DESCRIBING, DESCRIBED):
+            assert sync.order is None, f"{phase} with {sync.order!r}"
+        elif phase is not ANSWERED:
+            assert sync.order is not None, f"{phase} without an order"
+        assert phase is not SERVING or type(sync.order) is Serve, f"serves {sync.order!r}"
+        assert phase not in FETCH_PHASES or type(sync.order) is Fetch, f"fetches {sync.order!r}"
+        assert member or phase is ENDING, f"a sync is {phase} after the end"
 
 
-def _unpacked(message):
-    """The sources in a message; None if that is nonsense."""
+def unpacked(message):
+    """The sources in a message."""
     try:
         return unpack_sources(message.sources)
     except ValueError:
-        return None
+        raise ProtocolViolationError(f"{type(message).__name__} with sources that cannot be read: {message!r}") from None
 
+
+UNDESCRIBED = (DESCRIBING, ORDERED, ANSWERED)  # the caller describes its state, and waits for no slot
+FETCH_PHASES = (FETCHING, STARVED, FETCHED, RELAYING)
+
+# (phase, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.
+TRANSITIONS = {
+    (VOTED, AskSchema): (SyncMachine._ask_schema, (DESCRIBING,)),
+    (VOTED, Serve): (SyncMachine._take_order, (ORDERED,)),
+    (VOTED, Fetch): (SyncMachine._take_order, (ORDERED,)),
+    (VOTED, SyncDone): (SyncMachine._agree, (COMPLETED,)),
+    (VOTED, CallFailed): (SyncMachine._fail, (COMPLETED,)),
+    (VOTED, CallCancel): (SyncMachine._cancel, (COMPLETED,)),
+    (VOTED, MembershipEnded): (SyncMachine._end, (COMPLETED,)),
+    (DESCRIBING, AskSchema): (SyncMachine._ask_schema, (DESCRIBING,)),
+    (DESCRIBING, CallManifest): (SyncMachine._describe, (DESCRIBED,)),
+    (DESCRIBING, Serve): (SyncMachine._take_order, (ORDERED,)),
+    (DESCRIBING, Fetch): (SyncMachine._take_order, (ORDERED,)),
+    (DESCRIBING, SyncDone): (SyncMachine._agree_later, (ANSWERED,)),
+    (DESCRIBING, CallFailed): (SyncMachine._fail_later, (ANSWERED,)),
+    (DESCRIBING, CallCancel): (SyncMachine._withdraw, (COMPLETED,)),
+    (DESCRIBING, MembershipEnded): (SyncMachine._drop, (COMPLETED,)),
+    (ORDERED, CallManifest): (SyncMachine._describe_and_begin, (SERVING, FETCHING)),
+    (ORDERED, SourceGone): (SyncMachine._drop_source_early, (ORDERED,)),
+    (ORDERED, SyncDone): (SyncMachine._agree_later, (ANSWERED,)),
+    (ORDERED, CallFailed): (SyncMachine._fail_later, (ANSWERED,)),
+    (ORDERED, CallCancel): (SyncMachine._withdraw, (COMPLETED,)),
+    (ORDERED, MembershipEnded): (SyncMachine._drop, (COMPLETED,)),
+    (ANSWERED, CallManifest): (SyncMachine._describe_and_finish, (COMPLETED,)),
+    (ANSWERED, CallCancel): (SyncMachine._drop, (COMPLETED,)),
+    (ANSWERED, MembershipEnded): (SyncMachine._drop, (COMPLETED,)),
+    (DESCRIBED, AskSchema): (SyncMachine._send_schema, (DESCRIBED,)),
+    (DESCRIBED, Serve): (SyncMachine._follow_order, (SERVING,)),
+    (DESCRIBED, Fetch): (SyncMachine._follow_order, (FETCHING,)),
+    (DESCRIBED, SyncDone): (SyncMachine._agree, (COMPLETED,)),
+    (DESCRIBED, CallFailed): (SyncMachine._fail, (COMPLETED,)),
+    (DESCRIBED, CallCancel): (SyncMachine._cancel, (COMPLETED,)),
+    (DESCRIBED, MembershipEnded): (SyncMachine._end, (COMPLETED,)),
+    (FETCHING, StateFetched): (SyncMachine._report_fetched, (FETCHED,)),
+    (FETCHING, StateUnfetched): (SyncMachine._report_unfetched, (STARVED,)),
+    (FETCHING, SourceGone): (SyncMachine._drop_source, (FETCHING,)),
+    (STARVED, MoreSources): (SyncMachine._add_sources, (FETCHING,)),
+    (FETCHED, Serve): (SyncMachine._relay, (RELAYING,)),
+    **{(phase, SourceGone): (SyncMachine._ignore_source, (phase,)) for phase in (STARVED, FETCHED, RELAYING)},
+    **{(phase, SyncDone): (SyncMachine._agree_in_transfer, (ENDING,)) for phase in (SERVING, FETCHED, RELAYING)},
+    **{(phase, CallFailed): (SyncMachine._fail_in_transfer, (ENDING,)) for phase in (SERVING, *FETCH_PHASES)},
+    **{(phase, CallCancel): (SyncMachine._cancel_transfer, (ENDING,)) for phase in (SERVING, *FETCH_PHASES)},
+    **{(phase, MembershipEnded): (SyncMachine._end_transfer, (ENDING,)) for phase in (SERVING, *FETCH_PHASES)},
+    (ENDING, TransferEnded): (SyncMachine._transfer_ended, (COMPLETED,)),
+}
+# Events that were on their way while the phase changed.
+TRANSITIONS.update({
+    (phase, event): (SyncMachine._ignore, (phase,))
+    for phases, events in (
+        ((ANSWERED, ENDING), (AskSchema, Serve, Fetch, MoreSources, SourceGone, SyncDone, CallFailed)),
+        ((ENDING,), (CallCancel, MembershipEnded)),
+        ((STARVED, FETCHED, RELAYING, ENDING), (StateFetched, StateUnfetched)),
+    )
+    for phase in phases
+    for event in events
+})
+cdef dict steps = TRANSITIONS  # the same, found without a name

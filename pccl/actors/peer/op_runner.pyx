@@ -14,7 +14,7 @@ gives up first need not be the one to blame. So after an abort every worker is c
 
 from collections import deque
 
-from pccl._core.peer.events import ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
+from pccl._core.peer.events import ReduceEnded, ReduceProgress, ReduceDrained, Traffic, WorkerDied
 
 ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes this long was stopped
 ANSWER_GRACE_NS = 250_000_000  # twice this is for an answer: it costs microseconds, but a machine may be busy
@@ -40,7 +40,7 @@ cdef class OpRunner:
         self._put_up()
 
     def abort(self, sequence):
-        """Have its workers let go; `ReduceQuiet` follows, but never from within this call."""
+        """Have its workers let go; `ReduceDrained` follows, but never from within this call."""
         crew = self._running.pop(sequence, None)
         if crew is not None and not crew.killed:
             crew.board.abort(sequence)
@@ -48,7 +48,7 @@ cdef class OpRunner:
             self._loop.after(ABORT_GRACE_NS, lambda: self._insist(sequence))
         if crew is None:
             self._waiting = deque(action for action in self._waiting if action.sequence != sequence)
-            self._loop.after(0, lambda: self._feed(ReduceQuiet(sequence)))
+            self._loop.after(0, lambda: self._feed(ReduceDrained(sequence)))
         else:
             self._aborting[sequence] = crew
             self._loop.after(0, self.look)
@@ -112,7 +112,7 @@ cdef class OpRunner:
             crew.board.release(sequence)
             if not self._aborting:
                 crew.board.sweep()
-        self._feed(ReduceQuiet(sequence))
+        self._feed(ReduceDrained(sequence))
         self._put_up()
 
     def _insist(self, sequence):

@@ -206,10 +206,10 @@ class PeerActor(Feeding):
 
     def _identity(self) -> Identity:
         assert self.state is not None
-        options, wiring = self.state.options, self.state.wiring
+        options, links = self.state.options, self.state.ring_links
         return Identity(
-            wiring.run,
-            wiring.id,
+            links.run,
+            links.id,
             lanes=self._lanes.size,
             token=self._token,
             stall_ns=nanoseconds(options.stall_timeout),

@@ -11,7 +11,7 @@ import pytest
 from pccl._core.master.probe_rounds import Measurement, plan_rounds
 from pccl._core.master.ring_choice import choose_ring
 from pccl._core.peer.events import BeginProbe, EndProbe, ProbeDone, ReduceEnded, SendMaster
-from pccl._core.peer.passive_rate import BYTES_MIN, PassiveRate
+from pccl._core.peer.member import BYTES_MIN, PassiveRate
 from pccl._core.protocol import mailbox
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import Tick

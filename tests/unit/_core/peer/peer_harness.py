@@ -155,7 +155,7 @@ def wired(lanes: int = 1, **options: Any) -> Companion:
         peer.feed(LinkUp(link))
     for index in range(lanes):
         peer.come(lane(1, 2, 2, index))
-    assert peer.state.wiring.reported == 2
+    assert peer.state.ring_links.reported == 2
     peer.hear(m.World(2, 4, 3, 2, 3, 1))
     return peer
 
@@ -185,4 +185,4 @@ def running(*tags: int, **options: Any) -> Companion:
 
 
 def phases(peer: Companion) -> dict[int, str]:
-    return {tag: reduction.phase for tag, reduction in peer.state.reductions.tags.items()}
+    return {tag: reduction.phase for tag, reduction in peer.state.member.reduces.tags.items()}

@@ -23,9 +23,9 @@ from pccl._core.peer.events import (
     MasterUp,
     ProbeDone,
     ReduceBroken,
+    ReduceDrained,
     ReduceEnded,
     ReduceProgress,
-    ReduceQuiet,
     SendMaster,
     SpawnLanes,
     StateFetched,
@@ -116,7 +116,7 @@ def test_a_master_lost_before_the_acceptance_costs_an_attempt() -> None:
     peer.hear(wire(1, 3, 1, 1, 1))
 
     assert peer.feed(MasterDown("reset")) == [DropLink(1)]
-    assert (peer.state.phase, peer.state.id, peer.state.wiring.epoch) == ("dialling", 0, 0)
+    assert (peer.state.phase, peer.state.id, peer.state.ring_links.epoch) == ("dialling", 0, 0)
     assert peer.pass_time(1.0) == [DialMaster(1)]
 
 
@@ -379,7 +379,7 @@ EVENTS: dict[type[Any], Any] = {
     m.World: MasterSaid(m.World(3, 5, 2, 2, 3, 9)),
     ReduceEnded: ReduceEnded(1, 0, 0, 0, 0, 0),
     ReduceBroken: ReduceBroken(1, "x"),
-    ReduceQuiet: ReduceQuiet(1),
+    ReduceDrained: ReduceDrained(1),
     ReduceProgress: ReduceProgress(1, 5),
     Traffic: Traffic(1, 2),
     mailbox.CallSync: Called(sync()),

@@ -16,8 +16,8 @@ from pccl._core.peer.events import (
     LinkDown,
     MasterSaid,
     ReduceBroken,
+    ReduceDrained,
     ReduceEnded,
-    ReduceQuiet,
     SendMaster,
     Traffic,
     WorkerDied,
@@ -70,7 +70,7 @@ def test_the_short_way_action_by_action() -> None:
         EndOperation(1),
         Complete(5, 50, SUCCESS, PLAIN, REDUCED.pack(3, 10, 20, 30, 40, 50) + WORLD),
     ]
-    assert not peer.state.reductions.tags
+    assert not peer.state.member.reduces.tags
 
 
 def test_a_success_brings_the_numbers_of_the_world_in_which_it_commenced() -> None:
@@ -248,7 +248,7 @@ def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
         peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
 
     assert peer.hear(m.AbortReduce(1, "peer 1 gave up")) == [AbortOperation(1)]
-    (answer,) = told(peer.feed(ReduceQuiet(1)), m.Finished)
+    (answer,) = told(peer.feed(ReduceDrained(1)), m.Finished)
     assert (answer.sequence, answer.ok) == (1, False)
     assert peer.hear(verdict(5, 1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
@@ -259,7 +259,7 @@ def test_a_part_that_breaks_is_told_when_the_memory_is_restored() -> None:
 
     assert peer.feed(ReduceBroken(1, "no memory")) == [AbortOperation(1)]
     assert peer.feed(ReduceBroken(1, "no memory")) == []
-    assert peer.feed(ReduceQuiet(1)) == [SendMaster(m.Finished(1, False, "no memory"))]
+    assert peer.feed(ReduceDrained(1)) == [SendMaster(m.Finished(1, False, "no memory"))]
     assert ends(peer.hear(verdict(5, 1))) == [(5, LOST, COLLECTIVE)]
 
 
@@ -275,9 +275,9 @@ def test_a_second_abort_is_not_answered_twice() -> None:
     peer.hear(m.AbortReduce(1, "x"))
 
     assert peer.hear(m.AbortReduce(1, "x")) == []
-    peer.feed(ReduceQuiet(1))
+    peer.feed(ReduceDrained(1))
     assert peer.hear(m.AbortReduce(1, "x")) == []
-    assert peer.feed(ReduceQuiet(1)) == []
+    assert peer.feed(ReduceDrained(1)) == []
 
 
 def test_an_end_that_crossed_the_abort_is_no_vote() -> None:
@@ -297,8 +297,8 @@ def test_an_order_aborts_what_runs_before_it_touches_a_lane() -> None:
 
     assert actions[:2] == [AbortOperation(1), AbortOperation(2)]
     assert {type(action) for action in actions[2:]} == {DropLink, Dial}
-    assert phases(peer) == {3: "aborting", 4: "aborting", 7: "initiated"}
-    assert peer.feed(ReduceQuiet(1)) == []
+    assert phases(peer) == {3: "abandoned", 4: "abandoned", 7: "initiated"}
+    assert peer.feed(ReduceDrained(1)) == []
 
 
 @pytest.mark.parametrize("quiet_first", [True, False])
@@ -306,7 +306,7 @@ def test_the_slot_waits_for_both_quiet_and_verdict(quiet_first: bool) -> None:
     """Goal: when the call returns, the memory is restored and the ring is wired."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
-    steps = [ReduceQuiet(1), MasterSaid(verdict(5, 1))]
+    steps = [ReduceDrained(1), MasterSaid(verdict(5, 1))]
     first, second = steps if quiet_first else reversed(steps)
 
     assert peer.feed(first) == []
@@ -319,11 +319,11 @@ def test_an_order_during_an_abort_takes_the_answer_back() -> None:
     peer.hear(m.AbortReduce(1, "x"))
     peer.hear(NEXT_ORDER)
 
-    assert peer.feed(ReduceQuiet(1)) == []
+    assert peer.feed(ReduceDrained(1)) == []
 
 
 def test_two_orders_abort_once() -> None:
-    """Goal: one AbortOperation, one ReduceQuiet."""
+    """Goal: one AbortOperation, one ReduceDrained."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
 
@@ -356,12 +356,12 @@ def test_a_retry_is_not_mistaken_for_the_attempt_before_it() -> None:
     """Goal: the same tag again, at once; late words of the lanes about the old number change nothing."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
-    peer.feed(ReduceQuiet(1))
+    peer.feed(ReduceDrained(1))
     peer.hear(verdict(5, 1))
     peer.call(reduce(operation(6, 5)))
 
     assert peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0)) == []
-    assert peer.feed(ReduceQuiet(1)) == []
+    assert peer.feed(ReduceDrained(1)) == []
     assert phases(peer) == {5: "initiated"}
 
 

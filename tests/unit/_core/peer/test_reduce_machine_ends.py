@@ -16,9 +16,9 @@ from pccl._core.peer.events import (
     LinkDown,
     MasterDown,
     MasterSaid,
+    ReduceDrained,
     ReduceEnded,
     ReduceProgress,
-    ReduceQuiet,
     SendMaster,
     Stop,
 )
@@ -57,7 +57,7 @@ def pass_time(peer: Companion, seconds: float, moved: list[int] | None = None) -
     """Time passes in ticks of at most a second, with the progress of collective 1 ahead of each."""
     actions = []
     end_ns = peer.now_ns + int(seconds * SECOND)
-    while peer.now_ns < end_ns and peer.state.wiring.is_whole():
+    while peer.now_ns < end_ns and peer.state.ring_links.is_whole():
         peer.now_ns = min(peer.state.next_deadline_ns, end_ns)
         peer.hear(m.Beat(1))
         peer.feed(ReduceProgress(1, moved.pop(0) if moved else -1))
@@ -78,7 +78,7 @@ def test_a_stall_lets_go_of_everything() -> None:
         "no byte of tag 5 moved for 10.0 s (stall_timeout)"
     ]
     assert KillLanes() in actions
-    assert told(peer.feed(ReduceQuiet(1)), m.Finished) == [
+    assert told(peer.feed(ReduceDrained(1)), m.Finished) == [
         m.Finished(1, False, "no byte of tag 5 moved for 10.0 s (stall_timeout)")
     ]
 
@@ -150,8 +150,8 @@ def test_the_end_aborts_what_runs_and_its_slots_wait_for_quiet(event: Any, resul
     assert actions[:2] == [AbortOperation(1), AbortOperation(2)]
     assert ends(actions) == [(7, result, kind)]
     assert HangUp() in actions
-    assert peer.feed(ReduceQuiet(2))[0] == EndOperation(2)
-    assert ends(peer.feed(ReduceQuiet(1))) == [(3, result, kind)]
+    assert peer.feed(ReduceDrained(2))[0] == EndOperation(2)
+    assert ends(peer.feed(ReduceDrained(1))) == [(3, result, kind)]
     assert ends(peer.call(reduce(operation(9, 9)))) == [(9, result, kind)]
 
 
@@ -162,14 +162,14 @@ def test_a_verdict_that_was_there_first_is_the_one() -> None:
     peer.hear(verdict(5, 1))
     assert ends(peer.feed(MasterDown("reset"))) == []
 
-    assert peer.feed(ReduceQuiet(1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
+    assert peer.feed(ReduceDrained(1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
 def test_what_is_quiet_already_ends_with_the_membership() -> None:
     """Goal: only its verdict was missing, and now there is one."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
-    peer.feed(ReduceQuiet(1))
+    peer.feed(ReduceDrained(1))
 
     assert ends(peer.feed(MasterDown("reset"))) == [(5, MASTER_FAILED, MASTER_LOST)]
 
@@ -183,8 +183,8 @@ def test_close_is_answered_after_every_reduce() -> None:
     assert actions[0] == SendMaster(m.Leave("close"))
     assert ends(actions) == [(7, INVALID_USAGE, CANCELLED)]
     assert Stop() not in actions
-    assert ends(peer.feed(ReduceQuiet(1))) == [(3, INVALID_USAGE, CANCELLED)]
-    assert peer.feed(ReduceQuiet(2))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]
+    assert ends(peer.feed(ReduceDrained(1))) == [(3, INVALID_USAGE, CANCELLED)]
+    assert peer.feed(ReduceDrained(2))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]
 
 
 def test_close_after_the_end_waits_for_quiet_too() -> None:
@@ -193,7 +193,7 @@ def test_close_after_the_end_waits_for_quiet_too() -> None:
     peer.hear(m.Kick(8, "straggler"))
 
     assert peer.call(mailbox.CallLeave(8, 80)) == []
-    assert ends(peer.feed(ReduceQuiet(1))) == [(5, 8, KICKED), (8, SUCCESS, PLAIN)]
+    assert ends(peer.feed(ReduceDrained(1))) == [(5, 8, KICKED), (8, SUCCESS, PLAIN)]
 
 
 @pytest.mark.parametrize("closing", [False, True])

@@ -114,7 +114,7 @@ def test_an_early_lane_for_a_later_order_goes_on_waiting() -> None:
 
     peer.hear(wire(2, 3, 2, 5, 2))
 
-    assert link in peer.state.wiring.early
+    assert link in peer.state.ring_links.early
 
 
 def test_an_early_lane_does_not_wait_for_ever() -> None:
@@ -132,7 +132,7 @@ def test_an_early_lane_may_go_away() -> None:
     link, _ = peer.come(lane(1, 2, 9))
 
     assert peer.feed(LinkDown(link, "closed")) == []
-    assert not peer.state.wiring.early
+    assert not peer.state.ring_links.early
 
 
 def test_early_lanes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_failed_dial_is_tried_again_and_then_reported() -> None:
         DropLink(2),
         SendMaster(m.WireFailed(2, 3, "host3:1003: refused")),
     ]
-    assert peer.state.wiring.links == {}
+    assert peer.state.ring_links.links == {}
 
 
 def test_a_dial_without_an_answer_has_a_deadline() -> None:

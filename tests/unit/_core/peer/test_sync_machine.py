@@ -271,7 +271,7 @@ def test_giving_up_what_is_already_answered() -> None:
     peer.hear(m.SyncDone(1, 4))
 
     assert peer.call(mailbox.CallCancel(5, 50)) == []
-    assert peer.state.syncing.sync is None
+    assert peer.state.member.syncs.sync is None
 
 
 def test_a_transfer_is_given_up_when_the_workers_have_let_go() -> None:
@@ -388,14 +388,14 @@ def test_a_description_that_nobody_asked_for_is_refused() -> None:
     ("words", "reason"),
     [
         ([fetch(), m.SyncDone(1, 4)], "SyncDone in transfer 1, in which this peer still fetches"),
-        ([fetch(), m.Serve(1, 1)], "a second order in one call"),
+        ([fetch(), m.Serve(1, 1)], "Serve while ordered"),
         ([m.Serve(1, 1), m.SourceGone(1, 1, 3)], "in which this peer fetches nothing"),
-        ([m.SourceGone(1, 1, 3)], "in which this peer fetches nothing"),
+        ([m.SourceGone(1, 1, 3)], "SourceGone while voted"),
         ([fetch(), m.SourceGone(1, 2, 3)], "SourceGone of transfer 2"),
-        ([fetch(), m.MoreSources(1, 1, b"")], "in which this peer waits for none"),
-        ([m.Serve(1, 1), m.MoreSources(1, 1, b"")], "in which this peer waits for none"),
-        ([m.Serve(1, 1), m.AskSchema(1)], "AskSchema after the election"),
-        ([m.Fetch(1, 1, False, 4, bytes(16), b"")], "Fetch from nobody: Fetch("),
+        ([fetch(), m.MoreSources(1, 1, b"")], "MoreSources while ordered"),
+        ([m.Serve(1, 1), m.MoreSources(1, 1, b"")], "MoreSources while ordered"),
+        ([m.Serve(1, 1), m.AskSchema(1)], "AskSchema while ordered"),
+        ([m.Fetch(1, 1, False, 4, bytes(16), b"")], "Fetch with sources that cannot be read: Fetch("),
     ],
 )
 def test_what_no_honest_master_says_ends_the_membership(words: list[Any], reason: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.peer.events import BeginOperation, ReduceEnded, ReduceProgress, ReduceQuiet, Traffic, WorkerDied
+from pccl._core.peer.events import BeginOperation, ReduceDrained, ReduceEnded, ReduceProgress, Traffic, WorkerDied
 from pccl.actors.peer.op_runner import ABORT_GRACE_NS, OpRunner
 from tests.unit._core.dataplane.loopback import operation
 
@@ -165,7 +165,7 @@ def test_what_was_never_put_up_is_quiet_and_lets_the_next_pass() -> None:
     scene.reducing.abort(2)
     assert scene.taken() == []  # never from within the call
     scene.clock.run()
-    assert scene.taken() == [ReduceQuiet(2)]
+    assert scene.taken() == [ReduceDrained(2)]
     assert scene.board.aborted == []
     scene.reducing.end(2)
     scene.reducing.end(1)
@@ -181,7 +181,7 @@ def test_an_abort_is_quiet_when_the_last_worker_let_go(scene: Scene) -> None:
     assert scene.board.up == [1]
     scene.board.held.clear()
     scene.reducing.look()
-    assert scene.taken() == [ReduceQuiet(1)]
+    assert scene.taken() == [ReduceDrained(1)]
     assert scene.board.up == []
     assert scene.board.sweeps == 1
     scene.reducing.end(1)
@@ -195,7 +195,7 @@ def test_an_abort_that_nobody_holds_is_quiet_at_once_but_not_within_the_call(sce
     scene.reducing.abort(1)
     assert scene.taken() == []
     scene.clock.run()
-    assert scene.taken() == [ReduceQuiet(1)]
+    assert scene.taken() == [ReduceDrained(1)]
 
 
 def test_an_aborted_operation_never_ends(scene: Scene) -> None:
@@ -214,10 +214,10 @@ def test_queues_are_swept_when_the_last_abort_is_quiet(scene: Scene) -> None:
     scene.reducing.abort(2)
     scene.board.held = {2}
     scene.reducing.look()
-    assert (scene.taken(), scene.board.sweeps) == ([ReduceQuiet(1)], 0)
+    assert (scene.taken(), scene.board.sweeps) == ([ReduceDrained(1)], 0)
     scene.board.held = set()
     scene.reducing.look()
-    assert (scene.taken(), scene.board.sweeps) == ([ReduceQuiet(2)], 1)
+    assert (scene.taken(), scene.board.sweeps) == ([ReduceDrained(2)], 1)
     assert scene.board.up == [3]
 
 
@@ -226,7 +226,7 @@ def test_room_that_an_abort_made_is_used() -> None:
     scene.begin(1, 2)
     scene.reducing.abort(1)
     scene.clock.run()
-    assert scene.taken() == [ReduceQuiet(1)]
+    assert scene.taken() == [ReduceDrained(1)]
     assert scene.board.up == [2]
 
 
@@ -243,7 +243,7 @@ def test_a_worker_that_holds_on_costs_the_crew_its_life(scene: Scene) -> None:
     assert scene.taken() == []  # killed is not yet gone
     scene.crew.gone = True
     scene.reducing.look()
-    assert scene.taken() == [ReduceQuiet(1)]
+    assert scene.taken() == [ReduceDrained(1)]
 
 
 def test_grace_is_given_also_if_nobody_held_it_at_first(scene: Scene) -> None:
@@ -266,7 +266,7 @@ def test_operations_of_a_dead_crew_are_quiet_when_it_is_buried(scene: Scene) -> 
     assert scene.board.aborted == []  # its board is nobody's business any more
     scene.crew.gone = True
     scene.reducing.look()
-    assert scene.taken() == [ReduceQuiet(1)]
+    assert scene.taken() == [ReduceDrained(1)]
     scene.reducing.end(1)
     scene.reducing.look()
     assert scene.taken() == []

@@ -1,17 +1,24 @@
-# cython: language_level=3
 """The blocking calls of a training process that are votes: one at a time of each name, each with a number of its own.
 
 An answer to a number that nobody waits for any more is dropped: so a call that was given up can never be mistaken for
-the one that came after it. Numbers are shared by all calls of a peer, and go round after four billion of them.
+the one that came after it. Numbers are shared by all calls of a peer, and start again at 1 after four billion of them.
 
 Part of the peer's machine, which says what a vote means; pure.
 """
+
+from __future__ import annotations
 
 from pccl._core.protocol.messages import Withdraw
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_PLAIN
 from pccl._core.records import record
 
 from .events import Complete, SendMaster
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .outbox import Outbox
 
 
 @record
@@ -23,25 +30,23 @@ class Call:
     number: int
 
 
-cdef class Calls:
+class Calls:
     """All votes that have no answer yet."""
 
-    def __init__(self):
-        self.open = {}
-        self.next_number = 1
-        self.actions = []
+    __slots__ = ("_next_number", "_outbox", "open")
 
-    cdef begin(self, list actions):
-        """An event is being handled: where its actions go."""
-        self.actions = actions
+    def __init__(self, outbox: Outbox) -> None:
+        self.open: dict[str, Call] = {}  # name of the call -> the one under way
+        self._next_number = 1
+        self._outbox = outbox
 
-    def number(self):
-        """The next vote's."""
-        number = self.next_number
-        self.next_number = number % 0xFFFFFFFF + 1
+    def number(self) -> int:
+        """The number of the next vote."""
+        number = self._next_number
+        self._next_number = number % 0xFFFFFFFF + 1
         return number
 
-    def enter(self, str name, call):
+    def enter(self, name: str, call: Any) -> int:
         """The number of the vote, or 0 if another thread of this process is already in the same call."""
         if name in self.open:
             self.complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is already in {name}")
@@ -50,7 +55,7 @@ cdef class Calls:
         self.open[name] = Call(call.slot, call.sequence, number)
         return number
 
-    def take(self, number):
+    def take(self, number: int) -> Call | None:
         """The call with this number, no longer under way; None if it was given up."""
         for name, call in self.open.items():
             if call.number == number:
@@ -58,26 +63,26 @@ cdef class Calls:
                 return call
         return None
 
-    def cancel(self, slot, sequence):
-        """The caller gave up."""
+    def cancel(self, cancel: Any) -> None:
+        """The caller of that slot gave up."""
         for name, call in list(self.open.items()):
-            if call.slot == slot and call.sequence == sequence:
+            if call.slot == cancel.slot and call.sequence == cancel.sequence:
                 del self.open[name]
-                self.actions.append(SendMaster(Withdraw(call.number)))
+                self._outbox.actions.append(SendMaster(Withdraw(call.number)))
                 self.complete(call, INVALID_USAGE, KIND_CANCELLED, "given up by its caller")
 
-    def end(self, int result, int kind, str text):
+    def end(self, result: int, kind: int, text: str) -> None:
         """The membership is over, and that is the answer to every call."""
         calls = list(self.open.values())
         self.open.clear()
         for call in calls:
             self.complete(call, result, kind, text)
 
-    def complete(self, call, int result, int kind, str text):
-        """A call ends with a text; nobody waits for it afterwards."""
-        self.actions.append(Complete(call.slot, call.sequence, result, kind, text.encode()))
+    def complete(self, call: Any, result: int, kind: int, text: str) -> None:
+        """Complete the slot of a call with a text."""
+        self._outbox.actions.append(Complete(call.slot, call.sequence, result, kind, text.encode()))
 
-    def check(self):
+    def check(self) -> None:
         """Invariants between two events."""
         numbers = [call.number for call in self.open.values()]
         assert len(set(numbers)) == len(numbers), f"two calls with one number: {self.open}"

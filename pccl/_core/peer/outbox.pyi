@@ -1,0 +1,9 @@
+from typing import Any, final
+
+@final
+class Outbox:
+    def __init__(self) -> None: ...
+    @property
+    def actions(self) -> list[Any]: ...
+    @property
+    def now_ns(self) -> int: ...
