@@ -92,6 +92,13 @@ def complain_if_incomplete() -> None:
         )
 
 
+def remove_orphans() -> None:
+    """Remove compiled modules whose source is gone: they would hide a Python module that has taken their name."""
+    for built in Path("pccl").rglob("*.so"):
+        if not built.with_name(built.name.partition(".")[0] + ".pyx").exists():
+            built.unlink()
+
+
 class BuildExtensions(build_ext):
     """Translates to C only when something is to be compiled: metadata and sdists need no C."""
 
@@ -99,6 +106,8 @@ class BuildExtensions(build_ext):
         """Translate all extensions, then compile them."""
         if sys.platform != "linux":
             sys.exit(f"error: pccl can be compiled on Linux only, and this is {sys.platform}; see {HOME_PAGE}#readme")
+        if self.editable_mode:
+            remove_orphans()
         translated = cythonize(self.extensions, nthreads=JOBS, compiler_directives=DIRECTIVES, build_dir="build/cython")
         for extension, translation in zip(self.extensions, translated, strict=True):
             extension.sources, extension.depends = translation.sources, [*translation.depends, "setup.py"]

@@ -136,8 +136,8 @@ ring changed, and the verdict waits until the new ring is wired.
 """
 
 CONSENSUS = """
-And one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*: schemas differ, and the master
-asks for them so that it can name the difference.
+And one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*: schemas differ, and the
+master asks for them so that it can name the difference.
 
 """
 
