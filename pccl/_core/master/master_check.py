@@ -31,7 +31,12 @@ class Before:
     group: Group | None  # None: the sender is in no ring
     ring: set[int]
     consensus: str
-    tags: dict[tuple[int, int], str]
+    tags: dict[tuple[int, int], str] | None  # (member, tag) -> phase; None: too many to look at after every event
+
+
+# Pairs of member and tag that are compared after every event. In a live run with hundreds of tags in flight the
+# comparison would take longer than the reduces, and a master that is busy with it looks dead to its peers.
+PAIRS_MAX = 128
 
 
 def observe(master: Any, event: Any) -> Before | None:
@@ -42,7 +47,12 @@ def observe(master: Any, event: Any) -> Before | None:
     group = master.groups.get(peer.group)
     if group is None or peer.id not in group.ring:
         return Before(peer, peer.phase, None, set(), "", {})
-    return Before(peer, peer.phase, group, set(group.ring), group.consensus.phase(), group.collectives.phases())
+    return Before(peer, peer.phase, group, set(group.ring), group.consensus.phase(), _tags_of(group))
+
+
+def _tags_of(group: Group) -> dict[tuple[int, int], str] | None:
+    pairs = sum(len(held) for held in group.collectives.held.values())
+    return group.collectives.phases() if pairs <= PAIRS_MAX else None
 
 
 def check_transitions(before: Before, event: Any, table: Table) -> None:
@@ -59,7 +69,9 @@ def check_transitions(before: Before, event: Any, table: Table) -> None:
     after = group.consensus.phase()
     legal = _next_phases(CONSENSUS, before.consensus, kinds)
     assert after in legal, f"{kind.__name__} led the consensus from {before.consensus} to {after}"
-    tags = group.collectives.phases()
+    tags = _tags_of(group)
+    if before.tags is None or tags is None:
+        return
     for key in before.tags.keys() | tags.keys():
         was, now = before.tags.get(key, FREE), tags.get(key, FREE)
         if key[0] in gone:
