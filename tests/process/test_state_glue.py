@@ -47,9 +47,9 @@ class Trainee:
         actor: Any = self._communicator._actor
         data = self._describe()
         own = StateManifest(data)
-        slot = actor.acquire("sync")
+        slot = actor.calls.acquire("sync")
         layout, content = own.schema_digest(), own.content_digest()
-        actor.post("sync", CallSync(slot.index, slot.sequence, revision, 0, 2, layout, content))
+        actor.calls.post("sync", CallSync(slot.index, slot.sequence, revision, 0, 2, layout, content))
         outcome, payload = self._wait(actor, slot)
         if split(outcome)[1] == KIND_DESCRIBE:
             with Segment.create("pccl-description", len(data)) as description:
@@ -57,9 +57,9 @@ class Trainee:
                 assert self.window.segment is not None
                 numbered = {DESCRIPTION: description, WINDOW: self.window.segment, TENSOR: self._segment}
                 actor.share("sync", numbered, lambda number: (numbered[number].fd, numbered[number].size))
-                slot = actor.acquire("sync")
+                slot = actor.calls.acquire("sync")
                 call = CallManifest(slot.index, slot.sequence, DESCRIPTION, len(data), WINDOW)
-                actor.post("sync", call)
+                actor.calls.post("sync", call)
                 outcome, payload = self._wait(actor, slot)
                 actor.unshare(DESCRIPTION)
         assert split(outcome)[0] == SUCCESS, payload
@@ -73,7 +73,7 @@ class Trainee:
             while not slot.done:
                 assert not deadline.is_set(), "the call does not end"
                 self.window.serve(self._copy_in, self._copy_out, 10_000_000)
-            return actor.take(slot)
+            return actor.calls.take(slot)
         finally:
             timer.cancel()
 

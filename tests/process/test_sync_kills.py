@@ -29,7 +29,7 @@ ROLES = ("training", "pccl-peer", "pccl-send", "pccl-recv", "pccl-serve", "pccl-
 @pytest.fixture
 def ring() -> Iterator[Ring]:
     with running_master(QUICK) as master:
-        made = Ring("keeper", master, QUICK)
+        made = Ring("state_keeper", master, QUICK)
         try:
             yield made
         finally:

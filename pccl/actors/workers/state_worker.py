@@ -143,8 +143,8 @@ class ServeWorker(StateWorker):
         while True:
             whole = len(unread) - len(unread) % REQUEST.size
             for begin in range(0, whole, REQUEST.size):
-                self._answer(unpack_request(unread[begin : begin + REQUEST.size], self._own))
-            self._report()
+                is_last = begin + REQUEST.size == whole
+                self._answer(unpack_request(unread[begin : begin + REQUEST.size], self._own), is_last=is_last)
             if not self._await_request():
                 return
             unread = unread[whole:] + self._read()
@@ -167,7 +167,8 @@ class ServeWorker(StateWorker):
             raise EOFError("closed by the other side")
         return data
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request, *, is_last: bool) -> None:
+        """Send what is asked for. Count it first: after its last byte the round, and this process, may be over."""
         self._has_moved()
         self._visit("answer")
         if request == ASK_TABLE:
@@ -175,13 +176,13 @@ class ServeWorker(StateWorker):
             self._send(self._table)
             return
         nbytes = run_bytes(self._own.rows[request.key].nbytes, request.first, request.count)
+        self._units += 1
+        self._nbytes += nbytes
+        if is_last or self._nbytes >= REPORT_BYTES:
+            self._report()
         self._send(pack_answer(request, nbytes), socket.MSG_MORE)
         for piece in self._memory.read(request.key, request.first * STATE_BLOCK_BYTES, nbytes):
             self._send(piece)
-        self._units += 1
-        self._nbytes += nbytes
-        if self._nbytes >= REPORT_BYTES:
-            self._report()
 
     def _send(self, data: bytes | memoryview, flags: int = 0) -> None:
         view = memoryview(data)
