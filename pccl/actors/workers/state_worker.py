@@ -145,6 +145,7 @@ class ServeWorker(StateWorker):
             for begin in range(0, whole, REQUEST.size):
                 is_last = begin + REQUEST.size == whole
                 self._answer(unpack_request(unread[begin : begin + REQUEST.size], self._own), is_last=is_last)
+            self._report()  # what did not fit into the mailbox
             if not self._await_request():
                 return
             unread = unread[whole:] + self._read()
