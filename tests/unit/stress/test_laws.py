@@ -171,7 +171,7 @@ def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
     assert judged([*steps, replace(late, end_ns=FOREVER - 1, fact=replace(late.fact, after=3))]) == ["agreement"]
 
 
-def test_the_list_in_a_result_names_participants_of() -> None:
+def test_the_list_in_a_result_names_who_took_part() -> None:
     """Goal: contributions add up to what is expected of their members, and to nothing else."""
     for number in range(1, 40):
         for operation in draw_operations(SEED, 1, number, PLACES):
@@ -211,7 +211,7 @@ def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[
         ([2, 2], Path.UNDONE_COMPLETE),
     ],
 )
-def test_a_target_tells_progress_of_a_reduce_got(counts: list[int], path: Path | None) -> None:
+def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | None) -> None:
     """Goal: a peer that reduces completes one chunk itself; more than one complete chunk was spread to it."""
     ledger = Ledger(SEED, PLACES)
     ledger.born(11, 0, 0)
