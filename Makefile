@@ -16,7 +16,7 @@ EXTENSIONS := $(subst /,.,$(basename $(filter %.pyx,$(NATIVE))))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 # Tests at once: most of them wait for something, so there are more than cores.
-WORKERS := $(shell echo $$(($$(nproc) + 2)))
+WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize unit sim process demo stress bench clean

@@ -223,6 +223,7 @@ def test_a_wait_that_times_out_withdraws_its_vote(master: MasterNode) -> None:
         with pytest.raises(TooFewPeersError) as caught:
             first.wait_for_world_size(3, timeout=0.2)
         assert caught.value.result is Result.TOO_FEW_PEERS
+        assert not pending([first, second])  # the master hears a peer in order, so it has the withdrawal now
 
         alone = background(second.update_topology)
         assert not pending([first, second])
