@@ -364,7 +364,8 @@ class Script:
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         while b"\n" not in self._unread:
-            data = os.read(fd, 65536) if is_readable(fd, deadline - time.monotonic()) else b""
+            left = deadline - time.monotonic()  # below 0 also for a program that never stops talking
+            data = os.read(fd, 65536) if left > 0 and is_readable(fd, left) else b""
             if not data:
                 return None
             self._unread += data

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pccl._core.protocol.codec import WIRE_VERSION, decode, encode
@@ -47,16 +48,37 @@ class Guest:
         self.send(b"".join(framed(message) for message in messages))
 
     def hear(self, kind: type[M]) -> M:
-        """The next message of this kind; others are passed over. EOFError if the other side ends first."""
+        """The next message of this kind; others are passed over.
+
+        Raises EOFError if the other side ends first, and TimeoutError if the message does not come within the bound,
+        whatever else comes meanwhile.
+        """
+        deadline = time.monotonic() + BOUND
         while True:
             while self._heard:
                 message = self._heard.pop(0)
                 if isinstance(message, kind):
                     return message
-            data = self._socket.recv(65536)
+            data = self._recv_until(deadline)
             if not data:
                 raise EOFError(f"closed without a {kind.__name__}")
             self._heard += [decode(opcode, body) for opcode, body in self._reader.feed(data)]
+
+    def read(self, nbytes: int) -> bytes:
+        """The next bytes, for what is no frame. Raises EOFError and TimeoutError as `hear` does."""
+        deadline = time.monotonic() + BOUND
+        data = b""
+        while len(data) < nbytes:
+            piece = self._recv_until(deadline)
+            if not piece:
+                raise EOFError(f"closed after {len(data)} of {nbytes} bytes")
+            data += piece
+        return data
+
+    @property
+    def port(self) -> int:
+        """The port of this side of the connection."""
+        return int(self._socket.getsockname()[1])
 
     def is_turned_away(self, timeout: float = BOUND) -> bool:
         """Whether the other side hangs up within that time, and has welcomed nobody before."""
@@ -68,13 +90,17 @@ class Guest:
             pass
         except TimeoutError:
             return False
-        finally:
-            self._socket.settimeout(BOUND)
         return not any(isinstance(message, Welcome) for message in self._heard)
 
     def _recv_until(self, deadline: float) -> bytes:
-        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-        return self._socket.recv(65536)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the bound is over")
+        self._socket.settimeout(left)
+        try:
+            return self._socket.recv(65536)
+        finally:
+            self._socket.settimeout(BOUND)
 
     def register(self, group: int = 0, lanes: int = 1, host: str = "", port: int = 1) -> None:
         """ClientHello and prove oneself at a master's port, up to its welcome."""
@@ -84,11 +110,15 @@ class Guest:
         """The same at a peer's port."""
         self.knock(lambda proof: JoinLane(proof, run, epoch, source, target, lane))
 
-    def knock(self, hello: Any) -> None:
-        """The handshake of the door. PermissionError with the reason if it stays shut."""
+    def knock(self, hello: Any, before_each: Callable[[], None] = lambda: None) -> None:
+        """The caller's side of the handshake; `before_each` is called ahead of each message that it sends.
+
+        Raises PermissionError with the reason if it is refused.
+        """
         caller = Caller(self._token, os.urandom(32), hello)
         reply: Any = caller.opening()
         while reply is not None:
+            before_each()
             self.say(reply)
             reply = caller.received(self.hear(object))
 

@@ -22,6 +22,7 @@ from pccl import Attribute, MasterNode
 from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
 from pccl.actors.io.addresses import parse_address
+from pccl.actors.master.master_actor import REPORT_NS
 from pccl.client.status_query import query_status
 from pccl.errors import MasterConnectionError
 from pccl.options import Options
@@ -89,13 +90,15 @@ def test_an_operator_is_no_peer(master: MasterNode) -> None:
     """Goal: it is counted nowhere, keeps nobody waiting, and leaves no connection behind."""
     with crew_of(master.address, 0, 0) as crew:
         before = sockets(master_pid(master))
+        asked: list[int] = []
         over = threading.Event()
-        asking = background(lambda: _ask_until(master, over))
+        asking = background(lambda: _ask_until(master, over, asked))
         for _ in range(20):
             crew.update()
             assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+        eventually(lambda: len(asked) > 20 or asking.ended.is_set(), "the operator has asked often enough")
         over.set()
-        assert asking.result() > 20
+        asking.result()
         run = ask(master)
 
         assert run["world"] == run["peers_count"] == 2
@@ -107,23 +110,25 @@ def test_an_operator_is_no_peer(master: MasterNode) -> None:
         eventually(lambda: sockets(master_pid(master)) == before, "every inquiry's connection is closed")
 
 
-def _ask_until(master: MasterNode, over: threading.Event) -> int:
-    asked = 0
+def _ask_until(master: MasterNode, over: threading.Event, worlds: list[int]) -> None:
+    """Ask again and again; the world that each answer names is added to the list."""
     while not over.is_set():
-        ask(master)
-        asked += 1
-    return asked
+        worlds.append(ask(master)["world"])
 
 
 def test_an_operator_cannot_vote(master: MasterNode) -> None:
     """Goal: whatever an inquirer says after its hello ends its connection, and nothing else."""
-    with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
-        guest._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
-        guest.knock(AskStatus)
-        guest.hear(Report)
-        guest.say(VoteTopology(1, 0))
+    with crew_of(master.address, 0) as crew:
+        before = sockets(master_pid(master))
+        with Guest(master.address) as guest:
+            guest._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
+            guest.knock(AskStatus)
+            guest.hear(Report)
+            guest.say(VoteTopology(1, 0))
 
-        assert guest.is_turned_away()
+            # The master has said that nothing follows; it closes long before it would give up a silent operator.
+            eventually(lambda: sockets(master_pid(master)) == before, "it closes the connection", REPORT_NS / 2e9)
+        assert ask(master)["votes"] == []
         crew.update()
         assert ask(master)["counters"]["kicked"] == 0
 
@@ -177,7 +182,7 @@ def test_a_master_that_is_stopped(master: MasterNode) -> None:
         began = time.monotonic()
         with pytest.raises(MasterConnectionError, match="did not answer as pccl does within 0.4 s"):
             ask(master, connect_timeout=0.2, handshake_timeout=0.2)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < BOUND
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -229,7 +234,9 @@ def test_a_live_view_in_a_terminal(master: MasterNode) -> None:
         deadline = time.monotonic() + BOUND
         try:
             while shown.count(b"\x1b[H\x1b[J") < 3 or not shown.endswith(b"\n"):
-                assert is_readable(ours, deadline - time.monotonic()), f"no third page within {BOUND:g} s: {shown!r}"
+                left = deadline - time.monotonic()  # below 0 also while an endless roll goes on
+                assert left > 0, f"no third page within {BOUND:g} s: {shown[-300:]!r}"
+                assert is_readable(ours, left), f"no third page within {BOUND:g} s: {shown[-300:]!r}"
                 shown += os.read(ours, 65536)
             process.send_signal(signal.SIGINT)
             assert process.wait(BOUND) == 0

@@ -16,18 +16,20 @@ import struct
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from pccl import Attribute, Communicator, Result
 from pccl._core.protocol.codec import WIRE_VERSION
-from pccl._core.protocol.messages import Challenge, ClientHello, Refused, Registered, Welcome, Wired
+from pccl._core.protocol.messages import Challenge, ClientHello, JoinLane, Refused, Registered, Welcome, Wired
+from pccl._core.records import replace
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import HEADER_BYTES
 from pccl.errors import MasterConnectionError, UsageError
 from pccl.options import STRANGERS_MAX
+from tests.readable import is_readable
 
 from .helpers import BOUND, Script, background, crew_of, eventually, free_port, quick
 from .raw_client import Guest, framed
@@ -95,19 +97,25 @@ class HealthyRun:
 
 
 @pytest.fixture
-def run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyRun]:
+def run(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HealthyRun]:
+    """A healthy run; the parameter, if there is one, is how long its ports wait for a handshake, in seconds."""
+    patience = getattr(request, "param", 0.5)
     # Members whose rounds never wait collect their actor's lines only now and then; here they are what is looked at.
     monkeypatch.setattr("pccl.client.actor_client.NOTICE_INTERVAL_NS", 0)
     caplog.set_level(logging.DEBUG, "pccl.peer")
     caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_HANDSHAKE_TIMEOUT": "0.5", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}
+    environment = {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_TOKEN": TOKEN, "PCCL_CHECK": "1"}
+    environment |= {"PCCL_HANDSHAKE_TIMEOUT": str(patience)}
     environment |= {"PCCL_WIRE_TIMEOUT": "1", "PCCL_HEARTBEAT_INTERVAL": "0.2", "PCCL_HEARTBEAT_TIMEOUT": "5"}
     command = [sys.executable, "-m", "pccl.master", "--listen-address", "127.0.0.1:0"]
     with Script.command(*command, **environment) as script:
         address = eventually(lambda: re.search(r"listening on (\S+)", script.errors()), "the master listens")[1]
         with crew_of(address) as crew:
             for _ in range(2):
-                crew.newcomer(options=quick(token=TOKEN, handshake_timeout=0.5, wire_timeout=1.0, port=free_port()))
+                options = replace(OPTIONS, handshake_timeout=patience, port=free_port())
+                crew.newcomer(options=options)
             crew.admit(*crew)
             healthy = HealthyRun(script, address, list(crew), lambda: caplog.text)
             try:
@@ -228,13 +236,15 @@ def test_a_replayed_hello_fails(run: HealthyRun) -> None:
     eventually(lambda: run.lines("master", "token") == [("WARNING", 1)], "it is counted")
 
 
+@pytest.mark.parametrize("run", [60.0], indirect=True, ids=["patient ports"])
 def test_a_thousand_silent_connections(run: HealthyRun) -> None:
     """Goal: the oldest strangers make room for the newest, so that a crowd keeps nobody out."""
     count = min(SILENT_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
     for port, address in run.ports.items():
         with contextlib.ExitStack() as crowd:
-            for _ in range(count):
-                crowd.enter_context(socket.create_connection(parse_address(address)))
+            silent = [crowd.enter_context(socket.create_connection(parse_address(address))) for _ in range(count)]
+            eventually(lambda: is_readable(silent[0].fileno()), "the oldest makes room")  # noqa: B023
+            assert not is_readable(silent[-1].fileno()), "the newest was refused, and not the oldest"
             with Guest(address) as guest:
                 guest.say(ClientHello(bytes(32)))
                 guest.hear(Challenge)
@@ -244,52 +254,61 @@ def test_a_thousand_silent_connections(run: HealthyRun) -> None:
         levels = [level for level, _ in run.lines(port, "crowd")]
         assert levels[0] == "WARNING"
         assert levels.count("WARNING") == 1
-    kinds = ("crowd", "silence", "closed")
+    kinds = ("crowd", "closed")
     eventually(lambda: sum(len(run.lines("master", kind)) for kind in kinds) > count, "the master counted all of them")
 
 
 class Flood:
-    """Silent connections without end: one more on each port every millisecond, until the block ends."""
+    """Silent connections to one port, none of which is closed before the block ends."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        self._addresses = [parse_address(address) for address in addresses]
-        self._held: dict[tuple[str, int], deque[socket.socket]] = {address: deque() for address in self._addresses}
-        self._over = threading.Event()
-        self.count = 0  # on each port
-        self._call = background(self._pour)
+    def __init__(self, address: str) -> None:
+        self._address = parse_address(address)
+        self._held: list[socket.socket] = []
+        self._pouring = threading.Lock()  # the relay pours in threads of its own
 
-    def _pour(self) -> None:
-        while not self._over.wait(0.001):
-            for address, held in self._held.items():
-                held.append(socket.create_connection(address, timeout=BOUND))
-                if len(held) > 2 * STRANGERS_MAX:
-                    held.popleft().close()
-            self.count += 1
+    def pour(self, count: int) -> None:
+        """Open so many more, one after the other."""
+        with self._pouring:
+            for _ in range(count):
+                self._held.append(socket.create_connection(self._address, timeout=BOUND))
 
     def __enter__(self) -> Flood:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._call.error()
-        for held in self._held.values():
-            for connection in held:
+        with self._pouring:
+            for connection in self._held:
                 connection.close()
-        self._call.result()
 
 
+# Silent connections that arrive ahead of each of the two messages of a friend's handshake: more than half of what may
+# wait, and too few to make the friend the oldest that waits.
+POURED = STRANGERS_MAX // 3
+
+
+@pytest.mark.parametrize("run", [60.0], indirect=True, ids=["patient ports"])
 def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
-    """Goal: a peer registers and its neighbours connect to it while both ports turn away crowds all the time."""
-    with Flood(list(run.ports.values())) as flood:
-        for port in run.ports:
+    """Goal: with more silent connections than may wait, and more between its words, a peer is let in at first try.
+
+    The ports wait longer for a handshake than the test lasts, so only eviction makes room, and only that of the oldest.
+    """
+    with Flood(run.ports["master"]) as at_master, Flood(run.ports["peer"]) as at_peer:
+        for port, flood in (("master", at_master), ("peer", at_peer)):
+            flood.pour(STRANGERS_MAX + POURED)
             eventually(lambda: run.lines(port, "crowd"), f"{port}: the crowd is too large")  # noqa: B023
-        before, crowds = flood.count, {port: len(run.lines(port, "crowd")) for port in run.ports}
-        with Communicator(run.ports["master"], options=OPTIONS) as newcomer:
-            newcomer.connect(n_attempts=20)
+        crowds = {port: len(run.lines(port, "crowd")) for port in run.ports}
+        with Guest(run.ports["peer"], TOKEN.encode()) as guest:
+            hello = partial(JoinLane, run=bytes(16), epoch=1, source=run.neighbour, target=run.attacked, lane=0)
+            with pytest.raises(PermissionError, match="another run"):  # what only a friend with the token is told
+                guest.knock(hello, before_each=lambda: at_peer.pour(POURED))
+        with (
+            Recorder(run.ports["master"], before_hello=lambda: at_master.pour(POURED)) as relay,
+            Communicator(relay.address, options=OPTIONS) as newcomer,
+        ):
+            newcomer.connect(n_attempts=1)
             assert newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 3
-            eventually(lambda: flood.count > before + STRANGERS_MAX, "the flood goes on")
         for port, count in crowds.items():
-            assert len(run.lines(port, "crowd")) > count
+            eventually(lambda: len(run.lines(port, "crowd")) >= count + 2 * POURED, f"{port}: more came")  # noqa: B023
         run.goes_on()
 
 
@@ -363,10 +382,14 @@ def test_an_impostor_is_recognised() -> None:
 
 
 class Recorder:
-    """A proxy in front of a port, that keeps what both sides say."""
+    """A proxy in front of a port, that keeps what both sides say.
 
-    def __init__(self, target: str) -> None:
+    `before_hello` is called ahead of each of the two messages with which a caller proves itself, while they wait here.
+    """
+
+    def __init__(self, target: str, before_hello: Callable[[], None] = lambda: None) -> None:
         self._target = parse_address(target)
+        self._before_hello = before_hello
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._words = [bytearray(), bytearray()]
@@ -384,14 +407,16 @@ class Recorder:
                 caller, _ = self._listener.accept()
                 target = socket.create_connection(self._target)
                 self._sockets += [caller, target]
-                for way in ((caller, target, self._words[0]), (target, caller, self._words[1])):
+                for way in ((caller, target, self._words[0], 2), (target, caller, self._words[1], 0)):
                     self._threads.append(threading.Thread(target=self._pass_on, args=way, daemon=True))
                     self._threads[-1].start()
 
-    @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket, words: bytearray) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, words: bytearray, hellos: int) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if hellos:
+                    hellos -= 1
+                    self._before_hello()
                 words += data
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
