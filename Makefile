@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
 NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
-EXTENSIONS := $(subst /,.,$(basename $(filter %.pyx,$(NATIVE))))
+STUBBED := $(subst /,.,$(basename $(shell find pccl -name '*.pyi')))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 # Tests at once: most of them wait for something, so there are more than cores.
@@ -107,7 +107,7 @@ lint: build
 	@echo "stubtest"
 	@mkdir -p build
 	@$(BIN)/python -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases --ignore-unused-allowlist \
-	  --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt $(EXTENSIONS) > build/stubtest.log \
+	  --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt $(STUBBED) > build/stubtest.log \
 	  || { cat build/stubtest.log; exit 1; }
 
 # Copies of the tree under build/, compiled in their own way, so that the usual build stays as it is. The objects of

@@ -6,6 +6,7 @@ pyproject.toml would have to be kept in step by hand.
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -44,6 +45,9 @@ SHOWN_HEADER = KERNELS / "codec.h"
 # Plain C semantics: the inner loops check their bounds once, outside.
 DIRECTIVES = {"language_level": 3, "embedsignature": True}
 
+# What a .pxd says about code in its .pyx: a class, or a function without a body.
+DECLARES = re.compile(r"^(?:cdef class |cp?def .*\)[^:\n]*$)", re.MULTILINE)
+
 JOBS = os.cpu_count() or 1
 
 HOME_PAGE = "https://github.com/pccl-project/pccl"
@@ -77,13 +81,17 @@ def extensions() -> list[Extension]:
     ]
 
 
+def needs_source(declared: Path) -> bool:
+    """Whether a .pyi or .pxd describes a module whose code is elsewhere; some .pxd files hold all their code."""
+    return declared.suffix == ".pyi" or DECLARES.search(declared.read_text()) is not None
+
+
 def complain_if_incomplete() -> None:
     """End the build if sources are missing: without them it would succeed, and install a package that cannot run."""
-    missing = [
-        str(stub.with_suffix(".pyx"))
-        for stub in sorted(Path("pccl").rglob("*.pyi"))
-        if not any(stub.with_suffix(suffix).exists() for suffix in (".pyx", ".py"))
-    ]
+    declared = [*Path("pccl").rglob("*.pyi"), *Path("pccl").rglob("*.pxd")]
+    present = {path.with_suffix("") for suffix in ("pyx", "py") for path in Path("pccl").rglob(f"*.{suffix}")}
+    absent = [path for path in declared if path.with_suffix("") not in present and needs_source(path)]
+    missing = sorted({str(path.with_suffix(".pyx")) for path in absent})
     if missing or not any(Path("pccl").rglob("*.pyx")):
         named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "") if missing else "every .pyx below pccl/"
         sys.exit(

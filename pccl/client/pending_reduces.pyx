@@ -36,6 +36,11 @@ cdef int64_t AWAIT_NS = 500_000_000  # a caller that waited this long says so: t
 cdef class Outcome:
     """How a reduce ended."""
 
+    cdef readonly int32_t result    # the number of a Result
+    cdef readonly int32_t kind      # one of the KIND_ constants in `outcomes`
+    cdef readonly object info       # a ReduceInfo
+    cdef readonly str reason
+
     def error(self, name):
         """The exception that says so."""
         return error_from_outcome(self.result, self.kind, name, self.reason)
@@ -52,7 +57,15 @@ cdef Outcome outcome_of(int32_t result, int32_t kind, info, str reason):
 
 @cython.final
 cdef class Reduces:
-    """The reduces of one membership, and the numbers of the world as its last round or collective left them."""
+    """The reduces of one membership, and the numbers of the world from its last topology round or collective."""
+
+    cdef object actor               # the ActorClient of this membership
+    cdef CallSlots calls            # the compiled part of the actor client
+    cdef PackedNumbers world        # the numbers of the last round or collective; all zero: this peer is no member
+    cdef dict pending               # tag -> the reduce that was launched and not awaited
+    cdef list abandoned             # reduces whose callers were interrupted and that are still running
+    cdef Outcome ended              # the first failure that ended the membership, or None
+    cdef object lock                # held while a reduce ends: another thread may close the membership meanwhile
 
     def __init__(self, actor):
         self.actor = actor

@@ -167,12 +167,12 @@ def test_an_incomplete_tree_is_not_built(tree: Path, builder: Path, tmp_path: Pa
 # --- The wheel --------------------------------------------------------------
 
 
-def test_the_wheel_holds_every_extension_and_its_stub(contents: set[str]) -> None:
-    """Goal: each .pyx arrives compiled, with its stub; generated C stays at home."""
+def test_the_wheel_holds_every_extension_and_every_stub(contents: set[str]) -> None:
+    """Goal: each .pyx arrives compiled, and each stub arrives; generated C stays at home."""
     stems = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/**/*.pyx"))
 
     assert {f"{stem}{EXTENSION_SUFFIXES[0]}" for stem in stems} <= contents
-    assert {f"{stem}.pyi" for stem in stems} <= contents
+    assert {str(path.relative_to(ROOT)) for path in ROOT.glob("pccl/**/*.pyi")} <= contents
     assert not [name for name in contents if name.endswith((".c", ".pyx", ".pyc"))]
 
 

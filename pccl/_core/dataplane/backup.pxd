@@ -1,4 +1,4 @@
-# Contents of `backup`: the old bytes of an in-place tensor, and how much of each block is among them.
+# Contents of `backup`: the old bytes of an in-place tensor, and marks that say how much of each block is saved.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
@@ -9,11 +9,11 @@ from .plan cimport Plan
 
 
 cdef enum:
-    MARKS_BYTES = 64                # ahead of the marks: the world they were made for, on a cache line of its own
+    MARKS_BYTES = 64                # before the marks: the world size that they are for, on its own cache line
 
 
 cdef inline uint64_t marks_offset(uint64_t nbytes) noexcept nogil:
-    """Where the marks begin: behind the bytes of the tensor, on a new cache line."""
+    """Where the marks begin: after the bytes of the tensor, on a new cache line."""
     return (nbytes + 63) & ~<uint64_t> 63
 
 
@@ -26,16 +26,16 @@ cdef inline uint32_t *mark_of(char *backup, const Plan *plan, uint32_t itemsize,
     return <uint32_t *> (marks + MARKS_BYTES) + chunk * plan.blocks_each + block
 
 
-# Copy the old bytes of a block that are not saved yet, up to that many, before they change.
+# Copies the old bytes of a block that are not saved yet, up to `upto`, before they change.
 cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) noexcept nogil
 
-# The same of a whole block; `backup` is that of the whole tensor.
+# The same for a whole block; `backup` is the backup of the whole tensor.
 cdef void save_block(
     const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block, const char *local, char *backup
 ) noexcept nogil
 
-# Room for a backup, whether the operation runs with so many peers or, after losses, with fewer.
+# Bytes for a backup that suffices for `world` peers and, after losses, for fewer.
 cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept
 
-# Before an operation: nothing is saved.
+# Marks all blocks as not saved, before an operation.
 cpdef void clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world) noexcept

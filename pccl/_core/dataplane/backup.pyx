@@ -1,15 +1,15 @@
 # cython: language_level=3, cdivision=True
-"""The backup of an in-place tensor: its old bytes, and how much of each block is among them.
+"""The backup of an in-place tensor: its old bytes, and marks that say how much of each block is saved.
 
-Workers reduce straight into the tensor, and the verdict may still be a failure after the last byte is in place. So a
-block's old bytes are copied before they change, and the mark of the block says how many of them are there:
+Workers write results into the tensor while the verdict may still be a failure. So the old bytes of a block are copied
+before they change, and the mark of the block says how many of them are saved:
 
     0                      the tensor's bytes
-    rounded up to 64       u32 the world that the blocks were cut for; 0: nothing was changed yet
-    64 behind that         u32 for each block: bytes saved
+    rounded up to 64       u32 the world size that the blocks were cut for; 0: nothing was changed yet
+    64 bytes later         u32 for each block: bytes saved
 
-The order is what makes it safe to kill a worker anywhere: copy, then mark, then change. What is beyond the mark was not
-changed. The training process restores, because it is the one that is there whatever happened to its actor.
+The order makes it safe to kill a worker at any point: copy, then mark, then change. Bytes beyond the mark were not
+changed. The training process restores the tensor, because it survives its actor.
 """
 
 from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
@@ -40,18 +40,18 @@ cdef void save_block(
 
 
 cpdef uint64_t backup_bytes(uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
-    """Room for a backup, whether the operation runs with so many peers or, after losses, with fewer."""
+    """Bytes for a backup that suffices for `world` peers and, after losses, for fewer."""
     return marks_offset(count * itemsize) + MARKS_BYTES + marks_bytes(count * itemsize, world)
 
 
 cpdef void clear(uintptr_t backup, uint64_t count, uint32_t itemsize, uint32_t world) noexcept:
-    """Before an operation: nothing is saved."""
+    """Mark all blocks as not saved, before an operation."""
     cdef uint64_t nbytes = count * itemsize
     memset(<char *> backup + marks_offset(nbytes), 0, MARKS_BYTES + marks_bytes(nbytes, world))
 
 
 def restore(uintptr_t tensor, uintptr_t backup, uint64_t count, uint32_t itemsize):
-    """Put back what was changed. No worker may touch the tensor any more."""
+    """Copy the saved bytes back into the tensor. No worker may use the tensor any more."""
     cdef char *old = <char *> backup
     cdef char *target = <char *> tensor
     cdef uint32_t world = posix.atomic_load_u32(<uint32_t *> (old + marks_offset(count * itemsize)))
@@ -74,5 +74,5 @@ def restore(uintptr_t tensor, uintptr_t backup, uint64_t count, uint32_t itemsiz
 
 
 cdef uint64_t marks_bytes(uint64_t nbytes, uint32_t world) noexcept:
-    """One mark for each block. A block has at least BLOCK_BYTES_MIN, but for the last of each chunk."""
+    """One mark for each block. A block has at least BLOCK_BYTES_MIN, except the last of each chunk."""
     return 4 * (nbytes // BLOCK_BYTES_MIN + 2 * world + 64)

@@ -1,4 +1,4 @@
-# Contents of `board`: what the actor and its workers share while operations run.
+# Contents of `board`: what a peer actor and its lane workers share while operations run.
 
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
@@ -10,25 +10,25 @@ from .plan cimport Plan
 
 
 cdef enum:
-    OPERATIONS_MAX = 256            # on the board at a time; an operation stands at its sequence modulo this
-    OPERATION_WORDS = 4             # of 64 bits: one bit for each operation
-    LANES_MAX = 256                 # as in options: senders, and as many receivers
+    BOARD_ENTRIES = 256             # operations on the board at a time; the entry of an operation is its sequence modulo this
+    ENTRY_WORDS = 4                 # of 64 bits: one bit for each entry
+    LANES_MAX = 256                 # senders, and as many receivers; options.LANES_MAX is checked against it
     LANE_WORDS = 4                  # of 64 bits: one bit for each lane
     QUEUE_BITS = 17
-    QUEUE_CELLS = 1 << QUEUE_BITS   # twice BLOCKS_ADMITTED: stale entries of aborted operations need room as well
+    QUEUE_CELLS = 1 << QUEUE_BITS   # twice BLOCKS_ADMITTED: blocks of aborted operations need room as well
     BLOCKS_ADMITTED = 1 << 16       # blocks of all operations on the board together, so that a queue is never full
-    SMALL_BYTES_MAX = 1 << 20       # operations up to this size go ahead of larger ones
-    ARRIVAL_WORDS = 512             # of 64 bits: one bit for each block of each hop, which are less than 2 * BLOCKS_MAX
+    SMALL_BYTES_MAX = 1 << 20       # operations up to this size overtake larger ones
+    ARRIVAL_WORDS = 512             # of 64 bits: one bit for each block of each hop, fewer than 2 * BLOCKS_MAX
 
-# What an operation on the board is.
+# The state of an entry.
 cdef enum:
-    FREE = 0                        # nobody's
+    FREE = 0                        # no operation
     RUNNING = 1
-    ABORTED = 2                     # workers let go of its memory; its frames are dropped
+    ABORTED = 2                     # workers leave it; its frames are dropped
 
-# Flags of an operation, set by the communicator.
+# Flags of an operation, set by the training process.
 cdef enum:
-    BACKED_UP = 1                   # in place and zero-copy: what is overwritten is saved first
+    BACKED_UP = 1                   # in place and zero-copy: old bytes are saved before they are overwritten
 
 
 cdef inline uint64_t lane_bit(int lane) noexcept nogil:
@@ -36,15 +36,15 @@ cdef inline uint64_t lane_bit(int lane) noexcept nogil:
     return <uint64_t> 1 << lane % 64
 
 
-# One operation, from commence to verdict. The actor writes the lower part before it publishes the state.
+# The board entry of one operation, from commence to verdict. The actor writes all fields before it sets the state.
 cdef struct Op:
-    uint64_t sequence               # the group's number for it
+    uint64_t sequence               # the number that the master gave to it
     uint32_t state
-    uint32_t users                  # workers that touch its memory now; never reset, because late ones still count down
+    uint32_t users                  # workers inside; never reset, because late workers still decrement it
     uint64_t remaining              # blocks to receive plus blocks to send
     uint32_t own_next               # the next block of this peer's own chunk that no sender has taken
     uint32_t own_blocks
-    uint64_t moved                  # bytes received and sent so far: what a stall is measured by
+    uint64_t moved                  # bytes received and sent so far; a stall is a time without change
     uint64_t sent_bytes             # payload
     uint64_t received_bytes         # payload
     uint64_t network_ns             # workers waited in the middle of a frame
@@ -56,11 +56,11 @@ cdef struct Op:
     uint32_t op
     uint32_t itemsize
     uint32_t flags
-    uint32_t small                  # 1: goes ahead of large ones
+    uint32_t small                  # 1: overtakes large operations
     uint32_t send_segment
     uint32_t recv_segment
     uint32_t backup_segment
-    uint32_t area_segment           # of a quantized operation: where coded blocks lie between receiver and sender
+    uint32_t area_segment           # of a quantized operation: codes lie there between receiver and sender
     uint64_t send_offset
     uint64_t recv_offset
     uint64_t backup_offset
@@ -69,20 +69,20 @@ cdef struct Op:
     Plan plan
 
 
-# A block that is ready to be sent. The state of a cell counts laps, so fresh zero pages are an empty queue.
+# A block that is ready to be sent. The state of a cell counts laps, so zeroed memory is an empty queue.
 cdef struct QueueCell:
-    uint64_t state                  # twice the lap: writable; one more: readable
+    uint64_t state                  # twice the lap: free; one more: filled
     uint64_t sequence
     uint32_t hop
     uint32_t block
-    uint32_t crc                    # of the payload: who made it ready had it in cache
-    uint32_t has_crc                # 0: nobody has computed that, because it is not likely to be sent
+    uint32_t crc                    # of the payload: the receiver had it in the cache
+    uint32_t has_crc                # 0: not computed, because it is probably not sent
 
 
 cdef struct Queue:
-    uint64_t head                   # where the next block is put
+    uint64_t head                   # position of the next push
     uint64_t pad0[7]
-    uint64_t tail                   # where the next block is taken
+    uint64_t tail                   # position of the next pop
     uint64_t pad1[7]
     QueueCell cells[QUEUE_CELLS]
 
@@ -96,7 +96,7 @@ cdef struct LaneCount:
     uint64_t reduce_ns
     uint32_t attention              # 1: the actor put something into the mailbox of this worker
     uint32_t pad0
-    uint64_t frame_ns               # of a sender: from taking a large block to having given it to the kernel, on average
+    uint64_t frame_ns               # of a sender: average time from taking a large block until the kernel has it
     LinkCount counted               # of a sender on a far link: what its connection has done
     uint64_t pad1[4]
 
@@ -104,27 +104,27 @@ cdef struct LaneCount:
 cdef struct Shared:
     uint64_t commenced              # the highest sequence that was put on the board
     uint32_t early                  # receivers that wait for a sequence beyond it
-    uint32_t same_host_verified     # 1: there is nothing between us and the next peer, and blocks need no checksums
+    uint32_t same_host_verified     # 1: the next peer is on this host, and blocks need no CRC
     uint64_t present[LANE_WORDS]    # senders that have a connection
-    uint64_t idle[LANE_WORDS]       # senders that found nothing to do and sleep
+    uint64_t idle[LANE_WORDS]       # senders that found no block and sleep
     uint64_t blocked[LANE_WORDS]    # senders whose socket has been full for a while
-    InflightBudget budget           # what all senders have under way on a far link
-    uint64_t owning[2][OPERATION_WORDS]  # operations, large and small, whose own chunk is not all taken
-    uint32_t turn[2]                # of large and small operations, the place whose own chunk comes next
-    uint64_t finished[OPERATION_WORDS]  # operations that the actor should look at
+    InflightBudget budget           # of all senders on a far link
+    uint64_t owning[2][ENTRY_WORDS]  # large and small operations with untaken blocks of the own chunk
+    uint32_t turn[2]                # of large and small operations: the entry whose own chunk is next
+    uint64_t finished[ENTRY_WORDS]  # operations that the actor must check
     LaneCount lanes[2][LANES_MAX]   # receivers, senders
-    Op ops[OPERATIONS_MAX]
-    uint64_t arrivals[OPERATIONS_MAX][ARRIVAL_WORDS]  # blocks whose frames have begun to arrive, by operation
-    Queue queues[2]                 # blocks of large operations, of small ones
+    Op ops[BOARD_ENTRIES]
+    uint64_t arrivals[BOARD_ENTRIES][ARRIVAL_WORDS]  # by entry: blocks whose frames have begun to arrive
+    Queue queues[2]                 # of large operations, of small ones
 
 
-# A block to send, as a sender takes it.
+# A block that a sender has taken.
 cdef struct Job:
     Op *op
     uint32_t hop
     uint32_t block
     uint32_t crc                    # of the payload
-    uint32_t has_crc                # 0: nobody has computed that yet
+    uint32_t has_crc                # 0: not computed yet
 
 
 cdef class Board:
@@ -139,21 +139,25 @@ cdef class Board:
     cdef Op *find(self, uint64_t sequence) noexcept
     cdef void ring_receivers(self) noexcept
     cdef void ring_senders(self) noexcept
-    # Whether an operation of that sequence is running; if so, the caller must `leave` it.
+    # The operation of that sequence if it runs, and the caller must `leave` it; or NULL.
     cdef Op *enter(self, uint64_t sequence) noexcept nogil
     cdef void leave(self, Op *op) noexcept nogil
-    # Whether this is the first frame of a block at a hop: only that one may touch memory or be counted.
+    # Whether this is the first frame of a block at a hop: only that one may write memory or be counted.
     cdef bint is_first(self, Op *op, uint32_t hop, uint32_t block) noexcept nogil
-    # One block less to receive or to send.
+    # Counts one block as received or sent.
     cdef void account(self, Op *op) noexcept nogil
+    # Makes a block ready to be sent; 0 if the queue is full.
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint has_crc) noexcept nogil
-    # The next block to send: 1, and the caller must `leave` its operation; or 0.
+    # Takes the next block to send: 1, and the caller must `leave` its operation; or 0.
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil
     cdef int take_own(self, int small, Job *job) noexcept nogil
-    cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil
+    cdef int take_own_of(self, uint32_t entry, int small, Job *job) noexcept nogil
     cdef bint has_work(self) noexcept nogil
     cdef bint has_work_of(self, int small) noexcept nogil
-    # Wake a sender, if none is at work and one sleeps.
+    # How many connected senders take at most that long for a large block; `best` becomes the shortest time.
+    cdef uint64_t count_senders_below(self, uint64_t frame_ns, uint64_t *best) noexcept nogil
+    # Wakes a sender if none works and one sleeps.
     cdef void wake_sender(self) noexcept nogil
+    # Marks an operation as finished or drained, and rings the actor's bell.
     cdef void tell_actor(self, Op *op) noexcept nogil

@@ -1,29 +1,32 @@
 # cython: language_level=3, cdivision=True, auto_pickle=False
-"""The board: operations under way, blocks that are ready to be sent, and who sleeps. Shared by an actor and its workers.
+"""The board: running operations, blocks that are ready to be sent, and sleeping workers, in shared memory.
 
-**Operations** stand at their sequence modulo the size of the board, so a frame finds its operation by one division. The
-actor puts them up in the order of their sequences, which is the same on all peers: whatever is admitted here can be
-finished, because the oldest one is on everybody's board. `commenced` is the highest sequence so far. A frame beyond it is
-early and waits; one at or below it whose operation is not running belongs to the past and is dropped.
+An actor shares its board with its lane workers. No socket is used here, and nothing waits.
 
-**Abort.** A worker *enters* an operation before it touches its memory and *leaves* it after: it counts itself in, then
-looks at the state; the actor changes the state, then looks at the count. So either the worker sees the abort or the actor
-sees the worker, and the last one to leave an aborted operation rings the actor.
+**Operations.** The entry of an operation is found by its sequence modulo the size of the board, so a frame finds its
+operation with one division. The actor adds operations in the order of their sequences, which is the same on all peers:
+an admitted operation can always finish, because the oldest one is on the board of every peer. `commenced` is the
+highest sequence so far. A frame beyond it is early and waits; a frame at or below it whose operation is not running
+belongs to the past and is dropped.
 
-**Each block once.** The first frame of a block at a hop claims it, and any other ends its connection. So a receiver that
+**Abort.** A worker *enters* an operation before it uses its memory and *leaves* it afterwards: it increments the user
+count, then reads the state. The actor changes the state, then reads the count. So either the worker sees the abort or
+the actor sees the worker, and the last worker that leaves an aborted operation rings the actor's bell.
+
+**Each block once.** The first frame of a block at a hop claims it; a second one ends its connection. So a receiver that
 is inside an operation holds a block that is not counted yet, and an operation ends only when no receiver is inside.
 
-**Ready blocks** are in two queues, of small operations and of large ones. Receivers push what they have added or written;
-senders take from the queue first and from their own chunks only when it is empty, so a block is sent on while it is still
-in the cache. Both ends are lock-free and bounded. The queue cannot overflow: a block is in it at most once, and the
-actor admits no more blocks than it holds.
+**Ready blocks** are in two queues, one for small and one for large operations. Receivers push blocks that they have
+added or written. Senders take from the queue first and from the own chunk only when the queue is empty, so a block is
+sent on while it is still in the cache. Both ends of a queue are lock-free and bounded. A queue cannot overflow: a block
+is in it at most once, and the actor admits no more blocks than it holds.
 
-**Waking in order.** A sender that finds nothing sets its idle bit, looks again, and sleeps. Who makes work wakes the
-lowest sleeper, but only if no sender is at work, that is, all others sleep or have waited for their socket for a while.
-A fast link therefore runs on one lane, and a slow one recruits as many as it can use.
+**Waking in order.** A sender that finds no block sets its idle bit, checks again, and sleeps. A worker that makes a
+block ready wakes the lowest sleeper, but only if no sender works, that is, all others sleep or have waited for their
+socket for a while. So a fast link runs on one lane, and a slow link recruits as many lanes as it can use.
 
-A worker may be killed at any instruction. Its board dies with it: the actor kills the whole set, and the next set starts
-with a new board, so no half-written cell outlives its writer.
+A worker may be killed at any instruction. Its board ends with it: the actor kills the whole worker set, and the next
+set starts with a new board, so no half-written cell is ever read.
 """
 
 cimport cython
@@ -49,7 +52,7 @@ FLAG_BACKED_UP = <int> BACKED_UP
 @cython.final
 @cython.no_gc
 cdef class Board:
-    """The board in `buffer`, which must be fresh. Bells are descriptors: one per sender, one per receiver, one for the actor."""
+    """The board in `buffer`, which must be all zero. Bells are file descriptors: one per sender, receiver and actor."""
 
     def __cinit__(self, buffer, list sender_bells not None, list receiver_bells not None, int actor_bell):
         cdef int lane
@@ -59,7 +62,10 @@ cdef class Board:
         self.shared = <Shared *> self.exported.buf
         self.lanes = len(sender_bells)
         if not 0 < self.lanes <= LANES_MAX or len(receiver_bells) != self.lanes:
-            raise ValueError(f"{len(sender_bells)} senders and {len(receiver_bells)} receivers make no pool")
+            raise ValueError(
+                f"a pool has 1 to {LANES_MAX} lanes; bells were given for {len(sender_bells)} senders and "
+                f"{len(receiver_bells)} receivers"
+            )
         self.actor_bell = actor_bell
         self.sender_bells = <int *> calloc(self.lanes, sizeof(int))
         self.receiver_bells = <int *> calloc(self.lanes, sizeof(int))
@@ -77,16 +83,16 @@ cdef class Board:
     # ------------------------------------------------------------------------------------------ the actor's part
 
     def begin(self, uint64_t sequence, Operation operation not None, uint32_t rank, uint32_t world):
-        """Put an operation up. False if it must wait for others to go first."""
-        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        """Add an operation. False if it must wait until others have ended. Raises ValueError for an impossible one."""
+        cdef Op *op = &self.shared.ops[sequence % BOARD_ENTRIES]
         cdef Plan plan
         cdef Codec codec
         cdef PackedOperation asked = operation.packed
         cdef uint32_t itemsize = <uint32_t> itemsize_of(asked.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
-            raise ValueError(f"no reduce of datatype {asked.datatype} at rank {rank} of {world}")
+            raise ValueError(f"datatype {asked.datatype} at rank {rank} of {world} cannot be reduced")
         if make_codec(&codec, asked.datatype, asked.algorithm, asked.quantized) != 0:
-            raise ValueError(f"no quantization of {operation.signature}")
+            raise ValueError(f"{operation.signature} cannot be quantized so")
         if op.state != FREE:
             return False
         make_plan(&plan, asked.count, itemsize, world)
@@ -106,14 +112,14 @@ cdef class Board:
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)
         op.own_next = 0
-        memset(self.shared.arrivals[sequence % OPERATIONS_MAX], 0, 8 * (arrivals_of(&plan) // 64 + 1))
-        op.own_blocks = blocks_of(&plan, rank) if world > 1 else 0  # a peer alone sends nothing
+        memset(self.shared.arrivals[sequence % BOARD_ENTRIES], 0, 8 * (arrivals_of(&plan) // 64 + 1))
+        op.own_blocks = blocks_of(&plan, rank) if world > 1 else 0  # a single peer sends nothing
         check(op.own_blocks <= plan.blocks_each, "a chunk has no more blocks than the plan numbers")
         check(sequence > self.shared.commenced, "operations begin in the order of their sequences")
         posix.atomic_store_u32(&op.state, RUNNING)
         posix.atomic_store_u64(&self.shared.commenced, sequence)
         if op.own_blocks:
-            posix.atomic_set_bits_u64(&self.shared.owning[op.small][sequence % OPERATIONS_MAX // 64], bit_of(sequence))
+            posix.atomic_set_bits_u64(&self.shared.owning[op.small][sequence % BOARD_ENTRIES // 64], bit_of(sequence))
             self.wake_sender()
         posix.fence()
         if posix.atomic_load_u32(&self.shared.early):
@@ -123,13 +129,13 @@ cdef class Board:
         return True
 
     def abort(self, uint64_t sequence):
-        """Have every worker let go of an operation. True if none of them holds it."""
+        """Make all workers leave an operation. True if none is inside."""
         cdef Op *op = self.find(sequence)
         if op == NULL:
             return True
         check(op.state != FREE, "an operation that is aborted is on the board")
         posix.atomic_exchange_u32(&op.state, ABORTED)
-        posix.atomic_clear_bits_u64(&self.shared.owning[op.small][sequence % OPERATIONS_MAX // 64], bit_of(sequence))
+        posix.atomic_clear_bits_u64(&self.shared.owning[op.small][sequence % BOARD_ENTRIES // 64], bit_of(sequence))
         if posix.atomic_load_u32(&op.users) == 0:
             return True
         self.ring_receivers()
@@ -137,12 +143,12 @@ cdef class Board:
         return False
 
     def is_drained(self, uint64_t sequence):
-        """Whether no worker holds an operation that was aborted."""
+        """Whether no worker is inside an operation that was aborted."""
         cdef Op *op = self.find(sequence)
         return op == NULL or posix.atomic_load_u32(&op.users) == 0
 
     def release(self, uint64_t sequence):
-        """Take an operation down; it has ended, or is aborted and quiet."""
+        """Remove an operation that has ended, or that is aborted and drained."""
         cdef Op *op = self.find(sequence)
         if op != NULL:
             check(blocks_numbered(&op.plan) <= self.admitted, "blocks that are released were admitted")
@@ -150,7 +156,7 @@ cdef class Board:
             posix.atomic_store_u32(&op.state, FREE)
 
     def sweep(self):
-        """Take out of the queues what belongs to aborted operations."""
+        """Remove the blocks of aborted operations from the queues."""
         cdef Queue *queue
         cdef QueueCell cell
         cdef uint64_t count
@@ -168,11 +174,11 @@ cdef class Board:
             self.wake_sender()
 
     def take_finished(self):
-        """Sequences that ended or became quiet since the last look."""
+        """The sequences of operations that have ended or drained since the last call."""
         cdef uint64_t bits
         cdef int word, bit
         found = []
-        for word in range(OPERATION_WORDS):
+        for word in range(ENTRY_WORDS):
             if posix.atomic_load_u64(&self.shared.finished[word]):
                 bits = posix.atomic_take_u64(&self.shared.finished[word])
                 while bits:
@@ -182,24 +188,24 @@ cdef class Board:
         return found
 
     def has_ended(self, uint64_t sequence):
-        """Whether this peer has received and sent everything of it."""
+        """Whether this peer has received and sent all blocks of an operation."""
         cdef Op *op = self.find(sequence)
         return op != NULL and op.state == RUNNING and posix.atomic_load_u64(&op.remaining) == 0
 
     def moved(self, uint64_t sequence):
-        """Bytes that an operation has moved so far."""
+        """Bytes of an operation that were sent and received so far."""
         cdef Op *op = self.find(sequence)
         return 0 if op == NULL else posix.atomic_load_u64(&op.moved)
 
     def statistics(self, uint64_t sequence):
-        """Payload sent and received, and nanoseconds in the network, for the neighbour, in reduce."""
+        """Of an operation: payload sent and received, and nanoseconds in the network, for the neighbour, in reduce."""
         cdef Op *op = self.find(sequence)
         if op == NULL:
             return 0, 0, 0, 0, 0
         return op.sent_bytes, op.received_bytes, op.network_ns, op.neighbour_ns, op.reduce_ns
 
     def lane_statistics(self, bint sends, int lane):
-        """Payload, frames, and nanoseconds in the network, for the neighbour, in reduce, of one worker."""
+        """Of one worker: payload, frames, and nanoseconds in the network, for the neighbour, in reduce."""
         cdef LaneCount *count = &self.shared.lanes[sends][lane % LANES_MAX]
         return count.payload_bytes, count.frames, count.network_ns, count.neighbour_ns, count.reduce_ns
 
@@ -213,13 +219,13 @@ cdef class Board:
         return sent, received
 
     def call(self, bint sends, int lane):
-        """Have a worker look into its mailbox, however busy it is."""
+        """Make a worker read its mailbox, even if it is busy."""
         posix.atomic_store_u32(&self.shared.lanes[sends][lane].attention, 1)
         posix.fence()
         ring_bell(self.sender_bells[lane] if sends else self.receiver_bells[lane])
 
     def has_answered(self, bint sends, int lane):
-        """Whether a worker has looked into its mailbox since it was called."""
+        """Whether a worker has read its mailbox since it was called."""
         return posix.atomic_load_u32(&self.shared.lanes[sends][lane].attention) == 0
 
     cdef void ring_receivers(self) noexcept:
@@ -233,13 +239,13 @@ cdef class Board:
             ring_bell(self.sender_bells[lane])
 
     cdef Op *find(self, uint64_t sequence) noexcept:
-        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        cdef Op *op = &self.shared.ops[sequence % BOARD_ENTRIES]
         return op if op.state != FREE and op.sequence == sequence else NULL
 
     # ------------------------------------------------------------------------------------------ the workers' part
 
     cdef Op *enter(self, uint64_t sequence) noexcept nogil:
-        cdef Op *op = &self.shared.ops[sequence % OPERATIONS_MAX]
+        cdef Op *op = &self.shared.ops[sequence % BOARD_ENTRIES]
         posix.atomic_add_u32(&op.users, 1)
         if posix.atomic_load_u32(&op.state) == RUNNING and op.sequence == sequence:
             return op
@@ -253,7 +259,7 @@ cdef class Board:
 
     cdef bint is_first(self, Op *op, uint32_t hop, uint32_t block) noexcept nogil:
         cdef uint64_t number = hop * op.plan.blocks_each + block
-        cdef uint64_t *word = &self.shared.arrivals[op.sequence % OPERATIONS_MAX][number // 64]
+        cdef uint64_t *word = &self.shared.arrivals[op.sequence % BOARD_ENTRIES][number // 64]
         check(number < arrivals_of(&op.plan), "a block that arrives is one of its operation")
         return not posix.atomic_set_bits_u64(word, bit_of(number)) & bit_of(number)
 
@@ -263,8 +269,8 @@ cdef class Board:
             self.tell_actor(op)
 
     cdef void tell_actor(self, Op *op) noexcept nogil:
-        cdef uint64_t place = op.sequence % OPERATIONS_MAX
-        posix.atomic_set_bits_u64(&self.shared.finished[place // 64], bit_of(place))
+        cdef uint64_t entry = op.sequence % BOARD_ENTRIES
+        posix.atomic_set_bits_u64(&self.shared.finished[entry // 64], bit_of(entry))
         ring_bell(self.actor_bell)
 
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint has_crc) noexcept nogil:
@@ -294,54 +300,64 @@ cdef class Board:
         return 0
 
     cdef int take_own(self, int small, Job *job) noexcept nogil:
-        """A block of this peer's own chunk. Operations take turns, so that none waits for a larger one."""
-        cdef uint32_t turn = posix.atomic_load_u32(&self.shared.turn[small]) % OPERATIONS_MAX
-        cdef uint32_t step, word, place
+        """Take a block of this peer's own chunk. Operations take turns, so that none waits for a larger one."""
+        cdef uint32_t turn = posix.atomic_load_u32(&self.shared.turn[small]) % BOARD_ENTRIES
+        cdef uint32_t step, word, entry
         cdef uint64_t bits
-        # The word in which the turn is comes twice: what is from there on, and at the end what is before.
-        for step in range(OPERATION_WORDS + 1):
-            word = (turn // 64 + step) % OPERATION_WORDS
+        # The word that contains the turn is read twice: first the bits from the turn on, at the end those before it.
+        for step in range(ENTRY_WORDS + 1):
+            word = (turn // 64 + step) % ENTRY_WORDS
             bits = posix.atomic_load_u64(&self.shared.owning[small][word])
             if step == 0:
                 bits &= ~(bit_of(turn) - 1)
-            elif step == OPERATION_WORDS:
+            elif step == ENTRY_WORDS:
                 bits &= bit_of(turn) - 1
             while bits:
-                place = word * 64 + posix.lowest_bit_u64(bits)
+                entry = word * 64 + posix.lowest_bit_u64(bits)
                 bits &= bits - 1
-                if self.take_own_of(place, small, job):
-                    posix.atomic_store_u32(&self.shared.turn[small], place + 1)
+                if self.take_own_of(entry, small, job):
+                    posix.atomic_store_u32(&self.shared.turn[small], entry + 1)
                     return 1
         return 0
 
-    cdef int take_own_of(self, uint32_t place, int small, Job *job) noexcept nogil:
-        cdef Op *op = self.enter(self.shared.ops[place].sequence)
+    cdef int take_own_of(self, uint32_t entry, int small, Job *job) noexcept nogil:
+        cdef Op *op = self.enter(self.shared.ops[entry].sequence)
         cdef uint32_t block
         if op == NULL:
-            return 0  # aborted just now: its bit is about to go
+            return 0  # aborted just now: its bit will be cleared
         block = op.own_blocks
         if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
             block = posix.atomic_add_u32(&op.own_next, 1) - 1
-        # Only who holds the last block clears the bit: anybody later could hit the next operation at this place.
+        # Only the holder of the last block clears the bit: a later sender might clear it for the entry's next operation.
         if block + 1 == op.own_blocks:
-            posix.atomic_clear_bits_u64(&self.shared.owning[small][place // 64], bit_of(place))
+            posix.atomic_clear_bits_u64(&self.shared.owning[small][entry // 64], bit_of(entry))
         if block < op.own_blocks:
             job.op, job.hop, job.block, job.crc, job.has_crc = op, 0, block, 0, False
             return 1
         self.leave(op)
-        return 0  # all taken: its bit is about to go
+        return 0  # all are taken: its bit will be cleared
 
     cdef bint has_work(self) noexcept nogil:
         return self.has_work_of(0) or self.has_work_of(1)
 
     cdef bint has_work_of(self, int small) noexcept nogil:
-        """Of large operations, or of small ones."""
+        """Whether blocks of large (0) or of small (1) operations wait."""
         cdef Queue *queue = &self.shared.queues[small]
         cdef int word
-        for word in range(OPERATION_WORDS):
+        for word in range(ENTRY_WORDS):
             if posix.atomic_load_u64(&self.shared.owning[small][word]):
                 return True
         return posix.atomic_load_u64(&queue.head) != posix.atomic_load_u64(&queue.tail)
+
+    cdef uint64_t count_senders_below(self, uint64_t frame_ns, uint64_t *best) noexcept nogil:
+        cdef uint64_t found = 0, taken
+        cdef int lane
+        for lane in range(self.lanes):
+            taken = self.shared.lanes[1][lane].frame_ns
+            if taken and taken <= frame_ns and self.shared.present[lane // 64] & lane_bit(lane):
+                found += 1
+                best[0] = taken if best[0] == 0 or taken < best[0] else best[0]
+        return found
 
     cdef void wake_sender(self) noexcept nogil:
         cdef uint64_t idle, bit
@@ -361,27 +377,27 @@ cdef class Board:
 
 
 cdef inline uint64_t arrivals_of(const Plan *plan) noexcept nogil:
-    """The bits that tell which blocks have arrived at which hop."""
+    """How many bits say which blocks have arrived at which hop."""
     return (2 * plan.world - 2) * plan.blocks_each
 
 
-cdef inline uint64_t bit_of(uint64_t place) noexcept nogil:
-    return <uint64_t> 1 << place % 64
+cdef inline uint64_t bit_of(uint64_t index) noexcept nogil:
+    return <uint64_t> 1 << index % 64
 
 
 cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
-    """False if the queue is full."""
-    cdef uint64_t place, state, lap
+    """Add a cell; False if the queue is full."""
+    cdef uint64_t position, state, lap
     cdef QueueCell *cell
     while True:
-        place = posix.atomic_load_u64(&queue.head)
-        lap = 2 * (place >> QUEUE_BITS)
-        cell = &queue.cells[place % QUEUE_CELLS]
+        position = posix.atomic_load_u64(&queue.head)
+        lap = 2 * (position >> QUEUE_BITS)
+        cell = &queue.cells[position % QUEUE_CELLS]
         state = posix.atomic_load_u64(&cell.state)
-        check(place - posix.atomic_load_u64(&queue.tail) <= QUEUE_CELLS, "a queue holds no more than it has cells")
+        check(position - posix.atomic_load_u64(&queue.tail) <= QUEUE_CELLS, "a queue holds no more than it has cells")
         if state < lap:
             return False
-        if state == lap and posix.atomic_compare_exchange_u64(&queue.head, place, place + 1):
+        if state == lap and posix.atomic_compare_exchange_u64(&queue.head, position, position + 1):
             cell.sequence, cell.hop, cell.block = content.sequence, content.hop, content.block
             cell.crc, cell.has_crc = content.crc, content.has_crc
             posix.atomic_store_u64(&cell.state, lap + 1)
@@ -389,17 +405,17 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
 
 
 cdef bint pop_cell(Queue *queue, QueueCell *content) noexcept nogil:
-    """False if nothing is ready."""
-    cdef uint64_t place, state, lap
+    """Take a cell; False if the queue is empty."""
+    cdef uint64_t position, state, lap
     cdef QueueCell *cell
     while True:
-        place = posix.atomic_load_u64(&queue.tail)
-        lap = 2 * (place >> QUEUE_BITS)
-        cell = &queue.cells[place % QUEUE_CELLS]
+        position = posix.atomic_load_u64(&queue.tail)
+        lap = 2 * (position >> QUEUE_BITS)
+        cell = &queue.cells[position % QUEUE_CELLS]
         state = posix.atomic_load_u64(&cell.state)
         if state <= lap:
             return False
-        if state == lap + 1 and posix.atomic_compare_exchange_u64(&queue.tail, place, place + 1):
+        if state == lap + 1 and posix.atomic_compare_exchange_u64(&queue.tail, position, position + 1):
             content[0] = cell[0]
             posix.atomic_store_u64(&cell.state, lap + 2)
             return True

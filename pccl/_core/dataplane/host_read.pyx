@@ -1,27 +1,35 @@
 # cython: language_level=3, auto_pickle=False
-"""Host reads: a peer reads blocks of the previous one directly in its memory, if both are on the same host.
+"""Host reads: a receiver reads blocks directly from the memory of a sender on the same host.
 
-Tensors lie in memory files anyway. A neighbour that maps them reads a block where it lies: it adds from there, or copies
-once, where TCP would copy twice and carry the block through the kernel in between. Frames still travel over the
-connection, so everything else about a lane stays the same: the order of blocks, waiting, aborts, the end of a peer.
+All tensors lie in memory files. A neighbour that maps them reads a block where it is: it adds from there or copies it
+once. TCP would copy it twice, through the kernel. Frames still travel over the connection, so everything else about a
+lane stays the same: the order of blocks, waiting, aborts, the end of a peer.
 
-**Offer.** Before the first block of a segment the sender says where the neighbour finds that memory: process, descriptor,
-and inode. The receiver opens it for reading only, and maps it if the inode is that one and the memory can never shrink.
-This fails if the host, the user or the process namespace is another one, and the receiver says so. Blocks are sent until
-the offer is accepted, and always if it is refused. The sender withdraws an offer when the segment goes.
+**Offer.** Before the first block of a segment the sender says where the neighbour finds that memory: process,
+descriptor and inode. The receiver opens it for reading only. It maps the memory if the inode is the same and the memory
+can never shrink. This fails if the host, the user or the process namespace differs, and the receiver says so. Blocks
+are sent until the offer is accepted, and always if it is refused. The sender withdraws an offer when it unmaps the
+segment.
 
-**Loan.** A frame of kind HOST_READ says where its block lies instead of containing it. The receiver gives the block back
-after it has read it, and only then does it count as sent. A peer with blocks on loan is therefore not done with the
-operation, has not voted, and its tensor is not yet the user's again. So no process reads memory that its owner may
-already overwrite, unless the operation was aborted; then every peer discards what it read. There is no checksum, because
-nothing travels.
+**Loan.** A frame of kind HOST_READ says where its block is and does not contain it. The receiver returns the block
+after it has read it; only then does the block count as sent. A peer with blocks on loan has therefore not finished the
+operation and has not voted, and the user does not have the tensor back yet. So no process reads memory that its owner
+may overwrite, unless the operation was aborted; then every peer discards what it read. There is no CRC, because nothing
+travels.
 
-Few blocks are on loan at a time. A small operation goes ahead of large ones, but not of blocks already on loan.
+Few blocks are on loan at a time: a small operation overtakes large ones, but not blocks that are already on loan.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy, memmove, memset
 
+from pccl._core.kernels.arithmetic cimport crc32c
+from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
+
+from .lane cimport FRAME_MAGIC, HEADER_BYTES, OFFER, Header
+from .segment_table cimport MappedSegment
 
 
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil:
@@ -37,3 +45,48 @@ cdef Loan take_back(Loans *loans) noexcept nogil:
     loans.first = (loans.first + 1) % LOANS_MAX
     loans.count -= 1
     return loan
+
+
+cdef int add_notice(
+    Notices *notices, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes
+) noexcept nogil:
+    cdef uint64_t needed = notices.nbytes + HEADER_BYTES + nbytes
+    cdef char *grown
+    cdef Header header
+    if needed > notices.size:
+        grown = <char *> realloc(notices.frames, needed)
+        if grown == NULL:
+            return -1
+        notices.frames, notices.size = grown, needed
+    memset(&header, 0, HEADER_BYTES)
+    header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
+    header.crc = crc32c(0, body, nbytes)
+    header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
+    memcpy(notices.frames + notices.nbytes, &header, HEADER_BYTES)
+    if nbytes:  # memcpy() from NULL is undefined even for 0 bytes
+        memcpy(notices.frames + notices.nbytes + HEADER_BYTES, body, nbytes)
+    notices.nbytes = needed
+    return 0
+
+
+cdef int add_offer(Notices *notices, MappedSegment *mapped, uint32_t serial, uint32_t pid) noexcept nogil:
+    cdef Offer offer
+    mapped.serial = serial
+    offer.nbytes, offer.inode, offer.device = mapped.nbytes, mapped.inode, mapped.device
+    offer.segment, offer.serial = mapped.segment, serial
+    offer.pid, offer.descriptor = pid, mapped.descriptor
+    return add_notice(notices, OFFER, mapped.segment, &offer, sizeof(offer))
+
+
+cdef ssize_t receive_notes(NoteBuffer *buffer, int fd) noexcept nogil:
+    cdef char *end = <char *> buffer.notes + buffer.nbytes
+    cdef ssize_t count = posix.recv(fd, end, sizeof(buffer.notes) - buffer.nbytes, posix.MSG_DONTWAIT)
+    if count > 0:
+        buffer.nbytes += count
+    check(buffer.nbytes <= sizeof(buffer.notes), "notes fit their buffer")
+    return count
+
+
+cdef void remove_notes(NoteBuffer *buffer, uint64_t count) noexcept nogil:
+    buffer.nbytes -= count * sizeof(Note)
+    memmove(buffer.notes, &buffer.notes[count], buffer.nbytes)

@@ -9,7 +9,7 @@ LANE_UNMAPPED: Final[int]
 LANE_FAULT: Final[int]
 LANE_NOTICE: Final[int]
 
-class Lane:
+class LaneEnd:
     frames_until_fault: int
     @property
     def board(self) -> Board: ...

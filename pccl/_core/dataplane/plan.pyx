@@ -1,9 +1,10 @@
 # cython: language_level=3, cdivision=True
-"""The cut of a ring operation: chunks, blocks, and who handles which at which hop. Arithmetic, nothing else.
+"""The plan of a ring reduce: chunks, blocks, and which peer handles which of them at which hop. Pure arithmetic.
 
 A tensor is cut into one chunk per peer, and a chunk into blocks. At hop `h` the peer at rank `r` sends chunk `r - h` and
-receives chunk `r - h - 1`, modulo the size of the ring. The first `world - 1` hops reduce: what arrives is added to what
-is here. After them the chunk `r + 1` is complete at rank `r`, its *owner*. The other `world - 1` hops spread the result.
+receives chunk `r - h - 1`, modulo the size of the ring. The first `world - 1` hops reduce: the received block is added
+to the local one. After them chunk `r + 1` is complete at rank `r`, its *owner*. The other `world - 1` hops spread the
+result.
 
                     hop 0        hop 1        hop 2        hop 3            (three peers, four hops)
     rank 0 sends    chunk 0      chunk 2      chunk 1      chunk 0
@@ -11,8 +12,8 @@ is here. After them the chunk `r + 1` is complete at rank `r`, its *owner*. The 
     rank 2 sends    chunk 2      chunk 1      chunk 0      chunk 2
                     └──── reducing ─────┘     └──── spreading ────┘
 
-All peers derive the same cut from count, size of an element, and world; nothing about it is ever sent. A tensor with
-fewer elements than peers leaves some chunks empty, which simply have no blocks.
+All peers compute the same plan from the count, the size of an element and the world size; no part of it is ever sent.
+If a tensor has fewer elements than there are peers, some chunks are empty and have no blocks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -38,12 +39,12 @@ cdef void make_plan(Plan *plan, uint64_t count, uint32_t itemsize, uint32_t worl
     units = divided_up(count, plan.unit)
     plan.units_each = units // world
     plan.units_over = units % world
-    # The first chunk is as long as any.
+    # No chunk is longer than the first.
     chunk = larger(smaller((plan.units_each + (plan.units_over > 0)) * plan.unit, count), 1)
     block = smaller(larger(chunk * itemsize // BLOCKS_PER_CHUNK, BLOCK_BYTES_MIN), BLOCK_BYTES_MAX) // itemsize
     block = larger(block, divided_up(chunk, larger(BLOCKS_MAX // world, 1)))
     block = divided_up(block, BLOCK_UNIT) * BLOCK_UNIT
-    # As few as that makes, but alike: a last one that is almost empty would cost as much as a whole one.
+    # The same number of blocks, but of equal size: an almost empty last block would cost as much as a full one.
     block = larger(divided_up(chunk, divided_up(chunk, block)), BLOCK_BYTES_MIN // itemsize)
     plan.block = divided_up(block, BLOCK_UNIT) * BLOCK_UNIT
     plan.blocks_each = divided_up(chunk, plan.block)
@@ -84,13 +85,13 @@ cdef uint64_t blocks_numbered(const Plan *plan) noexcept nogil:
 
 
 cdef class Cut:
-    """A plan as Python sees it, for launching and for tests."""
+    """A plan as Python sees it, for tests."""
 
     cdef Plan plan
 
     def __init__(self, uint64_t count, uint32_t itemsize, uint32_t world):
         if itemsize == 0 or world == 0 or world > BLOCKS_MAX:
-            raise ValueError(f"no ring of {world} peers reduces elements of {itemsize} bytes")
+            raise ValueError(f"a ring of {world} peers cannot reduce elements of {itemsize} bytes")
         make_plan(&self.plan, count, itemsize, world)
 
     @property
@@ -100,7 +101,7 @@ cdef class Cut:
 
     @property
     def blocks_numbered(self):
-        """Entries of a table with one for each block."""
+        """Entries of a table with one entry for each block."""
         return blocks_numbered(&self.plan)
 
     def chunk(self, uint32_t chunk):

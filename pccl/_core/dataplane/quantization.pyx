@@ -1,9 +1,9 @@
 # cython: language_level=3, cdivision=True
-"""The codec of a quantized operation: which one it is, and the area in which its blocks wait to be sent on.
+"""The codec of a quantized operation, and the area in which its encoded blocks wait to be sent on.
 
-Blocks are coded once per reducing hop, and the final one once for all: whoever receives it decodes it for itself and
-forwards the very bytes that came. Between coming and going they lie in the operation's *area*, which has a place for
-each block, beside the tensor; there they can be read by any sender. What the codes are is the business of `kernels`.
+A block is encoded once per reducing hop. The final block is encoded once, by its owner: every other member decodes it
+and forwards the same bytes. Between arrival and departure the codes lie in the *area* of the operation, which has room
+for each block; any sender can read them there. `kernels` defines the codes.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
@@ -47,13 +47,14 @@ cdef int make_codec(Codec *codec, int datatype, int algorithm, int quantized) no
 
 
 cdef int check(Codec *codec, int datatype, int algorithm, int quantized) except -1:
+    """Make the codec of a quantized operation; raises ValueError if there is none."""
     if make_codec(codec, datatype, algorithm, quantized) != 0 or codec.bits == 0:
-        raise ValueError(f"elements of datatype {datatype} cannot travel as {quantized} by algorithm {algorithm}")
+        raise ValueError(f"datatype {datatype} cannot be quantized to datatype {quantized} by algorithm {algorithm}")
     return 0
 
 
 def area_bytes(uint64_t count, int datatype, int algorithm, int quantized, uint32_t world):
-    """Room for all coded blocks, whether the operation runs with so many peers or, after losses, with fewer."""
+    """Bytes of an area that suffices for `world` peers and, after losses, for fewer."""
     cdef Codec codec
     cdef Plan plan
     cdef uint64_t nbytes = 0
@@ -75,14 +76,14 @@ def group_elements(int datatype, int algorithm, int quantized):
 
 
 def coded_size(uint64_t count, int datatype, int algorithm, int quantized):
-    """Bytes of so many elements, coded."""
+    """Bytes of that many elements after encoding."""
     cdef Codec codec
     check(&codec, datatype, algorithm, quantized)
     return coded_bytes(&codec, count)
 
 
 def encode_into(int datatype, int algorithm, int quantized, coded, values):
-    """Code elements as one block."""
+    """Encode elements as one block."""
     cdef Codec codec
     check(&codec, datatype, algorithm, quantized)
     cdef _Held source = _Held(values, PyBUF_SIMPLE)
@@ -93,7 +94,7 @@ def encode_into(int datatype, int algorithm, int quantized, coded, values):
 
 
 def decode_into(int datatype, int algorithm, int quantized, values, coded):
-    """The inverse, as far as there is one."""
+    """Decode a block."""
     cdef Codec codec
     check(&codec, datatype, algorithm, quantized)
     cdef _Held target = _Held(values, PyBUF_WRITABLE)
@@ -104,7 +105,7 @@ def decode_into(int datatype, int algorithm, int quantized, values, coded):
 
 
 def reduce_coded_into(int datatype, int algorithm, int quantized, int op, out, local, coded, uint32_t divisor=0):
-    """Combine `local` with a coded block into `out`."""
+    """Combine `local` with an encoded block into `out`."""
     cdef Codec codec
     check(&codec, datatype, algorithm, quantized)
     cdef _Held source = _Held(local, PyBUF_SIMPLE)

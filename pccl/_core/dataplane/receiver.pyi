@@ -1,11 +1,11 @@
 from typing import final
 
-from .lane import Lane
+from .lane import LaneEnd
 from .segment_table import SegmentTable
 
 @final
-class Receiver(Lane):
+class Receiver(LaneEnd):
     def detach(self) -> None: ...
-    def consider(self) -> None: ...
+    def answer_notice(self) -> None: ...
     @property
     def borrowed(self) -> SegmentTable: ...

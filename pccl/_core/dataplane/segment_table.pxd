@@ -4,18 +4,18 @@ from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef struct MappedSegment:
-    uint32_t segment                # 0: nothing here
+    uint32_t segment                # 0: the entry is free
     uint32_t serial                 # of its offer to the neighbour; 0: not offered
     uint32_t accepted               # 1: the neighbour has mapped it
-    int descriptor                  # which the caller keeps open
-    char *base                      # where the segment begins in this process
+    int descriptor                  # open; the caller closes it
+    char *base                      # where the segment is mapped in this process
     uint64_t nbytes
     uint64_t inode
     uint64_t device
 
 
 cdef class SegmentTable:
-    cdef dict mappings              # number -> Mapping: what keeps them mapped
+    cdef dict mappings              # number -> Mapping, which keeps the segment mapped
     cdef MappedSegment *entries     # open addressing, at most half full
     cdef uint32_t size              # of `entries`; a power of two
 
@@ -28,13 +28,14 @@ cdef class SegmentTable:
             entry = (entry + 1) & (self.size - 1)
         return NULL
 
-    # Where a segment begins in this process, or NULL if it is not mapped.
+    # The address of a segment in this process, or NULL if it is not mapped.
     cdef inline char *base_of(self, uint32_t segment) noexcept nogil:
         cdef MappedSegment *entry = self.find(segment)
         return NULL if entry == NULL else entry.base
 
-    # The neighbour is another one: nothing has been offered to it.
-    cdef void recall(self) noexcept nogil
-    # The neighbour's answer to an offer.
+    # Nothing has been offered to the neighbour, because it is a new one.
+    cdef void forget_offers(self) noexcept nogil
+    # Takes the neighbour's answer to an offer.
     cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil
+    # Builds the table from the mappings, the old entries and `added`.
     cdef int rebuild(self, const MappedSegment *added) except -1

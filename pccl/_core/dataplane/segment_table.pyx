@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
-"""The segments that a worker has mapped, by number: its own peer's, or what a neighbour on the same host has offered.
+"""The segments that a worker has mapped, by number: those of its peer, or those that a neighbour has offered.
 
-A block names its memory as segment and offset, because every process maps a segment somewhere else. The lookup happens
-for every block, without the GIL, so the table is plain memory, built anew whenever a segment comes or goes. Pages are
-faulted when a segment is mapped: once, in one system call, and not one by one while blocks are waiting.
+A block names its memory as segment and offset, because each process maps a segment at another address. The lookup
+happens for every block, without the GIL, so the table is plain memory. It is rebuilt when a segment is added or
+removed. Memory pages are faulted in when a segment is mapped: in one system call, and not one by one while blocks wait.
 """
 
 import os
@@ -21,7 +21,7 @@ cdef enum:
 
 @cython.final
 cdef class SegmentTable:
-    """`add` maps a segment, `remove` unmaps it; both are rare."""
+    """A table from segment number to mapping. `add` and `remove` are rare; `find` is called for every block."""
 
     def __cinit__(self):
         self.mappings = {}
@@ -37,11 +37,11 @@ cdef class SegmentTable:
         return len(self.mappings)
 
     def add(self, uint32_t segment, int fd, Py_ssize_t nbytes, *, bint writable=True):
-        """Map a segment; the descriptor stays the caller's."""
+        """Map a segment. The caller keeps the descriptor open. Raises ValueError if the number is 0 or in the table."""
         cdef MappedSegment entry
         cdef Mapping mapping
         if segment == 0 or segment in self.mappings:
-            raise ValueError(f"segment {segment} is no number, or mapped already")
+            raise ValueError(f"segment {segment} is 0, which no segment has, or is mapped already")
         mapping = Mapping(fd, nbytes, populate=True, writable=writable)
         found = os.fstat(fd)
         memset(&entry, 0, sizeof(entry))
@@ -51,18 +51,18 @@ cdef class SegmentTable:
         self.rebuild(&entry)
 
     def remove(self, uint32_t segment):
-        """Unmap a segment; harmless if it is not mapped."""
+        """Unmap a segment; does nothing if it is not mapped."""
         mapping = self.mappings.pop(segment, None)
         if mapping is not None:
             self.rebuild(NULL)
 
     def clear(self):
-        """Unmap all."""
+        """Unmap all segments."""
         if self.mappings:
             self.mappings.clear()
             self.rebuild(NULL)
 
-    cdef void recall(self) noexcept nogil:
+    cdef void forget_offers(self) noexcept nogil:
         cdef uint32_t index
         for index in range(self.size):
             self.entries[index].serial = self.entries[index].accepted = 0
@@ -72,10 +72,9 @@ cdef class SegmentTable:
         for index in range(self.size):
             if self.entries[index].segment and self.entries[index].serial == serial:
                 self.entries[index].accepted = accepted
-                return  # otherwise it was withdrawn meanwhile
+                return  # if none matches, the offer was withdrawn meanwhile
 
     cdef int rebuild(self, const MappedSegment *added) except -1:
-        """The table of what is in `mappings`: what the old one has of it, and `added`."""
         cdef uint32_t size = ENTRIES_MIN, index
         cdef MappedSegment *entries
         while size < 2 * len(self.mappings):
@@ -95,6 +94,7 @@ cdef class SegmentTable:
 
 
 cdef void put(MappedSegment *entries, uint32_t size, const MappedSegment *content) noexcept:
+    """Copy an entry into the first free one from its hash on."""
     cdef uint32_t entry = content.segment & (size - 1)
     while entries[entry].segment:
         entry = (entry + 1) & (size - 1)

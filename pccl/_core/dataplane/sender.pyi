@@ -1,9 +1,9 @@
 from typing import final
 
-from .lane import Lane
+from .lane import LaneEnd
 
 @final
-class Sender(Lane):
+class Sender(LaneEnd):
     @property
     def same_host_verified(self) -> bool: ...
     def attach(self, fd: int, *, whereabouts: bytes = b"", host_read: bool = False) -> None: ...

@@ -40,14 +40,13 @@ cdef extern from "digest_threads.h" nogil:
     )
 
 digest_load()
-assert <int> STATE_BLOCK_BYTES == <int> DIGEST_BLOCK_BYTES
 
-
-cdef uint64_t digest_of_block(const void *data, size_t nbytes) noexcept nogil:
-    return digest_block(digest_set_named(chosen_name()), <const uint8_t *> data, nbytes)
+# The part of a tensor that one digest covers, and that is sent where two digests differ.
+STATE_BLOCK_BYTES = <int> DIGEST_BLOCK_BYTES
 
 
 cdef uint64_t digest_folded(const uint64_t *blocks, uint64_t nbytes) noexcept nogil:
+    """The digest of `nbytes` bytes from the digests of all their blocks, in order."""
     return digest_fold(blocks, digest_blocks_of(nbytes), nbytes)
 
 

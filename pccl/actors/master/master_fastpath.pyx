@@ -18,6 +18,12 @@ from pccl._core.protocol.messages import Beat
 cdef class MasterFastpath:
     """A machine, the loop that wakes it, and the connections of the peers that it knows."""
 
+    cdef MasterState state                  # decides
+    cdef Loop loop                          # wakes the actor
+    cdef object perform                     # called with every action that is not a SendTo
+    cdef readonly dict connections          # number -> Connection of a peer that the machine knows
+    cdef public object door                 # callers that have not passed the handshake; the actor sets it
+
     def __init__(self, MasterState state not None, Loop loop not None, perform):
         self.state = state
         self.loop = loop

@@ -19,11 +19,16 @@ from pccl._core.system cimport posix
 from pccl._core.system.futex cimport now_ns
 from pccl.actors.io.connection cimport Connection
 from pccl.actors.io.loop cimport Loop, Watcher
+from pccl.memory.completion_slots cimport SlotTable
 from pccl._core.peer.events import BeginOperation, Called, Complete, EndOperation, MasterSaid, SendMaster
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.outcomes import join
 
 from .op_runner cimport OpRunner
+
+cdef enum:
+    MAIL_BYTES_MAX = 1 << 16            # larger than any message between a training process and its actor
+    ANCILLARY_BYTES = 64                # room for the one descriptor that a message may bring along
 
 # What is performed here; everything else is in the table of `peer_actor`.
 PERFORMED_HERE = (SendMaster, Complete, BeginOperation, EndOperation)
@@ -35,6 +40,20 @@ cdef class Feeding(Watcher):
     Whoever builds on it has `_mail(call, descriptor)` for every other call, with the descriptor that came along or -1,
     `_app_gone(reason)`, and `_perform(action)` for every other action.
     """
+
+    cdef readonly Loop loop
+    cdef readonly SlotTable slots       # where calls are completed
+    cdef readonly object mailbox        # to the training process
+    cdef int mailbox_fd
+    cdef public PeerState state         # made by the first call, which brings the options
+    cdef public Connection master       # None while there is none
+    cdef public OpRunner reducing       # operations that have commenced
+    cdef public dict windows            # (slot, sequence) -> the window that looks up when that call has ended
+    cdef public object door             # who turns strangers away, or None before there is a port
+    cdef public long long rhythm_ns     # how often the caller wants to see a beat
+    cdef object fault                   # the planned mishap, normally None
+    cdef char mail[MAIL_BYTES_MAX]
+    cdef char ancillary[ANCILLARY_BYTES]
 
     def __init__(self, mailbox, slots, fault):
         self.mailbox = mailbox

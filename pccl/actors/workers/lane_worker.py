@@ -74,7 +74,7 @@ class LaneWorker:
                 self._map(self._lane.wanted)
             elif code == LANE_NOTICE:
                 assert isinstance(self._lane, Receiver)
-                self._lane.consider()
+                self._lane.answer_notice()
             elif code == LANE_FAULT:
                 assert self._fault is not None
                 self._fault.visits_left = 1

@@ -157,8 +157,8 @@ def modules() -> set[str]:
 # --- Imports ----------------------------------------------------------------
 
 CYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<base>[.\w]+)[ \t]+c?import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)"
-    r"|c?import[ \t]+(?P<plain>[^\n#]+))",
+    r"^[ \t]*(?:from[ \t]+(?P<base>[.\w]+)[ \t]+(?P<from>c?)import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)"
+    r"|(?P<whole>c?)import[ \t]+(?P<plain>[^\n#]+))",
     re.MULTILINE,
 )
 
@@ -166,8 +166,8 @@ CYTHON_IMPORT = re.compile(
 parsed = cache(ast.parse)  # several rules look at the tree of the same file
 
 
-def raw_imports(text: str, suffix: str) -> Iterator[tuple[str, list[str]]]:
-    """Pairs of (base as written, with leading dots; names taken from it)."""
+def raw_imports(text: str, suffix: str, *, cimported: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """Pairs of (base as written, with leading dots; names taken from it); all imports, or cimports only."""
     if suffix in {".py", ".pyi"}:
         for node in ast.walk(parsed(text)):
             if isinstance(node, ast.Import):
@@ -176,6 +176,8 @@ def raw_imports(text: str, suffix: str) -> Iterator[tuple[str, list[str]]]:
                 yield "." * node.level + (node.module or ""), [alias.name for alias in node.names]
         return
     for match in CYTHON_IMPORT.finditer(text):
+        if cimported and not (match["from"] or match["whole"]):
+            continue
         if match["plain"]:
             yield from ((part.split()[0], []) for part in match["plain"].split(",") if part.strip())
         else:
@@ -193,10 +195,10 @@ def resolve(base: str, module: str, *, is_package: bool) -> str:
 
 
 @cache
-def imports(source: Source) -> set[str]:
-    """What a file imports; names that are modules of ours count as those modules."""
+def imports(source: Source, *, cimported: bool = False) -> set[str]:
+    """What a file imports, or cimports only; names that are modules of ours count as those modules."""
     found = set()
-    for base, names in raw_imports(source.text, source.path.suffix):
+    for base, names in raw_imports(source.text, source.path.suffix, cimported=cimported):
         absolute = resolve(base, source.module or "", is_package=source.is_package)
         inner = {f"{absolute}.{name}" for name in names} & modules()
         found |= inner
@@ -293,12 +295,35 @@ def test_no_file_is_dead() -> None:
     expect_none((modules() - reached) ^ AHEAD)
 
 
-def test_every_extension_has_a_stub() -> None:
-    """Goal: what Python sees of compiled code is written down, and no stub is left without its source."""
-    extensions = {s.path.with_suffix("") for s in installed(".pyx")}
-    stubs = {s.path.with_suffix("") for s in installed(".pyi")}
+def python_imports() -> set[str]:
+    """The modules that Python files import, those of tests and benchmarks included."""
+    return {target for source in sources() if source.path.suffix in {".py", ".pyi"} for target in imports(source)}
 
-    expect_none(str(path) for path in extensions ^ stubs)
+
+def cimports() -> set[str]:
+    """The modules whose declarations another Cython file takes; a .pyx sees its own .pxd without asking."""
+    return {
+        target
+        for source in installed(".pyx", ".pxd")
+        for target in imports(source, cimported=True)
+        if target != source.module
+    }
+
+
+def test_stubs_are_where_python_imports() -> None:
+    """Goal: mypy knows every compiled module that Python code imports, and no stub is kept for nobody."""
+    extensions = {s.module for s in installed(".pyx")}
+    stubs = {s.module for s in installed(".pyi")}
+
+    expect_none(f"{module} needs a stub" for module in (extensions & python_imports()) - stubs if module)
+    expect_none(f"the stub of {module} has no reader" for module in stubs - (extensions & python_imports()) if module)
+
+
+def test_declaration_files_are_where_cython_cimports() -> None:
+    """Goal: a .pxd says what other modules may use; what only one module uses is declared in its .pyx."""
+    declared = {s.module for s in installed(".pxd")}
+
+    expect_none(f"{module}.pxd has no reader: move it into the .pyx" for module in declared - cimports() if module)
 
 
 # --- Sizes ------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Worker:
                 self.problems.append(self.lane.problem)
                 self._detach()
             elif code == LANE_NOTICE:
-                self.lane.consider()
+                self.lane.answer_notice()
             elif code == LANE_UNMAPPED:
                 self.wanted.append(self.lane.wanted)
                 assert self.mapping_allowed.wait(PATIENCE)

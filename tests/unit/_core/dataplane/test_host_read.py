@@ -198,7 +198,7 @@ def test_what_is_small_is_sent(lender: Lender) -> None:
 def test_a_senseless_answer_ends_the_connection(lender: Lender, answer: bytes) -> None:
     lender.accept()
     lender.out.sendall(answer)
-    eventually(lambda: lender.member.problems == ["the other side gave back what it was never lent"])
+    eventually(lambda: lender.member.problems == ["the other side returned a block that was not lent to it"])
 
 
 def test_loans_of_an_aborted_operation_come_back_to_nobody(lender: Lender) -> None:

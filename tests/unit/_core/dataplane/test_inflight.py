@@ -138,7 +138,7 @@ def test_what_arrived_while_a_lane_did_not_report_is_no_rate() -> None:
     """Goal: a lane that comes back with a heap of arrivals begins a new look."""
     model = InflightModel(SHORTEST_US)
     model.learn(10**9, 0, 0, 0, 0, SHORTEST_US)
-    model.look_anew()
+    model.restart_sample()
     model.learn(2 * 10**9, 10**9, 0, 0, 0, SHORTEST_US)
     assert model.best == 0
 

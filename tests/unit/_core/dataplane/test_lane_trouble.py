@@ -116,7 +116,7 @@ def right(**wrong: int) -> bytes:
     return frame(**fields, payload=payload)
 
 
-NO_FRAME = "what came is no frame"
+NO_FRAME = "the received bytes are not a frame"
 REPEATED = "a block that has come before"
 FOREIGN = "a frame that does not belong to its operation"
 LENGTH = "a frame whose length does not fit its block"

@@ -126,5 +126,5 @@ def test_a_ring_of_one_moves_nothing() -> None:
 
 @pytest.mark.parametrize(("itemsize", "world"), [(0, 2), (4, 0), (4, BLOCKS_MAX + 1)])
 def test_what_is_no_ring_is_refused(itemsize: int, world: int) -> None:
-    with pytest.raises(ValueError, match=f"no ring of {world} peers reduces elements of {itemsize} bytes"):
+    with pytest.raises(ValueError, match=f"a ring of {world} peers cannot reduce elements of {itemsize} bytes"):
         Cut(10, itemsize, world)

@@ -57,7 +57,7 @@ def test_what_is_no_segment_is_refused(fd: int) -> None:
     table = SegmentTable()
     table.add(1, fd, PAGE)
     for number in (0, 1):
-        with pytest.raises(ValueError, match=f"segment {number} is no number, or mapped already"):
+        with pytest.raises(ValueError, match=f"segment {number} is 0, which no segment has, or is mapped already"):
             table.add(number, fd, PAGE)
     with pytest.raises(OSError, match="mapping"):
         table.add(2, -1, PAGE)
