@@ -108,7 +108,7 @@ class Communicator:
                 "connect",
                 lambda slot: CallConnect(
                     slot.index,
-                    slot.sequence,
+                    slot.generation,
                     attempts_left,
                     self._group,
                     self._lanes,
@@ -147,7 +147,7 @@ class Communicator:
         link = self._member(name)
         reduces = self._reducing(name)
         reduces.require_none(name)
-        reduces.learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.sequence)))
+        reduces.learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.generation)))
 
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
         """Take part in topology rounds until this peer's group has `n` members; return how many it has.
@@ -175,7 +175,7 @@ class Communicator:
         May be called while collectives run, from another thread too.
         """
         payload = self._member("are_peers_pending").call(
-            "are_peers_pending", lambda slot: CallPending(slot.index, slot.sequence)
+            "are_peers_pending", lambda slot: CallPending(slot.index, slot.generation)
         )
         return payload != b"\0"
 
@@ -319,7 +319,9 @@ class Communicator:
         link = self._member(name)
         reduces = self._reducing(name)
         reduces.require_none(name)
-        payload = link.call(name, lambda slot: CallTopology(slot.index, slot.sequence, wanted), deadline_ns=deadline_ns)
+        payload = link.call(
+            name, lambda slot: CallTopology(slot.index, slot.generation, wanted), deadline_ns=deadline_ns
+        )
         reduces.learn(payload)
 
     def _member(self, name: str) -> ActorClient:

@@ -98,7 +98,7 @@ class ActorClient:
 
     def put_back(self, slot: Slot) -> None:
         """Return a slot that the actor never heard of."""
-        self.calls.table.complete(slot.index, slot.sequence, 0)
+        self.calls.table.complete(slot.index, slot.generation, 0)
         slot.release()
 
     def _send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
@@ -144,7 +144,7 @@ class ActorClient:
     def cancel(self, slot: Slot) -> None:
         """Ask the actor to end a call early; it says how it ended in the slot."""
         try:
-            self.calls.post("cancel", CallCancel(slot.index, slot.sequence))
+            self.calls.post("cancel", CallCancel(slot.index, slot.generation))
         except PCCLError:
             pass
 
@@ -158,7 +158,7 @@ class ActorClient:
             fault.visit("training.CallLeave")
         try:
             slot = self.calls.table.acquire()
-            self.mailbox.send(pack(CallLeave(slot.index, slot.sequence)))
+            self.mailbox.send(pack(CallLeave(slot.index, slot.generation)))
         except (PCCLError, OSError, RuntimeError):
             return  # the actor is gone, or everything is in use: closing the mailbox says the same
         self.process.wait(timeout)

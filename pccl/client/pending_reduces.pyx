@@ -181,7 +181,7 @@ cdef class Reduces:
                     return None
                 if not bounded and not told and present_ns - began_ns > AWAIT_NS:
                     told = True
-                    self.calls.post(name, CallAwait(one.slot.index, one.slot.sequence))
+                    self.calls.post(name, CallAwait(one.slot.index, one.slot.generation))
         except PCCLError as error:
             # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
             self.actor.wait_for_exit()

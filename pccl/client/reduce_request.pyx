@@ -318,7 +318,7 @@ cdef class Launched:
     cdef int fill(self, PackedOperation *packed) except -1:
         cdef Request asked = self.request
         packed.slot = self.slot.index
-        packed.sequence = self.slot.sequence
+        packed.generation = self.slot.generation
         packed.tag = asked.tag
         packed.count = asked.elements
         packed.datatype = asked.datatype

@@ -57,7 +57,7 @@ class Syncs:
         content = digest_content(digests, state.compared)
         slot, kind, payload = self._ask(
             lambda slot: CallSync(
-                *(slot.index, slot.sequence, state.revision, strategy.value, len(infos)),
+                *(slot.index, slot.generation, state.revision, strategy.value, len(infos)),
                 *(state.schema_digest, content, content == state.torn),
             ),
             self._actor.calls.wait,
@@ -96,7 +96,7 @@ class Syncs:
         segments = {row.segment for row in rows} | {manifest.segment, room.segment}
         self._actor.share(NAME, sorted(segments), arena.descriptor)
         _, _, payload = self._ask(
-            lambda slot: CallManifest(slot.index, slot.sequence, manifest.segment, len(packed), room.segment),
+            lambda slot: CallManifest(slot.index, slot.generation, manifest.segment, len(packed), room.segment),
             lambda name, slot, slice_ns: pump.wait(self._actor.calls, name, slot, slice_ns),
             (infos, manifest, room),
         )

@@ -22,7 +22,7 @@ cdef enum:
 # One slot as it lies in shared memory.
 cdef struct Entry:
     uint32_t state                  # the futex word
-    uint32_t sequence               # counts the uses of this slot
+    uint32_t generation             # counts the uses of this slot
     int32_t result
     uint32_t length                 # bytes of payload
     char payload[PAYLOAD_MAX]
@@ -31,7 +31,7 @@ cdef struct Entry:
 # One use of one slot by the training process.
 cdef class Slot:
     cdef readonly uint32_t index
-    cdef readonly uint32_t sequence # which use of the slot this is
+    cdef readonly uint32_t generation  # which use of the slot this is
     cdef bint held                  # neither released nor abandoned
     cdef SlotTable table            # keeps the memory mapped while a thread may sleep on it
     cdef Entry *entry
@@ -59,7 +59,7 @@ cdef class SlotTable:
     cdef bint closed
 
     cpdef Slot acquire(self)
-    cpdef bint complete(self, Py_ssize_t index, uint32_t sequence, int32_t result, bytes payload=*) except -1
+    cpdef bint complete(self, Py_ssize_t index, uint32_t generation, int32_t result, bytes payload=*) except -1
     cpdef beat(self, uint64_t now_ns)
     cdef uint64_t beaten_ns(self) noexcept
     cdef void recycle(self, uint32_t index) noexcept

@@ -13,7 +13,7 @@ One segment, mapped by both processes, native byte order since it never leaves t
                           128   actor's state    u32, a futex word whose values belong to the actor
     slot i        4096 + 1024 i
                   offset    0   state            u32, a futex word
-                            4   sequence         u32, counts the uses of this slot
+                            4   generation       u32, counts the uses of this slot
                             8   result           i32
                            12   length           u32, bytes of payload
                            16   payload          up to 1008 bytes
@@ -31,7 +31,7 @@ change the state by one atomic operation, so either the waiter finds DONE or the
 
 Nobody but the actor ends PENDING. A caller who gave up *abandons* the slot: it stays out of use until the actor has
 completed it, and `acquire` takes it back when it runs out of others. Hence a completion can never land
-in a slot that means something else by now, and a sequence that does not match is a completion sent twice.
+in a slot that means something else by now, and a generation that does not match is a completion sent twice.
 
 The lists of free and of abandoned slots are ordinary memory of the training process. They must not be touched in a
 child of `os.fork`, which has a copy of them but shares the slots; the Communicator sees to that.
@@ -167,18 +167,18 @@ cdef class Slot:
 
     cdef int require_held(self) except -1:
         if not self.held:
-            raise ValueError(f"slot {self.index} with sequence {self.sequence} was released or abandoned")
+            raise ValueError(f"slot {self.index}, generation {self.generation}, was released or abandoned")
         return 0
 
     cdef int require_done(self) except -1:
         self.require_held()
         if word_load(&self.entry.state) != IS_DONE:
-            raise ValueError(f"slot {self.index} with sequence {self.sequence} is not done: wait for it or abandon it")
+            raise ValueError(f"slot {self.index}, generation {self.generation}, is not done: wait for it or abandon it")
         return 0
 
     def __repr__(self) -> str:
         state = "given back" if not self.held else "done" if self.is_done() else "pending"
-        return f"<Slot {self.index} sequence={self.sequence} {state}>"
+        return f"<Slot {self.index} generation={self.generation} {state}>"
 
 
 @cython.final
@@ -245,15 +245,15 @@ cdef class SlotTable:
         self.idle_count -= 1
         slot.index = self.idle[self.idle_count]
         entry = &self.entries[slot.index]
-        entry.sequence += 1
-        slot.sequence = entry.sequence
+        entry.generation += 1
+        slot.generation = entry.generation
         slot.table = self
         slot.entry = entry
         slot.held = True
         word_store(&entry.state, IS_PENDING)
         return slot
 
-    cpdef bint complete(self, Py_ssize_t index, uint32_t sequence, int32_t result, bytes payload=b"") except -1:
+    cpdef bint complete(self, Py_ssize_t index, uint32_t generation, int32_t result, bytes payload=b"") except -1:
         """Publishes a result and wakes who waits for it; False, and nothing touched, when nobody is owed one.
 
         A payload that does not fit is taken for text and cut.
@@ -263,7 +263,7 @@ cdef class SlotTable:
         cdef Entry *entry = &self.entries[index]
         cdef uint32_t state = word_load(&entry.state)
         cdef int woken
-        if entry.sequence != sequence or state != IS_PENDING and state != IS_AWAITED:
+        if entry.generation != generation or state != IS_PENDING and state != IS_AWAITED:
             return False
         if PyBytes_GET_SIZE(payload) > PAYLOAD_MAX:
             payload = cut(payload)

@@ -49,7 +49,7 @@ class Trainee:
         own = StateManifest(data)
         slot = actor.calls.acquire("sync")
         layout, content = own.schema_digest(), own.content_digest()
-        actor.calls.post("sync", CallSync(slot.index, slot.sequence, revision, 0, 2, layout, content))
+        actor.calls.post("sync", CallSync(slot.index, slot.generation, revision, 0, 2, layout, content))
         outcome, payload = self._wait(actor, slot)
         if split(outcome)[1] == KIND_DESCRIBE:
             with Segment.create("pccl-description", len(data)) as description:
@@ -58,7 +58,7 @@ class Trainee:
                 numbered = {DESCRIPTION: description, WINDOW: self.window.segment, TENSOR: self._segment}
                 actor.share("sync", numbered, lambda number: (numbered[number].fd, numbered[number].size))
                 slot = actor.calls.acquire("sync")
-                call = CallManifest(slot.index, slot.sequence, DESCRIPTION, len(data), WINDOW)
+                call = CallManifest(slot.index, slot.generation, DESCRIPTION, len(data), WINDOW)
                 actor.calls.post("sync", call)
                 outcome, payload = self._wait(actor, slot)
                 actor.unshare(DESCRIPTION)

@@ -72,7 +72,7 @@ class DataPlane:
         self._shell = shell
         self._world = shell.world
         self._latest = 0
-        self._judged: dict[tuple[int, int], Run] = {}  # slot and its sequence, between the end and the completion
+        self._judged: dict[tuple[int, int], Run] = {}  # slot and its generation, between the end and the completion
         self._traffic = 0
         self.parts: dict[int, Part] = {}
 
@@ -119,12 +119,12 @@ class DataPlane:
             assert part.quiet, f"collective {action.sequence} is over before it is quiet"
         else:
             assert part.run.ended == part.run.members, f"collective {action.sequence} succeeded without all members"
-        self._judged[part.operation.slot, part.operation.sequence] = part.run
+        self._judged[part.operation.slot, part.operation.generation] = part.run
 
     def complete(self, action: Any) -> None:
         """A slot completes: its memory must be the caller's again, and no two callers may hear different verdicts."""
-        key = action.slot, action.sequence
-        dirty = [s for s, part in self.parts.items() if (part.operation.slot, part.operation.sequence) == key]
+        key = action.slot, action.generation
+        dirty = [s for s, part in self.parts.items() if (part.operation.slot, part.operation.generation) == key]
         assert not dirty, f"slot {action.slot} completes while collective {dirty} has its memory"
         run = self._judged.pop(key, None)
         if run is not None:

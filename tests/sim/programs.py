@@ -36,7 +36,7 @@ class Program:
         self.shell = shell
         self.style = style
         self.knows_token = knows_token
-        self.under_way: dict[tuple[int, int], str] = {}  # (slot, sequence) to the name of the call
+        self.under_way: dict[tuple[int, int], str] = {}  # (slot, generation) to the name of the call
         self.numbers: tuple[int, ...] | None = None  # the latest: peer id, round, epoch, then the world
         self.counted_ns = -1  # when those came
         self.ending = False  # it knows that its membership is over
@@ -59,7 +59,7 @@ class Program:
         """A call of this program ended."""
         if self.killed:
             return  # nobody is there to read it
-        key = action.slot, action.sequence
+        key = action.slot, action.generation
         assert key in self.under_way, f"{action!r} ends a call that is not under way: {self.under_way}"
         name = self.under_way.pop(key)
         if name == LEAVE:
@@ -87,9 +87,9 @@ class Program:
 
     def give_up(self, *slots: int) -> None:
         """Give up the calls of these slots that are under way."""
-        for slot, sequence in self.under_way:
+        for slot, generation in self.under_way:
             if slot in slots:
-                self.mail(CallCancel(slot, sequence))
+                self.mail(CallCancel(slot, generation))
 
     def calm_down(self) -> None:
         """Other threads, and reduces, would wait for calls that nobody makes any more."""

@@ -51,7 +51,7 @@ class OpRunner:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._world = program.world
-        self.in_flight: dict[tuple[int, int], int] = {}  # slot and its sequence -> tag
+        self.in_flight: dict[tuple[int, int], int] = {}  # slot and its generation -> tag
         self._blocked: set[tuple[int, int]] = set()
         self._lost: list[int] = []  # tags to be tried again
         self._resting: set[tuple[int, int]] = set()  # launched in a world at rest
@@ -98,7 +98,7 @@ class OpRunner:
 
     def completed(self, action: Complete) -> None:
         """One of them ended."""
-        key = action.slot, action.sequence
+        key = action.slot, action.generation
         tag = self.in_flight.pop(key)
         self._check(action)
         if action.result == RANK_CONNECTION_LOST and action.kind == KIND_COLLECTIVE and key in self._blocked:
@@ -130,7 +130,7 @@ class OpRunner:
             assert 1 <= group <= largest <= everybody, f"a world of {everybody}, {group}, {largest}"
             assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"
             assert action.payload[NUMBERS.size :].decode(), "a failure without a reason"
-        if (action.slot, action.sequence) in self._resting:
+        if (action.slot, action.generation) in self._resting:
             members = self._world.master.state.groups[self._program.shell.group].size()
             expected = SUCCESS if members > 1 else TOO_FEW_PEERS
             assert action.result == expected, f"in a world at rest a reduce of {members} ended with {action!r}"

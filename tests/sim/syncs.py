@@ -60,7 +60,7 @@ class SyncMachine:
         self.jumped = False  # it counted too far, so it may be kicked for that
         self.strategy = POPULAR
         self.resting: int | None = None  # how the synchronisation of a world at rest ended
-        self._key: tuple[int, int] | None = None  # slot and sequence of the call under way, or of its description
+        self._key: tuple[int, int] | None = None  # slot and generation of the call under way, or of its description
         self._attempt = 0  # counts the calls
         self._voted = b""  # the digest of its content
         self._in_step = False  # the state is what was agreed, and may move on

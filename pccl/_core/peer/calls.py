@@ -26,7 +26,7 @@ class Call:
     """A call of the training process that is under way."""
 
     slot: int
-    sequence: int
+    generation: int
     number: int
 
 
@@ -52,7 +52,7 @@ class Calls:
             self.complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is already in {name}")
             return 0
         number = self.number()
-        self.open[name] = Call(call.slot, call.sequence, number)
+        self.open[name] = Call(call.slot, call.generation, number)
         return number
 
     def take(self, number: int) -> Call | None:
@@ -66,7 +66,7 @@ class Calls:
     def cancel(self, cancel: Any) -> None:
         """The caller of that slot gave up."""
         for name, call in list(self.open.items()):
-            if call.slot == cancel.slot and call.sequence == cancel.sequence:
+            if call.slot == cancel.slot and call.generation == cancel.generation:
                 del self.open[name]
                 self._outbox.actions.append(SendMaster(Withdraw(call.number)))
                 self.complete(call, INVALID_USAGE, KIND_CANCELLED, "given up by its caller")
@@ -80,7 +80,7 @@ class Calls:
 
     def complete(self, call: Any, result: int, kind: int, text: str) -> None:
         """Complete the slot of a call with a text."""
-        self._outbox.actions.append(Complete(call.slot, call.sequence, result, kind, text.encode()))
+        self._outbox.actions.append(Complete(call.slot, call.generation, result, kind, text.encode()))
 
     def check(self) -> None:
         """Invariants between two events."""

@@ -349,7 +349,7 @@ class Complete:
     """The end of a call: its slot, a Result, a kind (see `errors`), and a payload or a text."""
 
     slot: int
-    sequence: int
+    generation: int
     result: int
     kind: int
     payload: bytes

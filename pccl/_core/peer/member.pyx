@@ -91,11 +91,11 @@ cdef class Member:
         """Whether the training process is in a call, so that the next event will come soon."""
         return len(self.reduces.tags) > 0 or len(self.calls.open) > 0 or self.syncs.sync is not None
 
-    def owes(self, slot, sequence):
+    def owes(self, slot, generation):
         """Whether somebody waits for the end of that call."""
         return (
-            self.reduces.owes(slot, sequence) or self.syncs.owes(slot, sequence)
-            or any(call.slot == slot and call.sequence == sequence for call in self.calls.open.values())
+            self.reduces.owes(slot, generation) or self.syncs.owes(slot, generation)
+            or any(call.slot == slot and call.generation == generation for call in self.calls.open.values())
         )
 
     def end(self, int result, int kind, str text):
@@ -173,14 +173,14 @@ cdef class Member:
         numbers = self.on_world(message)
         call = self.calls.take(message.call)
         if call is not None:
-            self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
+            self.outbox.actions.append(Complete(call.slot, call.generation, SUCCESS, KIND_PLAIN, numbers))
 
     def on_pending_answer(self, message):
         """Whether peers wait to be admitted."""
         call = self.calls.take(message.call)
         if call is not None:
             payload = b"\1" if message.pending else b"\0"
-            self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, payload))
+            self.outbox.actions.append(Complete(call.slot, call.generation, SUCCESS, KIND_PLAIN, payload))
 
     def on_call_failed(self, message):
         """A vote cannot succeed."""

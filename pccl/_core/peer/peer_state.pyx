@@ -90,10 +90,10 @@ cdef class PeerState:
         """Whether the training process is in a call, so that the next event will come soon."""
         return self.member.is_busy()
 
-    def owes(self, slot, sequence):
+    def owes(self, slot, generation):
         """Whether somebody waits for the end of that call."""
-        return self.member.owes(slot, sequence) or any(
-            call is not None and call.slot == slot and call.sequence == sequence
+        return self.member.owes(slot, generation) or any(
+            call is not None and call.slot == slot and call.generation == generation
             for call in (*self.leaving, self.connecting)
         )
 
@@ -147,7 +147,7 @@ cdef class PeerState:
     # ------------------------------------------------------------------------------------------ joining
 
     def _on_connect(self, call):
-        self.connecting = Call(call.slot, call.sequence, 0)
+        self.connecting = Call(call.slot, call.generation, 0)
         self.attempts_left = call.attempts
         self.ring_links.join(call.lanes)
         self._dial_master()
@@ -181,11 +181,11 @@ cdef class PeerState:
         self.phase = MEMBER
         call, self.connecting = self.connecting, None
         numbers = self.member.on_world(message)
-        self.outbox.actions.append(Complete(call.slot, call.sequence, SUCCESS, KIND_PLAIN, numbers))
+        self.outbox.actions.append(Complete(call.slot, call.generation, SUCCESS, KIND_PLAIN, numbers))
 
     def _on_cancel(self, cancel):
         call = self.connecting
-        if call is not None and call.slot == cancel.slot and call.sequence == cancel.sequence:
+        if call is not None and call.slot == cancel.slot and call.generation == cancel.generation:
             self._leave("connect() was given up")
 
     def _refuse_call(self, call):

@@ -30,6 +30,6 @@ cdef class ReduceMachine:
     cpdef done(self, message)
     cpdef ended(self, event)
     cdef int _step(self, Reduce reduce, subject, argument) except -1
-    cdef Reduce _find(self, slot, sequence)
+    cdef Reduce _find(self, slot, generation)
     cdef _finish(self, Reduce reduce, bint begun)
     cdef _complete(self, operation, int result, int kind, bytes payload)

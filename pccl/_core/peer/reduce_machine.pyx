@@ -112,24 +112,24 @@ cdef class ReduceMachine:
 
     def cancel(self, call):
         """The caller of that slot gave up. A reduce that has commenced goes on to its verdict: others count on it."""
-        cdef Reduce reduce = self._find(call.slot, call.sequence)
+        cdef Reduce reduce = self._find(call.slot, call.generation)
         if reduce is not None:
             self._step(reduce, CallCancel, call)
 
     def awaits(self, call):
         """The caller of that slot blocks. That matters only while other members are missing."""
-        cdef Reduce reduce = self._find(call.slot, call.sequence)
+        cdef Reduce reduce = self._find(call.slot, call.generation)
         if reduce is not None:
             self._step(reduce, CallAwait, call)
 
-    def owes(self, slot, sequence):
+    def owes(self, slot, generation):
         """Whether that slot belongs to a reduce that is under way."""
-        return self._find(slot, sequence) is not None
+        return self._find(slot, generation) is not None
 
-    cdef Reduce _find(self, slot, sequence):
+    cdef Reduce _find(self, slot, generation):
         cdef Reduce reduce
         for reduce in self.tags.values():
-            if reduce.operation.slot == slot and reduce.operation.sequence == sequence:
+            if reduce.operation.slot == slot and reduce.operation.generation == generation:
                 return reduce
         return None
 
@@ -356,7 +356,7 @@ cdef class ReduceMachine:
         self._complete(reduce.operation, result, kind, payload)
 
     cdef _complete(self, operation, int result, int kind, bytes payload):
-        self.outbox.actions.append(Complete(operation.slot, operation.sequence, result, kind, payload))
+        self.outbox.actions.append(Complete(operation.slot, operation.generation, result, kind, payload))
 
     # ------------------------------------------------------------------------------------------ invariants
 

@@ -5,7 +5,7 @@ from .outbox cimport Outbox
 cdef class Sync:
     cdef readonly object call            # this peer's number for it, as the master knows it
     cdef readonly object slot            # where the caller waits, or waited before it was asked to describe its state
-    cdef readonly object sequence
+    cdef readonly object generation
     cdef readonly str phase              # see the table in sync_machine.pyx
     cdef readonly bint schema_wanted     # the master asked for the schema, and the caller has not described its state yet
     cdef readonly object described       # the caller's CallManifest

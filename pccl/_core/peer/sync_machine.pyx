@@ -56,7 +56,7 @@ cdef class Sync:
     def __init__(self, call, number):
         self.call = number
         self.slot = call.slot
-        self.sequence = call.sequence
+        self.generation = call.generation
         self.phase = VOTED
         self.schema_wanted = False
         self.described = self.order = self.ending = None
@@ -106,19 +106,19 @@ cdef class SyncMachine:
             self._refuse(call, f"nobody asked for a description: it belongs to {SYNC}")
             return
         sync.described = call
-        sync.slot, sync.sequence = call.slot, call.sequence
+        sync.slot, sync.generation = call.slot, call.generation
         self._step(CallManifest, call)
 
     def cancel(self, call):
         """The caller of that slot gave up. A sync that is about to end does so by itself."""
         cdef Sync sync = self.sync
-        if sync is not None and sync.slot == call.slot and sync.sequence == call.sequence:
+        if sync is not None and sync.slot == call.slot and sync.generation == call.generation:
             self._step(CallCancel, call)
 
-    def owes(self, slot, sequence):
+    def owes(self, slot, generation):
         """Whether the caller waits for that slot."""
         cdef Sync sync = self.sync
-        return sync is not None and sync.phase not in UNDESCRIBED and sync.slot == slot and sync.sequence == sequence
+        return sync is not None and sync.phase not in UNDESCRIBED and sync.slot == slot and sync.generation == generation
 
     def _withdraw(self, call):
         """Nobody waits, because the caller describes its state: no slot to complete."""
@@ -139,7 +139,7 @@ cdef class SyncMachine:
         return self._end_transfer((INVALID_USAGE, KIND_CANCELLED, b"given up by its caller"))
 
     def _refuse(self, call, str reason):
-        self.outbox.actions.append(Complete(call.slot, call.sequence, INVALID_USAGE, KIND_PLAIN, reason.encode()))
+        self.outbox.actions.append(Complete(call.slot, call.generation, INVALID_USAGE, KIND_PLAIN, reason.encode()))
 
     def _ignore(self, argument):
         """Nothing to do: the event was on its way while the phase changed."""
@@ -165,7 +165,7 @@ cdef class SyncMachine:
 
     cdef _ask_caller(self):
         # Completes the caller's slot with the question for a description.
-        self.outbox.actions.append(Complete(self.sync.slot, self.sync.sequence, SUCCESS, KIND_DESCRIBE, b""))
+        self.outbox.actions.append(Complete(self.sync.slot, self.sync.generation, SUCCESS, KIND_DESCRIBE, b""))
 
     def _take_order(self, message):
         """Serve or Fetch, before the description is there."""
@@ -307,7 +307,7 @@ cdef class SyncMachine:
         result, kind, payload = ending
         if result == SUCCESS:
             payload = SYNCED.pack(payload, sync.tx_bytes, sync.rx_bytes) + self.numbers
-        self.outbox.actions.append(Complete(sync.slot, sync.sequence, result, kind, payload))
+        self.outbox.actions.append(Complete(sync.slot, sync.generation, result, kind, payload))
 
     def end(self, int result, int kind, str text):
         """The membership is over. A caller that describes its state finds that out when it has."""

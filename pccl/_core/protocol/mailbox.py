@@ -21,7 +21,7 @@ class CallConnect:
     """Join the run. The addresses are numeric, `host port` pairs, so that the actor never waits for a resolver."""
 
     slot: u32
-    sequence: u32
+    generation: u32
     attempts: u32
     group: u32
     lanes: u16
@@ -41,7 +41,7 @@ class CallTopology:
     """update_topology, or one round of wait_for_world_size."""
 
     slot: u32
-    sequence: u32
+    generation: u32
     wanted: u32
 
 
@@ -50,7 +50,7 @@ class CallPending:
     """are_peers_pending."""
 
     slot: u32
-    sequence: u32
+    generation: u32
 
 
 @message(0x53, "training process to peer actor")
@@ -58,7 +58,7 @@ class CallCancel:
     """The caller of that slot gave up: Ctrl-C or a timeout."""
 
     slot: u32
-    sequence: u32
+    generation: u32
 
 
 @message(0x54, "training process to peer actor")
@@ -66,7 +66,7 @@ class CallLeave:
     """close(): say goodbye, then end."""
 
     slot: u32
-    sequence: u32
+    generation: u32
 
 
 @message(0x55, "training process to peer actor")
@@ -81,7 +81,7 @@ class CallAwait:
     """A thread has been blocking on that slot for a while, without a time limit of its own."""
 
     slot: u32
-    sequence: u32
+    generation: u32
 
 
 @message(0x57, "training process to peer actor")
@@ -104,7 +104,7 @@ class CallSync:
     """sync_shared_state. If that takes more than a comparison, the slot completes with KIND_DESCRIBE."""
 
     slot: u32
-    sequence: u32
+    generation: u32
     revision: u64
     strategy: u8
     keys: u32
@@ -118,7 +118,7 @@ class CallManifest:
     """The rest of a sync_shared_state: where its description and its window are. Both segments were shared before."""
 
     slot: u32
-    sequence: u32
+    generation: u32
     description: u32
     nbytes: u64  # of the description
     window: u32
@@ -129,7 +129,7 @@ class CallOptimize:
     """optimize_topology."""
 
     slot: u32
-    sequence: u32
+    generation: u32
 
 
 # ---------------------------------------------------------------------------------------------- of a worker

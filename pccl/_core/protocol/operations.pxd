@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 # One reduce as the training process hands it to its actor. From `tag` to `quantized` it is a PackedSignature.
 cdef packed struct PackedOperation:
     uint32_t slot                   # the completion slot that the caller waits for
-    uint32_t sequence               # which use of that slot it is
+    uint32_t generation             # which use of that slot it is
     uint64_t tag
     uint64_t count
     uint8_t datatype

@@ -68,9 +68,9 @@ cdef class Operation:
         return self.packed.slot
 
     @property
-    def sequence(self):
+    def generation(self):
         """Which use of that slot it is."""
-        return self.packed.sequence
+        return self.packed.generation
 
     @property
     def tag(self):

@@ -163,8 +163,8 @@ class PeerActor(Feeding):
         """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
         state = self.state
         assert state is not None
-        if not state.owes(cancel.slot, cancel.sequence):
-            self.slots.complete(cancel.slot, cancel.sequence, join(INVALID_USAGE, KIND_CANCELLED))
+        if not state.owes(cancel.slot, cancel.generation):
+            self.slots.complete(cancel.slot, cancel.generation, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""
@@ -185,7 +185,7 @@ class PeerActor(Feeding):
         except OSError as error:
             which = f"port {options.port}" if options.port else "any port"
             reason = f"this peer cannot listen on {which}: {error.strerror}"
-            self.slots.complete(call.slot, call.sequence, INVALID_USAGE, reason.encode())
+            self.slots.complete(call.slot, call.generation, INVALID_USAGE, reason.encode())
             return
         self.state = PeerState(options, monotonic_ns())
         self._listening = Listener(

@@ -48,7 +48,7 @@ cdef class Feeding(Watcher):
     cdef public PeerState state         # made by the first call, which brings the options
     cdef public Connection master       # None while there is none
     cdef public OpRunner reducing       # operations that have commenced
-    cdef public dict windows            # (slot, sequence) -> the window that looks up when that call has ended
+    cdef public dict windows            # (slot, generation) -> the window that looks up when that call has ended
     cdef public object door             # who turns strangers away, or None before there is a port
     cdef public long long rhythm_ns     # how often the caller wants to see a beat
     cdef object fault                   # the planned mishap, normally None
@@ -89,9 +89,9 @@ cdef class Feeding(Watcher):
             self.fault.visit(f"peer.send.{type(action.message).__name__}")
 
     cdef complete(self, action):
-        self.slots.complete(action.slot, action.sequence, join(action.result, action.kind), action.payload)
+        self.slots.complete(action.slot, action.generation, join(action.result, action.kind), action.payload)
         if self.windows:
-            window = self.windows.pop((action.slot, action.sequence), None)
+            window = self.windows.pop((action.slot, action.generation), None)
             if window is not None:
                 window.ring()
 

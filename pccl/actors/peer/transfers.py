@@ -168,7 +168,7 @@ class Transfers:
         """The training process begins to wait at its window for orders, and for the end of its call."""
         window = self._descriptor(call.window)
         if window is not None:
-            self.windows[call.slot, call.sequence] = Window(Mapping(*window))
+            self.windows[call.slot, call.generation] = Window(Mapping(*window))
 
     def schema_pages(self, action: SendSchema) -> list[Schema]:
         """What our state consists of, as the master is told it."""

@@ -106,7 +106,7 @@ def test_a_call_that_ends_gives_its_outcome_and_its_slot_back(probe: Probe) -> N
     slot = probe.calls.acquire("call")
     assert not probe.calls.wait("call", slot, 0)
     assert probe.checked == 1
-    probe.calls.table.complete(slot.index, slot.sequence, join(8, KIND_COLLECTIVE), b"why")
+    probe.calls.table.complete(slot.index, slot.generation, join(8, KIND_COLLECTIVE), b"why")
     assert probe.calls.wait("call", slot, 0)
     assert probe.calls.take(slot) == (join(8, KIND_COLLECTIVE), b"why")
     assert (probe.checked, probe.calls.over, probe.calls.table.idle_slots) == (1, False, 2)
@@ -114,7 +114,7 @@ def test_a_call_that_ends_gives_its_outcome_and_its_slot_back(probe: Probe) -> N
 
 def test_a_membership_that_ended_is_over(probe: Probe) -> None:
     slot = probe.calls.acquire("call")
-    probe.calls.table.complete(slot.index, slot.sequence, join(4, KIND_KICKED))
+    probe.calls.table.complete(slot.index, slot.generation, join(4, KIND_KICKED))
     probe.calls.take(slot)
     assert probe.calls.over
 

@@ -43,7 +43,7 @@ def table() -> Iterator[None]:
         held = [table.acquire() for _ in range(3)]
         for _ in range(3):
             used = table.acquire()
-            table.complete(used.index, used.sequence, 0)
+            table.complete(used.index, used.generation, 0)
             used.release()
         _slots.append(table.acquire())
         yield
@@ -168,7 +168,7 @@ def test_shared_tensors_are_reduced_where_they_are() -> None:
     assert (what.recv_segment, what.recv_offset) == find(recv)
     assert (what.flags, what.backup_segment) == (0, 0)
     assert launched.segments == (what.send_segment, what.recv_segment, 0, 0)
-    assert (what.slot, what.sequence, what.tag, what.count) == (3, 4, 9, 100)
+    assert (what.slot, what.generation, what.tag, what.count) == (3, 4, 9, 100)
     launched.fail()
     assert (send == np.arange(100)).all()
 

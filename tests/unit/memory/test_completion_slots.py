@@ -45,12 +45,12 @@ def state(table, slot):
 
 def test_life_of_a_slot(table, actor):
     slot = table.acquire()
-    assert (slot.index, slot.sequence, slot.done) == (0, 1, False)
+    assert (slot.index, slot.generation, slot.done) == (0, 1, False)
     assert state(table, slot) == PENDING
     assert not slot.wait(0)
     assert state(table, slot) == AWAITED
 
-    assert actor.complete(slot.index, slot.sequence, -5, b"why")
+    assert actor.complete(slot.index, slot.generation, -5, b"why")
     assert state(table, slot) == DONE
     assert slot.done
     assert slot.wait(0)
@@ -59,13 +59,13 @@ def test_life_of_a_slot(table, actor):
     slot.release()
     assert state(table, slot) == FREE
     again = table.acquire()
-    assert (again.index, again.sequence) == (0, 2)
+    assert (again.index, again.generation) == (0, 2)
     again.abandon()
 
 
 def test_layout_is_as_documented(table, actor):
     slot = table.acquire()
-    actor.complete(slot.index, slot.sequence, -2, b"payload")
+    actor.complete(slot.index, slot.generation, -2, b"payload")
     actor.beat(0x1122334455667788)
     actor.actor.store(3)
     view = table.segment.view
@@ -89,16 +89,16 @@ def test_default_table_is_touched_lazily():
 def test_stale_completions_are_ignored(table, actor):
     """Sent twice, sent for an earlier use, or for no use at all: nothing changes."""
     slot = table.acquire()
-    assert not actor.complete(slot.index, slot.sequence - 1, 9, b"stale")
+    assert not actor.complete(slot.index, slot.generation - 1, 9, b"stale")
     assert not slot.done
-    assert actor.complete(slot.index, slot.sequence, 1, b"good")
-    assert not actor.complete(slot.index, slot.sequence, 9, b"twice")
+    assert actor.complete(slot.index, slot.generation, 1, b"good")
+    assert not actor.complete(slot.index, slot.generation, 9, b"twice")
     assert (slot.result, slot.payload) == (1, b"good")
     slot.release()
-    assert not actor.complete(slot.index, slot.sequence, 9, b"late")
+    assert not actor.complete(slot.index, slot.generation, 9, b"late")
     second = table.acquire()
     assert second.index == slot.index
-    assert not actor.complete(slot.index, slot.sequence, 9, b"late")
+    assert not actor.complete(slot.index, slot.generation, 9, b"late")
     assert not second.done
     for index in (-1, 4):
         with pytest.raises(ValueError, match=f"slot {index} is not in a table of 4"):
@@ -109,7 +109,7 @@ def test_sequence_wraps(table, actor):
     table.segment.view[4096:4112].cast("I")[1] = 0xFFFFFFFF
     slot = table.acquire()
 
-    assert slot.sequence == 0
+    assert slot.generation == 0
     assert actor.complete(slot.index, 0, 0)
 
 
@@ -127,16 +127,16 @@ def test_abandoned_slots_return_after_their_completion(table, actor):
         slot.abandon()
     with pytest.raises(SlotsExhaustedError):
         table.acquire()
-    assert actor.complete(slots[2].index, slots[2].sequence, 0)
+    assert actor.complete(slots[2].index, slots[2].generation, 0)
     again = table.acquire()
-    assert (again.index, again.sequence) == (2, 2)
+    assert (again.index, again.generation) == (2, 2)
     with pytest.raises(SlotsExhaustedError):
         table.acquire()
 
 
 def test_abandoning_what_is_done_gives_it_back_at_once(table, actor):
     slot = table.acquire()
-    actor.complete(slot.index, slot.sequence, 0)
+    actor.complete(slot.index, slot.generation, 0)
     slot.abandon()
 
     assert state(table, slot) == FREE
@@ -148,14 +148,14 @@ def test_a_slot_is_used_once(table, actor):
         slot.release()
     with pytest.raises(ValueError, match="not done"):
         _ = slot.result
-    actor.complete(slot.index, slot.sequence, 0)
+    actor.complete(slot.index, slot.generation, 0)
     slot.release()
     table.acquire()
     for use in (slot.release, slot.abandon, lambda: slot.wait(0), lambda: slot.payload):
         with pytest.raises(ValueError, match="was released or abandoned"):
             use()
     assert not slot.done
-    assert repr(slot) == "<Slot 0 sequence=1 given back>"
+    assert repr(slot) == "<Slot 0 generation=1 given back>"
 
 
 @pytest.mark.parametrize("character", ["a", "é", "€", "😀"])
@@ -163,7 +163,7 @@ def test_a_slot_is_used_once(table, actor):
 def test_long_text_is_cut_between_characters(table, actor, character, shift):
     text = "x" * shift + character * (PAYLOAD_BYTES_MAX + 1)
     slot = table.acquire()
-    actor.complete(slot.index, slot.sequence, 0, text.encode())
+    actor.complete(slot.index, slot.generation, 0, text.encode())
     cut = slot.payload.decode()
 
     assert cut[-1] == "…"
@@ -174,7 +174,7 @@ def test_long_text_is_cut_between_characters(table, actor, character, shift):
 def test_payload_that_just_fits_is_kept(table, actor):
     payload = bytes(range(256)) * 4
     slot = table.acquire()
-    actor.complete(slot.index, slot.sequence, 0, payload[:PAYLOAD_BYTES_MAX])
+    actor.complete(slot.index, slot.generation, 0, payload[:PAYLOAD_BYTES_MAX])
 
     assert slot.payload == payload[:PAYLOAD_BYTES_MAX]
 
@@ -211,7 +211,7 @@ def test_closed_table():
     # Whoever still waits reads memory that is still there.
     assert not slot.wait(0)
     # What is given back now does not come back into use.
-    table.complete(slot.index, slot.sequence, 0)
+    table.complete(slot.index, slot.generation, 0)
     slot.release()
     with pytest.raises(ValueError, match="closed"):
         table.acquire()
@@ -247,8 +247,8 @@ def test_completions_from_another_process():
                 os.close(target)
                 actor = SlotTable.attach(os.dup(table.segment.fd))
                 while command := os.read(source, 8):
-                    index, sequence = struct.unpack("II", command)
-                    assert actor.complete(index, sequence, sequence & 0xFFFF, b"%d" % index)
+                    index, generation = struct.unpack("II", command)
+                    assert actor.complete(index, generation, generation & 0xFFFF, b"%d" % index)
                 status = 0
             finally:
                 os._exit(status)
@@ -256,9 +256,9 @@ def test_completions_from_another_process():
         try:
             for _ in range(rounds):
                 slot = table.acquire()
-                os.write(target, struct.pack("II", slot.index, slot.sequence))
+                os.write(target, struct.pack("II", slot.index, slot.generation))
                 assert slot.wait(10 * SECOND_NS)
-                assert (slot.result, slot.payload) == (slot.sequence & 0xFFFF, b"%d" % slot.index)
+                assert (slot.result, slot.payload) == (slot.generation & 0xFFFF, b"%d" % slot.index)
                 slot.release()
         finally:
             os.close(target)
@@ -279,7 +279,7 @@ def test_threads_share_a_table():
             try:
                 for turn in range(rounds):
                     slot = table.acquire()
-                    posted.append((slot.index, slot.sequence))
+                    posted.append((slot.index, slot.generation))
                     available.release()
                     if turn % 7 == 0:
                         while not slot.done:
@@ -287,7 +287,7 @@ def test_threads_share_a_table():
                         slot.abandon()
                         continue
                     assert slot.wait(10 * SECOND_NS)
-                    assert slot.payload == b"%d-%d" % (slot.index, slot.sequence)
+                    assert slot.payload == b"%d-%d" % (slot.index, slot.generation)
                     slot.release()
             except BaseException as error:
                 failures.append(error)
@@ -296,8 +296,8 @@ def test_threads_share_a_table():
         def completer():
             for _ in range(4 * rounds):
                 assert available.acquire(timeout=10)
-                index, sequence = posted.pop(0)
-                table.complete(index, sequence, 0, b"%d-%d" % (index, sequence))
+                index, generation = posted.pop(0)
+                table.complete(index, generation, 0, b"%d-%d" % (index, generation))
 
         threads = [threading.Thread(target=caller) for _ in range(4)] + [threading.Thread(target=completer)]
         for thread in threads:
@@ -317,7 +317,7 @@ def test_everybody_who_waits_for_a_slot_is_woken(table, actor):
     deadline_ns = monotonic_ns() + 10 * SECOND_NS
     while state(table, slot) != AWAITED and monotonic_ns() < deadline_ns:
         time.sleep(0.001)
-    actor.complete(slot.index, slot.sequence, 0)
+    actor.complete(slot.index, slot.generation, 0)
     for thread in threads:
         thread.join(20)
 
@@ -332,7 +332,7 @@ def test_who_looks_first_costs_the_actor_no_wake_up(table, actor):
     def complete():
         time.sleep(0.02)  # so that it ends while its caller looks
         states.append(state(table, slot))
-        actor.complete(slot.index, slot.sequence, 3)
+        actor.complete(slot.index, slot.generation, 3)
 
     thread = threading.Thread(target=complete)
     thread.start()
@@ -344,4 +344,4 @@ def test_who_looks_first_costs_the_actor_no_wake_up(table, actor):
     late = table.acquire()
     assert not late.wait(0, 1)
     assert state(table, late) == AWAITED
-    actor.complete(late.index, late.sequence, 0)
+    actor.complete(late.index, late.generation, 0)

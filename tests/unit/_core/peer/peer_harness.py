@@ -36,7 +36,7 @@ def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
 
 
 def operation(slot: int, tag: int, count: int = 1024) -> Operation:
-    """A sum of floats, in place; the slot's sequence is ten times its number."""
+    """A sum of floats, in place; the slot's generation is ten times its number."""
     return Operation(slot, 10 * slot, tag, count, 10, 0, 0, 0, 0, 1, 0, 1, 0, 2, 0)
 
 
@@ -55,7 +55,7 @@ def verdict(tag: int, sequence: int, result: int = 8, reason: str = "peer 3 was 
 
 
 def sync(slot: int = 5, revision: int = 4, strategy: int = 0, *, torn: bool = False) -> mailbox.CallSync:
-    """sync_shared_state; the slot's sequence is ten times its number."""
+    """sync_shared_state; the slot's generation is ten times its number."""
     return mailbox.CallSync(slot, 10 * slot, revision, strategy, 3, b"layout digest...", b"content digest..", torn)
 
 

@@ -286,7 +286,7 @@ def test_a_transfer_is_given_up_when_the_workers_have_let_go() -> None:
 
 @pytest.mark.parametrize("cancel", [(5, 49), (4, 50), (6, 60)])
 def test_another_calls_cancel_is_not_meant(cancel: tuple[int, int]) -> None:
-    """Goal: slot and sequence must both fit."""
+    """Goal: slot and generation must both fit."""
     assert voted().call(mailbox.CallCancel(*cancel)) == []
 
 

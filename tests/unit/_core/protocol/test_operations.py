@@ -137,17 +137,17 @@ def test_an_operation_is_a_frozen_value() -> None:
     """Goal: it compares and hashes by content, prints every field, and takes fields by position or by name."""
     one = Operation(1, 2, 3, count=4, area_offset=17)
 
-    assert (one.slot, one.sequence, one.tag, one.count, one.flags, one.area_offset) == (1, 2, 3, 4, 0, 17)
+    assert (one.slot, one.generation, one.tag, one.count, one.flags, one.area_offset) == (1, 2, 3, 4, 0, 17)
     assert one == Operation(1, 2, 3, 4, area_offset=17)
     assert hash(one) == hash(Operation(1, 2, 3, 4, area_offset=17))
     assert one != Operation(1, 2, 3, 5, area_offset=17)
     assert one != (1, 2, 3)
-    assert repr(one).startswith("Operation(slot=1, sequence=2, tag=3, count=4, datatype=0, ")
+    assert repr(one).startswith("Operation(slot=1, generation=2, tag=3, count=4, datatype=0, ")
     with pytest.raises(AttributeError):
         one.tag = 5  # type: ignore[misc]
     with pytest.raises(AttributeError, match="an Operation has no colour"):
         one.colour  # noqa: B018
-    with pytest.raises(TypeError, match="an Operation has the fields slot, sequence, tag"):
+    with pytest.raises(TypeError, match="an Operation has the fields slot, generation, tag"):
         Operation(colour=1)
     with pytest.raises(TypeError, match="an Operation has the fields"):
         Operation(*range(18))

@@ -102,7 +102,7 @@ def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
     mailbox, actor = ends
     actor.state = PeerState(Options(), monotonic_ns())
     slot = actor.slots.acquire()
-    mailbox.send(pack(reduce(Operation(slot.index, slot.sequence, 7, count=1024, datatype=10))))
+    mailbox.send(pack(reduce(Operation(slot.index, slot.generation, 7, count=1024, datatype=10))))
     mailbox.close()
 
     assert actor.serve() == ["the training process closed its mailbox"]
