@@ -1,12 +1,13 @@
 """The peer actor: the process between a training process and the run.
 
-It has a mailbox to the training process, a control connection to the master, one listening port for everything other
-peers want, and the worker processes of its lanes. `PeerState` decides; this file delivers, on top of `feeding`, where
-the short way of reduces is. It lives exactly as long as the training process: it watches a descriptor of that process,
-not only its mailbox, because a forked child of the training process may hold the mailbox open. Interrupts and
-terminations are the training process's business, which may want to save its state first; they are ignored here.
+It has a mailbox to the training process, a control connection to the master, one listening port for connections of
+other peers, and worker processes. `PeerState` decides; this file carries out. The actor owns a compiled fast path
+(`peer_fastpath`), which every reduce takes; the rest is here. The actor lives exactly as long as the training process:
+it watches a descriptor of that process, not only its mailbox, because a forked child of the training process may hold
+the mailbox open. It ignores SIGINT and SIGTERM: the training process decides what they mean, and may want to save its
+state first.
 
-Started by `spawning.start_peer_actor` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
+Started by `spawn.ActorProcess` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ from pccl._core.system.process import die_with_parent, is_stopped, open_pidfd, s
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
-from pccl.actors.io.loop import IDLE_NS
+from pccl.actors.io.loop import IDLE_NS, Loop
 from pccl.memory.completion_slots import SlotTable
 from pccl.options import Options, nanoseconds
 
 from .identity import Identity
 from .lane_pool import LanePool
 from .op_runner import OpRunner
-from .peer_fastpath import Feeding
+from .peer_fastpath import PeerFastpath
 from .probes import Probes
 from .transfers import Transfers
 
@@ -91,17 +92,28 @@ if TYPE_CHECKING:
 COLLECT_NS = 10_000_000_000  # rings, links and callbacks that have ended refer to each other: some kilobytes by then
 
 
-class PeerActor(Feeding):
+class PeerActor:
     """One membership of one communicator."""
 
     def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
-        super().__init__(mailbox, slots, planned())
+        self.loop = Loop()
+        self.state: PeerState | None = None  # made by the first call
+        self._mailbox = mailbox
+        self._slots = slots
+        self._fastpath = PeerFastpath(
+            self.loop,
+            mailbox,
+            slots,
+            planned(),
+            perform=self._perform,
+            receive=self._receive,
+            app_gone=self._app_gone,
+        )
+        self._feed = self._fastpath.feed
         self._parent = 0
         self._listening: Listener | None = None
         self._master_dialler: Dialler | None = None
         self._join: CallConnect | None = None
-        # The caller watches these beats by its own options; the master's rhythm may be a slower one.
-        self.rhythm_ns = IDLE_NS
         self._patience_ns = 0  # how long the training process may be stopped
         self._stopped_ns = 0  # how long it has been, as far as this process was awake to see it
         self._token = b""
@@ -111,30 +123,31 @@ class PeerActor(Feeding):
         self._lanes = LanePool(
             self.loop,
             life_fd,
-            on_link_ended=lambda link, reason: self.feed(LinkDown(link, reason)),
-            on_worker_died=lambda reason: self.feed(WorkerDied(reason)),
+            on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
+            on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
         )
-        self.reducing = OpRunner(self.loop, self._lanes, self.feed)
+        self._op_runner = OpRunner(self.loop, self._lanes, self._feed)
         self._transfers = Transfers(
             self.loop,
             life_fd,
-            feed=self.feed,
+            feed=self._feed,
             tell=self._tell,
             descriptor=self._lanes.descriptor,
             identity=self._identity,
         )
-        self._probes = Probes(self.loop, life_fd, feed=self.feed, tell=self._tell, identity=self._identity)
-        self.windows = self._transfers.windows
+        self._probes = Probes(self.loop, life_fd, feed=self._feed, tell=self._tell, identity=self._identity)
+        self._fastpath.op_runner = self._op_runner
+        self._fastpath.windows = self._transfers.windows
         mailbox.setblocking(False)
-        self.loop.watch(mailbox.fileno(), self)
+        self.loop.watch(mailbox.fileno(), self._fastpath)
 
     def run(self, parent: int, parent_fd: int) -> None:
         """Serve until the training process leaves or dies."""
         self._parent = parent
         self.loop.watch(parent_fd, lambda _: self._app_gone("the training process ended without close()"))
-        self.slots.beat(monotonic_ns())
+        self._slots.beat(monotonic_ns())
         try:
-            self.loop.run(self.deadline, self._tick)
+            self.loop.run(self._fastpath.deadline, self._tick)
         finally:
             self._lanes.kill()
             self._transfers.kill()
@@ -143,8 +156,8 @@ class PeerActor(Feeding):
 
     # ------------------------------------------------------------------------------------------ mailbox
 
-    def _mail(self, call: Any, descriptor: int) -> None:
-        """A call from the training process, but for reduces while there is a machine."""
+    def _receive(self, call: Any, descriptor: int) -> None:
+        """Take a call from the training process that the fast path does not take."""
         if isinstance(call, CallShare):
             self._lanes.share(call.segment, descriptor, call.nbytes)
         elif isinstance(call, CallUnshare):
@@ -155,7 +168,7 @@ class PeerActor(Feeding):
             if self.state is not None:
                 if isinstance(call, CallManifest):
                     self._transfers.described(call)
-                self.feed(Called(call))
+                self._feed(Called(call))
                 if isinstance(call, CallCancel):
                     self._end_unknown(call)
 
@@ -164,7 +177,7 @@ class PeerActor(Feeding):
         state = self.state
         assert state is not None
         if not state.owes(cancel.slot, cancel.generation):
-            self.slots.complete(cancel.slot, cancel.generation, join(INVALID_USAGE, KIND_CANCELLED))
+            self._slots.complete(cancel.slot, cancel.generation, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
         """The first call brings everything this actor needs to know."""
@@ -176,7 +189,8 @@ class PeerActor(Feeding):
         self._lanes.lends = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
-        self.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
+        # The training process watches the beats by its own options; the master's interval may be longer.
+        self._fastpath.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
         self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
@@ -185,9 +199,9 @@ class PeerActor(Feeding):
         except OSError as error:
             which = f"port {options.port}" if options.port else "any port"
             reason = f"this peer cannot listen on {which}: {error.strerror}"
-            self.slots.complete(call.slot, call.generation, INVALID_USAGE, reason.encode())
+            self._slots.complete(call.slot, call.generation, INVALID_USAGE, reason.encode())
             return
-        self.state = PeerState(options, monotonic_ns())
+        self.state = self._fastpath.state = PeerState(options, monotonic_ns())
         self._listening = Listener(
             self.loop,
             listener,
@@ -202,7 +216,7 @@ class PeerActor(Feeding):
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self.door = self._listening.door
+        self._fastpath.door = self._listening.door
 
     def _identity(self) -> Identity:
         assert self.state is not None
@@ -223,12 +237,12 @@ class PeerActor(Feeding):
         if self.state is None:
             self.loop.stop()
         else:
-            self.feed(AppGone(reason))
+            self._feed(AppGone(reason))
 
     def _tell(self, level: int, line: str) -> None:
         """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
         try:
-            self.mailbox.send(pack(Notice(level, line)))
+            self._mailbox.send(pack(Notice(level, line)))
         except OSError:
             pass
 
@@ -236,15 +250,15 @@ class PeerActor(Feeding):
 
     def _tick(self, now_ns: int) -> None:
         # Not longer than the rhythm: while this process was stopped itself, it saw nothing.
-        elapsed_ns = min(now_ns - self.slots.last_beat_ns, self.rhythm_ns)
-        self.slots.beat(now_ns)
+        elapsed_ns = min(now_ns - self._slots.last_beat_ns, self._fastpath.rhythm_ns)
+        self._slots.beat(now_ns)
         self._lanes.reap()
         if self._listening is not None:
             self._listening.tick(now_ns)
         if self.state is not None:
-            self.reducing.report()
+            self._op_runner.report()
             self._watch_parent(elapsed_ns)
-            self.feed(Tick())
+            self._feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
         """A training process that is stopped says nothing to anybody: after the usual silence it counts as gone."""
@@ -259,8 +273,8 @@ class PeerActor(Feeding):
 
     def _send_schema(self, action: SendSchema) -> None:
         for page in self._transfers.schema_pages(action):
-            if self.master is not None:
-                self.master.send(page)
+            if self._fastpath.master is not None:
+                self._fastpath.master.send(page)
 
     def _dial_master(self, _: DialMaster) -> None:
         call, listening = self._join, self._listening
@@ -275,27 +289,27 @@ class PeerActor(Feeding):
             token=self._token,
             hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
             on_up=self._master_up,
-            on_down=lambda reason, final: self.feed(MasterDown(reason, final)),
+            on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
         )
 
     def _master_up(self, connection: Connection) -> None:
-        self.master = connection
-        connection.become(TO_PEER, self.hear, self._master_down)
-        self.feed(MasterUp())
+        self._fastpath.master = connection
+        connection.become(TO_PEER, self._fastpath.heard, self._master_down)
+        self._feed(MasterUp())
 
     def _master_down(self, _: int, kind: str, reason: str) -> None:
-        if self.master is not None:
-            self.master.close()
-            self.master = None
-        self.feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
+        if self._fastpath.master is not None:
+            self._fastpath.master.close()
+            self._fastpath.master = None
+        self._feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
 
     def _hang_up(self, _: HangUp) -> None:
         if self._master_dialler is not None:
             self._master_dialler.cancel()
-        if self.master is not None:
-            self.master.finish()
-            self.master = None
+        if self._fastpath.master is not None:
+            self._fastpath.master.finish()
+            self._fastpath.master = None
 
     def _spawn_lanes(self, action: SpawnLanes) -> None:
         try:
@@ -303,10 +317,10 @@ class PeerActor(Feeding):
         except OSError as error:
             # Out of processes or descriptors. The ring does without this peer until the machine gives up on it.
             reason = f"cannot start workers: {error.strerror}"
-            self.loop.after(0, lambda: self.feed(WorkerDied(reason)))
+            self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
 
     def _kill_lanes(self, _: KillLanes) -> None:
-        self.reducing.lose_crew()
+        self._op_runner.lose_crew()
         self._lanes.kill()
 
     def _stop(self, _: Stop) -> None:
@@ -330,18 +344,18 @@ class PeerActor(Feeding):
     def _link_up(self, link: int, connection: Connection) -> None:
         del self._diallers[link]
         self._hold(link, connection, None)
-        self.feed(LinkUp(link))
+        self._feed(LinkUp(link))
 
     def _link_down(self, link: int, reason: str) -> None:
         self._diallers.pop(link, None)
         held = self._links.pop(link, None)
         if held is not None:
             held[0].close()
-        self.feed(LinkDown(link, reason))
+        self._feed(LinkDown(link, reason))
 
     def _link_came(self, connection: Connection, hello: JoinLane, _: str, welcome: Welcome) -> None:
         self._hold(connection.number, connection, welcome)
-        self.feed(LinkCame(connection.number, hello))
+        self._feed(LinkCame(connection.number, hello))
 
     def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
         """A lane that waits for the machine's decision says nothing; if it does, or ends, it is no lane."""
@@ -372,7 +386,7 @@ class PeerActor(Feeding):
         if sock is None or not connection.is_idle():
             if sock is not None:
                 sock.close()
-            self.loop.after(0, lambda: self.feed(LinkDown(action.link, "half a message was left on the lane")))
+            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "half a message was left on the lane")))
             return
         self._lanes.attach(action.link, sock, action.sends, action.lane)
 
@@ -396,7 +410,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     AnswerLink: PeerActor._answer_link,
     AttachLink: PeerActor._attach_link,
     DropLink: PeerActor._drop_link,
-    AbortOperation: lambda actor, action: actor.reducing.abort(action.sequence),
+    AbortOperation: lambda actor, action: actor._op_runner.abort(action.sequence),
     ServeState: lambda actor, action: actor._transfers.serve(action),
     FetchState: lambda actor, action: actor._transfers.fetch(action),
     AddSources: lambda actor, action: actor._transfers.add_sources(action),

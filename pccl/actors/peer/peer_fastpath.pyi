@@ -1,4 +1,5 @@
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from pccl._core.peer.peer_state import PeerState
@@ -13,20 +14,24 @@ from .op_runner import OpRunner
 
 PERFORMED_HERE: tuple[type[Any], ...]
 
-class Feeding(Watcher):
+class PeerFastpath(Watcher):
     state: PeerState | None
     master: Connection | None
-    reducing: OpRunner
+    op_runner: OpRunner
     windows: dict[tuple[int, int], Window]
     door: Door | None
     rhythm_ns: int
-    def __init__(self, mailbox: socket.socket, slots: SlotTable, fault: Fault | None) -> None: ...
-    @property
-    def loop(self) -> Loop: ...
-    @property
-    def slots(self) -> SlotTable: ...
-    @property
-    def mailbox(self) -> socket.socket: ...
+    def __init__(
+        self,
+        loop: Loop,
+        mailbox: socket.socket,
+        slots: SlotTable,
+        fault: Fault | None,
+        *,
+        perform: Callable[[Any], None],
+        receive: Callable[[Any, int], None],
+        app_gone: Callable[[str], None],
+    ) -> None: ...
     def feed(self, event: Any) -> None: ...
-    def hear(self, number: int, message: Any) -> None: ...
+    def heard(self, number: int, message: Any) -> None: ...
     def deadline(self) -> int: ...

@@ -1,12 +1,12 @@
 # cython: language_level=3, auto_pickle=False
-"""The short way through a peer actor, which every reduce takes four times.
+"""The fast path of a peer actor, which every reduce takes four times.
 
-The training process's call, the order to commence, the end on the board and the verdict come in here, go through the
-machine, and become a message to the master, an operation on the board, or a completed slot. Every other action is
-performed by `peer_actor`, which is built on this and says who is watched and what is meant.
+The training process's call, the order to commence, the end on the board and the verdict arrive here, go through the
+machine, and become a message to the master, an operation on the board, or a completed slot. The actor owns this object;
+every other call and every other action goes to the callbacks that the actor gave. Nothing is decided here.
 
-Compiled, and apart from the rest, because an actor wakes up with cold caches: what a reduce costs it is how much code and
-how many objects lie on this way, not how often they are used.
+Compiled, and apart from the rest, because an actor wakes up with cold caches: a reduce costs the actor as much as there
+is code and as there are objects on this path, however often they are used.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -23,48 +23,55 @@ from pccl.memory.completion_slots cimport SlotTable
 from pccl._core.peer.events import BeginOperation, Called, Complete, EndOperation, MasterSaid, SendMaster
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.outcomes import join
+from pccl.actors.io.loop import IDLE_NS
 
 from .op_runner cimport OpRunner
 
 cdef enum:
     MAIL_BYTES_MAX = 1 << 16            # larger than any message between a training process and its actor
-    ANCILLARY_BYTES = 64                # room for the one descriptor that a message may bring along
+    ANCILLARY_BYTES = 64                # room for the one descriptor that a message may carry
 
-# What is performed here; everything else is in the table of `peer_actor`.
+# The actions that are performed here; all others are in the table of `peer_actor`.
 PERFORMED_HERE = (SendMaster, Complete, BeginOperation, EndOperation)
 
 
-cdef class Feeding(Watcher):
-    """The machine of an actor and what it talks to most. Watches the mailbox of the training process.
+cdef class PeerFastpath(Watcher):
+    """The machine of a peer actor and the objects that it uses most. Watches the mailbox of the training process.
 
-    Whoever builds on it has `_mail(call, descriptor)` for every other call, with the descriptor that came along or -1,
-    `_app_gone(reason)`, and `_perform(action)` for every other action.
+    `perform(action)` is called with every action that is not in PERFORMED_HERE, `receive(call, descriptor)` with every
+    call that is no reduce, with the descriptor that came with it or -1, and `app_gone(reason)` when the training process
+    closed its end. `fault` is a planned fault or None.
     """
 
-    cdef readonly Loop loop
-    cdef readonly SlotTable slots       # where calls are completed
-    cdef readonly object mailbox        # to the training process
-    cdef int mailbox_fd
+    cdef Loop loop                      # wakes the actor
+    cdef SlotTable slots                # in which calls are completed
+    cdef int mailbox_fd                 # to the training process
+    cdef object fault                   # the planned fault, normally None
+    cdef object perform                 # called with every action that is not performed here
+    cdef object receive                 # called with every call that is no reduce, and its descriptor
+    cdef object app_gone                # called with the reason when the training process closed its mailbox
     cdef public PeerState state         # made by the first call, which brings the options
     cdef public Connection master       # None while there is none
-    cdef public OpRunner reducing       # operations that have commenced
-    cdef public dict windows            # (slot, generation) -> the window that looks up when that call has ended
-    cdef public object door             # who turns strangers away, or None before there is a port
-    cdef public long long rhythm_ns     # how often the caller wants to see a beat
-    cdef object fault                   # the planned mishap, normally None
+    cdef public OpRunner op_runner      # operations that have commenced; the actor sets it
+    cdef public dict windows            # (slot, generation) -> the window to ring when that call has ended
+    cdef public object door             # callers that have not passed the handshake; the actor sets it
+    cdef public long long rhythm_ns     # how often the training process wants to see a beat
     cdef char mail[MAIL_BYTES_MAX]
     cdef char ancillary[ANCILLARY_BYTES]
 
-    def __init__(self, mailbox, slots, fault):
-        self.mailbox = mailbox
+    def __init__(self, Loop loop not None, mailbox, SlotTable slots not None, fault, *, perform, receive, app_gone):
+        self.loop = loop
         self.mailbox_fd = mailbox.fileno()
         self.slots = slots
         self.fault = fault
-        self.loop = Loop()
+        self.perform = perform
+        self.receive = receive
+        self.app_gone = app_gone
         self.windows = {}
+        self.rhythm_ns = IDLE_NS
 
     cpdef feed(self, event):
-        """Tell the machine, and perform what it decides."""
+        """Give the machine an event, and do what it asks for."""
         for action in self.state.handle(event, now_ns()):
             kind = type(action)
             if self.fault is not None:
@@ -75,11 +82,11 @@ cdef class Feeding(Watcher):
             elif kind is Complete:
                 self.complete(action)
             elif kind is BeginOperation:
-                self.reducing.begin(action)
+                self.op_runner.begin(action)
             elif kind is EndOperation:
-                self.reducing.end(action.sequence)
+                self.op_runner.end(action.sequence)
             else:
-                self._perform(action)
+                self.perform(action)
         if self.state.is_busy():
             self.loop.expect()
 
@@ -95,12 +102,12 @@ cdef class Feeding(Watcher):
             if window is not None:
                 window.ring()
 
-    def hear(self, number, message):
-        """The master said something."""
+    def heard(self, number, message):
+        """The master has sent a message."""
         self.feed(MasterSaid(message))
 
     def deadline(self):
-        """When to tick next: the caller watches our beats, the machine has deadlines, and the oldest stranger too."""
+        """When to tick next: for a beat, for the machine, or because the oldest handshake takes too long."""
         cdef int64_t due = self.slots.beaten_ns() + self.rhythm_ns
         if self.state is not None:
             due = min(due, self.state.next_deadline_ns)
@@ -109,7 +116,7 @@ cdef class Feeding(Watcher):
         return due
 
     cdef int ready(self, uint32_t events) except -1:
-        # One call from the mailbox; what else is there wakes us again.
+        # One call from the mailbox; if there are more, the loop wakes this object again.
         cdef posix.iovec part
         cdef posix.msghdr message
         cdef ssize_t count
@@ -121,18 +128,18 @@ cdef class Feeding(Watcher):
         if count < 0 and posix.errno in (posix.EAGAIN, posix.EINTR):
             return 0
         if count <= 0:
-            self._app_gone("the training process closed its mailbox")
+            self.app_gone("the training process closed its mailbox")
             return 0
         call = unpack(PyBytes_FromStringAndSize(self.mail, count))
         if type(call) is CallReduce and self.state is not None:
             self.feed(Called(call))
         else:
-            self._mail(call, descriptor_of(&message))
+            self.receive(call, descriptor_of(&message))
         return 0
 
 
 cdef int descriptor_of(posix.msghdr *message) noexcept:
-    # The one descriptor that a message may bring along, or -1.
+    # The one descriptor that a message may carry, or -1.
     cdef posix.cmsghdr *header = posix.CMSG_FIRSTHDR(message)
     cdef int fd
     if header == NULL or header.cmsg_level != posix.SOL_SOCKET or header.cmsg_type != posix.SCM_RIGHTS:

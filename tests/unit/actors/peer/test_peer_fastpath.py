@@ -1,4 +1,4 @@
-"""The short way through a peer actor: what comes by mail, what is done here, and what is left to others."""
+"""The fast path of a peer actor: what it takes from the mailbox, what it performs, and what it passes to callbacks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,33 @@ from pccl._core.protocol.mailbox import CallShare
 from pccl._core.protocol.operations import Operation
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, join
 from pccl._core.system.futex import monotonic_ns
-from pccl.actors.peer.peer_fastpath import PERFORMED_HERE, Feeding
+from pccl.actors.io.loop import IDLE_NS, Loop
+from pccl.actors.peer.peer_fastpath import PERFORMED_HERE, PeerFastpath
 from pccl.memory.completion_slots import SlotTable
 from pccl.options import Options
 from tests.unit._core.peer.peer_harness import SECOND, connect, operation, reduce
 
 
-class Actor(Feeding):
-    """An actor that writes down what is not done on the short way."""
+class Actor:
+    """An owner of a fast path that writes down what its callbacks are given."""
 
     def __init__(self, mailbox: socket.socket) -> None:
-        super().__init__(mailbox, SlotTable.create(8), None)
+        self.loop = Loop()
+        self.slots = SlotTable.create(8)
         self.seen: list[Any] = []
-        self.rhythm_ns = SECOND
+        self.fastpath = PeerFastpath(
+            self.loop,
+            mailbox,
+            self.slots,
+            None,
+            perform=self.seen.append,
+            receive=self._receive,
+            app_gone=self._app_gone,
+        )
         self.slots.beat(monotonic_ns())
-        self.loop.watch(mailbox.fileno(), self)
+        self.loop.watch(mailbox.fileno(), self.fastpath)
 
-    def _mail(self, call: Any, descriptor: int) -> None:
+    def _receive(self, call: Any, descriptor: int) -> None:
         self.seen.append((call, descriptor))
         self.loop.stop()
 
@@ -40,13 +50,15 @@ class Actor(Feeding):
         self.seen.append(reason)
         self.loop.stop()
 
-    def _perform(self, action: Any) -> None:
-        self.seen.append(action)
-
     def serve(self) -> list[Any]:
-        """What was seen until something came by mail; a second is a failure."""
+        """Run the loop until a callback stops it; return what was seen. A second without any is a failure."""
         self.loop.run(lambda: self.slots.last_beat_ns + SECOND, lambda _: pytest.fail("nothing came"))
         return self.seen
+
+    def begin(self) -> PeerState:
+        """Give the fast path a machine, as the first call does."""
+        self.fastpath.state = PeerState(Options(), monotonic_ns())
+        return self.fastpath.state
 
 
 @pytest.fixture
@@ -58,6 +70,7 @@ def ends() -> Iterator[tuple[socket.socket, Actor]]:
     with near, far:
         actor = Actor(far)
         yield near, actor
+        actor.loop.close()
         actor.slots.close()
 
 
@@ -100,7 +113,7 @@ def test_the_end_of_the_mailbox_is_the_end_of_the_training_process(ends: Ends) -
 def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
     """Goal: nobody is connected, so the machine refuses: an outcome like any other, and nothing of it is mail."""
     mailbox, actor = ends
-    actor.state = PeerState(Options(), monotonic_ns())
+    actor.begin()
     slot = actor.slots.acquire()
     mailbox.send(pack(reduce(Operation(slot.index, slot.generation, 7, count=1024, datatype=10))))
     mailbox.close()
@@ -111,11 +124,25 @@ def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
     assert b"call connect() first" in slot.payload
 
 
-def test_what_is_rare_is_left_to_others(ends: Ends) -> None:
-    """Goal: every action is performed, by whoever it belongs to."""
+def test_rare_actions_go_to_the_callback(ends: Ends) -> None:
+    """Goal: the fast path performs what is in PERFORMED_HERE, and its owner everything else."""
     _, actor = ends
-    actor.state = PeerState(Options(), monotonic_ns())
-    actor.feed(Called(connect()))
+    actor.begin()
+    actor.fastpath.feed(Called(connect()))
 
     assert [type(action) for action in actor.seen] == [DialMaster]
     assert DialMaster not in PERFORMED_HERE
+
+
+def test_the_next_tick_is_the_earliest_of_beat_and_machine(ends: Ends) -> None:
+    """Goal: the training process sees a beat in every interval, and the machine is never late."""
+    _, actor = ends
+    beat_ns = actor.slots.last_beat_ns
+    assert actor.fastpath.deadline() == beat_ns + IDLE_NS
+
+    actor.fastpath.rhythm_ns = SECOND // 4
+    assert actor.fastpath.deadline() == beat_ns + SECOND // 4
+
+    state = actor.begin()
+    actor.fastpath.rhythm_ns = 1 << 60
+    assert actor.fastpath.deadline() == min(state.next_deadline_ns, beat_ns + (1 << 60))
