@@ -133,7 +133,7 @@ def synchronisation(draw: Drawing) -> list[bytes]:
         VoteSync, revision=draw.chance.choice((0, 0, 1, 1 << 63)), content=draw.chance.choice(STATES), **alike
     )
     if draw.chance.random() < 0.2:
-        vote = replace(vote, layout=draw.chance.randbytes(16))
+        vote = replace(vote, schema=draw.chance.randbytes(16))
     later = (Beat, Fetched, Schema, Withdraw)
     words = [vote, *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
     return [draw.framed(word) for word in words]

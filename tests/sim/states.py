@@ -93,12 +93,12 @@ class StatePlane:
 
     def serve(self, action: Any) -> None:
         """ServeState."""
-        self._begin(Transfer(action, fetches=False), action.description)
+        self._begin(Transfer(action, fetches=False), action.manifest)
 
     def fetch(self, action: Any) -> None:
         """FetchState."""
         transfer = Transfer(action, fetches=True)
-        self._begin(transfer, action.description)
+        self._begin(transfer, action.manifest)
         self._later(self._step, transfer)
 
     def _begin(self, transfer: Transfer, description: int) -> None:
@@ -148,8 +148,8 @@ class StatePlane:
 
     def send_schema(self, action: Any) -> None:
         """SendSchema: in two pages, as a large one would go."""
-        assert action.description == self._shell.program.syncing.described, "a layout that was not described"
-        packed = self._shell.program.syncing.layout
+        assert action.manifest == self._shell.program.syncing.described, "a schema that was not described"
+        packed = self._shell.program.syncing.schema
         for page, rows in enumerate((packed[:7], packed[7:])):
             self._shell.perform(SendMaster(Schema(action.call, page, 2, rows)))
 

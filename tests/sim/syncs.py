@@ -55,7 +55,7 @@ class SyncMachine:
         self._world = program.world
         random, plan = self._world.random, self._world.plan
         self.state = State(random.randrange(3) if self._world.chance(plan.dirty) else 0)
-        self.layout = ODD if self._world.chance(plan.odd) else RIGHT
+        self.schema = ODD if self._world.chance(plan.odd) else RIGHT
         self.described = 0  # the segment of the latest description
         self.jumped = False  # it counted too far, so it may be kicked for that
         self.strategy = POPULAR
@@ -94,7 +94,7 @@ class SyncMachine:
         torn = state.torn == self._voted
         if not torn:
             world.contents[self._voted] = tuple(state.values)
-        call = CallSync(*key, state.revision, self.strategy, 5, digest_schema(self.layout), self._voted, torn)
+        call = CallSync(*key, state.revision, self.strategy, 5, digest_schema(self.schema), self._voted, torn)
         self._program.mail(call)
         if not world.calm and world.chance(plan.patience):
             world.clock.after(world.random.randint(0, 3 * SECOND), self._give_up, self._attempt)

@@ -69,7 +69,7 @@ cdef class GroupDispatch:
         elif group.consensus.holds(peer.id):
             self._kick_if(peer, f"initiated a reduce while it is in {SYNC}")
         else:
-            self._kick_if(peer, group.collectives.initiate(peer.id, message.shapes, self.members.now_ns))
+            self._kick_if(peer, group.collectives.initiate(peer.id, message.signatures, self.members.now_ns))
 
     def on_finished(self, Peer peer, message):
         """A member is through with its part of a reduce."""

@@ -82,7 +82,7 @@ cdef class StateConsensus:
         if message.strategy >= len(STRATEGIES) or not 1 <= message.keys <= KEYS_MAX:
             return f"voted nonsense in {SYNC}: strategy {message.strategy}, {message.keys} keys"
         self.votes[peer] = StateVote(
-            message.call, message.revision, message.strategy, message.torn, message.layout, message.content, now_ns
+            message.call, message.revision, message.strategy, message.torn, message.schema, message.content, now_ns
         )
         return ""
 

@@ -264,8 +264,8 @@ class ServeState:
     """Let other peers fetch this peer's state; segments by the numbers under which they were shared."""
 
     round: int
-    description: int
-    nbytes: int  # of the description
+    manifest: int
+    nbytes: int  # of the manifest
     window: int
 
 
@@ -274,8 +274,8 @@ class FetchState:
     """Fetch what differs from these sources into this peer's memory; answered by StateFetched or StateUnfetched."""
 
     round: int
-    description: int
-    nbytes: int  # of the description
+    manifest: int
+    nbytes: int  # of the manifest
     window: int
     whole: bool  # also the entries that may differ, all of them from the first source
     content: bytes  # the digest that the state must have in the end
@@ -318,11 +318,11 @@ class EndTransfer:
 
 @record
 class SendSchema:
-    """Read the layout from the description, and send it to the master in pages."""
+    """Read the schema from the manifest, and send it to the master in pages."""
 
     call: int
-    description: int
-    nbytes: int  # of the description
+    manifest: int
+    nbytes: int  # of the manifest
 
 
 @record

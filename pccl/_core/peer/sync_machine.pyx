@@ -4,9 +4,9 @@
 The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
 it as a diagram.
 
-**The description** of a state is made only when somebody needs it. The first order completes the caller's slot with
-KIND_DESCRIBE; the caller describes its state and waits in another slot. Orders that come before that wait for it too,
-and so does an answer: it is given to the slot in which the caller waits next.
+**The manifest** of a state is made only when it is needed. The first order completes the caller's slot with KIND_DESCRIBE;
+the caller makes the manifest and waits in another slot. Orders that come before that wait for it too, and so does an
+answer: it goes to the slot in which the caller waits next.
 
 **A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on with
 those. A peer that has finished may be made a source in its turn, in the same round.
@@ -38,9 +38,9 @@ from .violation import ProtocolViolationError
 
 VOTED = "voted"  # the master has the vote, and the caller waits
 DESCRIBING = "describing"  # the caller was asked to describe its state, for its schema
-ORDERED = "ordered"  # the same, and an order of the master waits for the description
+ORDERED = "ordered"  # the same, and an order of the master waits for the manifest
 ANSWERED = "answered"  # the same, and the answer waits for the caller
-DESCRIBED = "described"  # the description is there, and the caller waits
+DESCRIBED = "described"  # the manifest is there, and the caller waits
 SERVING = "serving"  # others fetch this peer's state
 FETCHING = "fetching"  # the elected state comes in
 STARVED = "starved"  # no source is left, and the master knows
@@ -96,14 +96,14 @@ cdef class SyncMachine:
             self._refuse(call, f"another thread of this process is already in {SYNC}")
             return
         self.sync = Sync(call, number)
-        vote = VoteSync(number, call.revision, call.strategy, call.torn, call.keys, call.layout, call.content)
+        vote = VoteSync(number, call.revision, call.strategy, call.torn, call.keys, call.schema, call.content)
         self.outbox.actions.append(SendMaster(vote))
 
     def describe(self, call):
         """The caller has described its state, and waits again."""
         cdef Sync sync = self.sync
         if sync is None or sync.phase not in UNDESCRIBED:
-            self._refuse(call, f"nobody asked for a description: it belongs to {SYNC}")
+            self._refuse(call, f"nobody asked for a manifest: it belongs to {SYNC}")
             return
         sync.described = call
         sync.slot, sync.generation = call.slot, call.generation
@@ -160,22 +160,22 @@ cdef class SyncMachine:
 
     def _send_schema(self, message):
         cdef Sync sync = self.sync
-        self.outbox.actions.append(SendSchema(sync.call, sync.described.description, sync.described.nbytes))
+        self.outbox.actions.append(SendSchema(sync.call, sync.described.manifest, sync.described.nbytes))
         return DESCRIBED
 
     cdef _ask_caller(self):
-        # Completes the caller's slot with the question for a description.
+        # Completes the caller's slot with the request for a manifest.
         self.outbox.actions.append(Complete(self.sync.slot, self.sync.generation, SUCCESS, KIND_DESCRIBE, b""))
 
     def _take_order(self, message):
-        """Serve or Fetch, before the description is there."""
+        """Serve or Fetch, before the manifest is there."""
         self._keep_order(message)
         if self.sync.phase is VOTED:
             self._ask_caller()
         return ORDERED
 
     def _follow_order(self, message):
-        """Serve or Fetch, with the description at hand."""
+        """Serve or Fetch, with the manifest at hand."""
         self._keep_order(message)
         return self._begin_transfer()
 
@@ -289,10 +289,10 @@ cdef class SyncMachine:
         cdef Sync sync = self.sync
         order, where = sync.order, sync.described
         if type(order) is Serve:
-            self.outbox.actions.append(ServeState(order.round, where.description, where.nbytes, where.window))
+            self.outbox.actions.append(ServeState(order.round, where.manifest, where.nbytes, where.window))
             return SERVING
         self.outbox.actions.append(FetchState(
-            order.round, where.description, where.nbytes, where.window, order.whole, order.content, sync.sources,
+            order.round, where.manifest, where.nbytes, where.window, order.whole, order.content, sync.sources,
         ))
         return FETCHING
 
@@ -327,7 +327,7 @@ cdef class SyncMachine:
             return
         phase = sync.phase
         described = phase not in (VOTED, *UNDESCRIBED)
-        assert described == (sync.described is not None), f"{phase} with the description {sync.described!r}"
+        assert described == (sync.described is not None), f"{phase} with the manifest {sync.described!r}"
         assert phase in UNDESCRIBED or not sync.schema_wanted, f"a schema was not sent while {phase}"
         assert (sync.ending is not None) == (phase in (ANSWERED, ENDING)), f"{phase} with the answer {sync.ending!r}"
         if phase in (VOTED, DESCRIBING, DESCRIBED):

@@ -2,7 +2,7 @@
 
 Two conversations share it. The first is between a training process and its own peer actor, the second between a peer
 actor and its worker processes. Descriptors come along where a message says so. The other half of the vocabulary is in
-`messages`. Declarations only; `wire` gives them bytes, the machines give them meaning.
+`messages`. Declarations only; `codec` gives them bytes, the machines give them meaning.
 """
 
 from __future__ import annotations
@@ -108,19 +108,19 @@ class CallSync:
     revision: u64
     strategy: u8
     keys: u32
-    layout: bytes16
+    schema: bytes16
     content: bytes16
     torn: flag = False  # an earlier transfer ended in the middle of this state, and nothing has mended it
 
 
 @message(0x5A, "training process to peer actor")
 class CallManifest:
-    """The rest of a sync_shared_state: where its description and its window are. Both segments were shared before."""
+    """The rest of a sync_shared_state: where its manifest and its window are. Both segments were shared before."""
 
     slot: u32
     generation: u32
-    description: u32
-    nbytes: u64  # of the description
+    manifest: u32
+    nbytes: u64  # of the manifest
     window: u32
 
 
@@ -140,7 +140,7 @@ class Attach:
     """Serve this connection; the descriptor comes along."""
 
     link: u64
-    lends: flag = False  # blocks may be lent over it, if the other end is on this host
+    host_read: flag = False  # the other end may read blocks from our memory, if it is on this host
 
 
 @message(0x61, "peer actor to worker")

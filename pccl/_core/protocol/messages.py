@@ -202,7 +202,7 @@ class Beat:
 class Initiate:
     """This peer is in reduces of these signatures (see `operations`); a reduce that all members are in commences."""
 
-    shapes: blob
+    signatures: blob
 
 
 @message(0x29, "peer to master")
@@ -237,7 +237,7 @@ class VoteSync:
     strategy: u8
     torn: flag  # an earlier transfer ended in the middle of this state: it is nobody's, and never elected
     keys: u32
-    layout: bytes16
+    schema: bytes16
     content: bytes16
 
 

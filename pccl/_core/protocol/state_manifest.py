@@ -82,13 +82,13 @@ class StateManifest:
         """The same without places in memory, for somebody else."""
         return pack_manifest([replace(row, segment=0, offset=0) for row in self.rows])
 
-    def layout(self) -> bytes:
+    def schema(self) -> bytes:
         """What must be the same at all peers, packed: names, datatypes, sizes and inequality flags."""
         return pack_schema([SchemaRow(row.name, row.datatype, row.unequal, row.nbytes) for row in self.rows])
 
     def schema_digest(self) -> bytes:
-        """16 bytes that stand for the layout."""
-        return digest_schema(self.layout())
+        """16 bytes that stand for the schema."""
+        return digest_schema(self.schema())
 
     def content_digest(self) -> bytes:
         """16 bytes that stand for everything that peers compare."""

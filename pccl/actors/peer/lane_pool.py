@@ -105,7 +105,7 @@ class LanePool:
         self._former: list[Crew] = []  # killed, not yet gone
         self.size = 1  # lanes of the pool
         self.patience_ns = 0  # how long the other end of a lane may acknowledge nothing
-        self.lends = False  # whether a neighbour on this host may read our memory
+        self.host_read = False  # whether a neighbour on this host may read our memory
         self.crew: Crew | None = None
         loop.watch(self._bell, Bell(self._bell, self._rung))
 
@@ -207,7 +207,7 @@ class LanePool:
                 raise OSError(f"lane {lane} has no worker")
             # A link that swallows everything looks like a slow neighbour to all peers but the one that sends into it.
             tcp.limit_silence(sock, self.patience_ns)
-            self._send(worker, Attach(link, self.lends), [sock.fileno()])
+            self._send(worker, Attach(link, self.host_read), [sock.fileno()])
         except OSError as error:
             reason = f"cannot hand over: {error}"
             self._loop.after(0, lambda: self._on_link_ended(link, reason))

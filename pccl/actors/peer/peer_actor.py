@@ -186,7 +186,7 @@ class PeerActor:
         self._lanes.size = max(call.lanes, 1)
         # Ahead of the stall limit, so that the link itself is blamed, and not whoever noticed first.
         self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
-        self._lanes.lends = options.host_memory
+        self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
         # The training process watches the beats by its own options; the master's interval may be longer.

@@ -173,17 +173,17 @@ class Transfers:
     def schema_pages(self, action: SendSchema) -> list[Schema]:
         """What our state consists of, as the master is told it."""
         try:
-            pages = split_schema(self.read_manifest(action.description, action.nbytes).layout())
+            pages = split_schema(self.read_manifest(action.manifest, action.nbytes).schema())
         except (OSError, ValueError) as error:
-            self._tell(INFO, f"cannot read the description of the shared state: {error}")
-            pages = [b""]  # which is no layout either, so the master has the last word
+            self._tell(INFO, f"cannot read the manifest of the shared state: {error}")
+            pages = [b""]  # which is no schema either, so the master decides
         return [Schema(action.call, index, len(pages), page) for index, page in enumerate(pages)]
 
     def read_manifest(self, segment: int, nbytes: int) -> StateManifest:
         """What the training process wrote. ValueError or OSError if it is none."""
         fd, size = self._shared(segment)
         if nbytes > size:
-            raise ValueError(f"a description of {nbytes} bytes in a segment of {size}")
+            raise ValueError(f"a manifest of {nbytes} bytes in a segment of {size}")
         return StateManifest(Mapping(fd, nbytes))
 
     # ------------------------------------------------------------------------------------------ links that come
@@ -449,7 +449,7 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ memory
 
     def _prepare(self, action: ServeState | FetchState) -> Transfer:
-        own = self.read_manifest(action.description, action.nbytes)
+        own = self.read_manifest(action.manifest, action.nbytes)
         segments = {row.segment: self._shared(row.segment) for row in own.rows if row.segment}
         window = self._descriptor(action.window)
         return Transfer(action.round, own, StateMemory(own, segments, window, self._identity().stall_ns))

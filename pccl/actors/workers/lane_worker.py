@@ -108,7 +108,7 @@ class LaneWorker:
             if self._sends:
                 suit(self._connection, self._board.lanes)
             known = tcp.whereabouts(self._connection, self._sends)
-            self._lane.attach(fds[0], whereabouts=known, host_read=message.lends)
+            self._lane.attach(fds[0], whereabouts=known, host_read=message.host_read)
         elif isinstance(message, Detach):
             if message.link == self._link:
                 self._close()

@@ -107,7 +107,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"010000000200000003000000000000000204000000{RUN.hex()}{RUN.hex()}01"),
     (0x5A, mailbox.CallManifest(1, 2, 3, 4, 5), "010000000200000003000000040000000000000005000000"),
     (0x5C, mailbox.CallOptimize(1, 2), "0100000002000000"),
-    (0x60, mailbox.Attach(1, lends=True), "010000000000000001"),
+    (0x60, mailbox.Attach(1, host_read=True), "010000000000000001"),
     (0x61, mailbox.Detach(1), "0100000000000000"),
     (0x62, mailbox.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
     (0x63, mailbox.MapSegment(1, 2), "010000000200000000000000"),

@@ -43,7 +43,7 @@ def test_the_layout_is_the_same_whatever_the_content() -> None:
     one, other = describe(row("a", 1)), describe(row("a", 2))
     assert one.schema_digest() == other.schema_digest()
     assert one.content_digest() != other.content_digest()
-    assert [(found.name, found.datatype, found.nbytes) for found in unpack_schema(one.layout())] == [("a", 10, BLOCK)]
+    assert [(found.name, found.datatype, found.nbytes) for found in unpack_schema(one.schema())] == [("a", 10, BLOCK)]
 
 
 def test_what_may_differ_is_not_compared() -> None:

@@ -147,7 +147,7 @@ def test_two_addresses_are_two_hosts(member: Member, hired: Hired) -> None:
         far, _ = listener.accept()
     with near, far:
         assert whereabouts(near, sends=True) == whereabouts(far, sends=False) == b""
-        hired.tell(Attach(5, lends=True), near.fileno())
+        hired.tell(Attach(5, host_read=True), near.fileno())
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
         assert read_frame(far)[0] == 1  # which looks at the checksum
@@ -177,7 +177,7 @@ def test_a_connection_that_was_reset_before_it_is_served_ends_like_any_other(hir
         far.close()  # which resets
         with pytest.raises(OSError, match="not connected"):
             near.getpeername()
-        hired.tell(Attach(5, lends=True), near.fileno())
+        hired.tell(Attach(5, host_read=True), near.fileno())
         ended = unpack(hired.mailbox.recv(4096))
     assert isinstance(ended, LinkEnded)
     assert ended.link == 5
