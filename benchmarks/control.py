@@ -160,7 +160,7 @@ def measure_workers(lanes: int = 8) -> tuple[dict[str, float], float]:
         loop.run(lambda: 0, lambda _: loop.stop() if ended else None)  # noqa: B023
         durations.append((time.perf_counter() - begin) * 1000 / 2)
         pool.kill()
-        pool.wait()
+        pool.wait_for_exit()
         loop.close()
         os.close(life)
     return {"median": statistics.median(durations), "best": min(durations), "worst": max(durations)}, max(private)

@@ -385,7 +385,7 @@ class Communicator:
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
         reduces, self._reduces = self._reduces, None
-        syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor is buried
+        syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor has exited
         if actor is not None:
             actor.close()
         if reduces is not None:

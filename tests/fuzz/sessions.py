@@ -128,7 +128,7 @@ def collective(draw: Drawing) -> list[bytes]:
 
 def synchronisation(draw: Drawing) -> list[bytes]:
     """A vote on a state that others of its group may have too, or nearly, and reports of what never happened."""
-    alike = {"keys": 1, "strategy": draw.chance.choice((0, 0, 0, 1, 2, 9)), "layout": bytes(16), "torn": False}
+    alike = {"keys": 1, "strategy": draw.chance.choice((0, 0, 0, 1, 2, 9)), "schema": bytes(16), "torn": False}
     vote = draw.message(
         VoteSync, revision=draw.chance.choice((0, 0, 1, 1 << 63)), content=draw.chance.choice(STATES), **alike
     )

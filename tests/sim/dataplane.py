@@ -56,12 +56,12 @@ class Run:
 class Part:
     """One peer's part in a run."""
 
-    __slots__ = ("aborted", "ended", "moved", "operation", "quiet", "run")
+    __slots__ = ("aborted", "drained", "ended", "moved", "operation", "run")
 
     def __init__(self, run: Run, operation: Any) -> None:
         self.run = run
         self.operation = operation
-        self.ended = self.aborted = self.quiet = False
+        self.ended = self.aborted = self.drained = False
         self.moved = 0
 
 
@@ -110,13 +110,13 @@ class DataPlane:
         part = self.parts[action.sequence]
         assert not part.aborted, f"collective {action.sequence} aborted twice"
         part.aborted = True
-        self._world.clock.after(self._delay_ns(), self._shell.receive, self._hush, action.sequence)
+        self._world.clock.after(self._delay_ns(), self._shell.receive, self._drain, action.sequence)
 
     def end(self, action: Any) -> None:
         """EndOperation."""
         part = self.parts.pop(action.sequence)
         if part.aborted:
-            assert part.quiet, f"collective {action.sequence} is over before it is quiet"
+            assert part.drained, f"collective {action.sequence} is over before it has drained"
         else:
             assert part.run.ended == part.run.members, f"collective {action.sequence} succeeded without all members"
         self._judged[part.operation.slot, part.operation.generation] = part.run
@@ -171,8 +171,8 @@ class DataPlane:
             broken = ReduceBroken(self._world.random.choice(list(self.parts)), "no memory")
             self._shell.receive(self._world.feed, self._shell, broken)
 
-    def _hush(self, sequence: int) -> None:
-        self.parts[sequence].quiet = True
+    def _drain(self, sequence: int) -> None:
+        self.parts[sequence].drained = True
         self._world.feed(self._shell, ReduceDrained(sequence))
 
     def report(self) -> None:

@@ -85,12 +85,12 @@ PATHS = SYNC_PATHS | {
     "an order aborts what runs",
     "a collective commences over a broken ring",
     "an abort finds the reduce aborted",
-    "a verdict comes before quiet",
-    "quiet comes before the verdict",
+    "a verdict comes before the drain",
+    "the drain comes before the verdict",
     "the end of the local part crosses an abort",
     "a stall costs all lanes",
-    "a reduce ends with the membership, once it is quiet",
-    "close waits for quiet",
+    "a reduce ends with the membership, once it has drained",
+    "close waits for the drain",
     "a tag is in use",
     "no topology vote with reduces under way",
     "no reduce during a topology vote",
@@ -332,9 +332,9 @@ class Paths:
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
         if kind is peer_events.ReduceDrained and phase == "gone":
-            self._mark("a reduce ends with the membership, once it is quiet")
+            self._mark("a reduce ends with the membership, once it has drained")
             if _has(actions, peer_events.Stop):
-                self._mark("close waits for quiet")
+                self._mark("close waits for the drain")
         elif kind is peer_events.ReduceEnded and not actions:
             self._mark("the end of the local part crosses an abort")
 
@@ -383,7 +383,7 @@ class Paths:
         elif kind is messages.AbortReduce and not actions:
             self._mark("an abort finds the reduce aborted")
         elif kind is messages.ReduceFailed and message.sequence:
-            self._mark("quiet comes before the verdict" if actions else "a verdict comes before quiet")
+            self._mark("the drain comes before the verdict" if actions else "a verdict comes before the drain")
         if kind is messages.RingOrder:
             if _has(actions, peer_events.AbortOperation):
                 self._mark("an order aborts what runs")

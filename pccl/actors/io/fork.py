@@ -70,7 +70,7 @@ def kill(pid: int) -> None:
 
 
 def reap(pids: set[int]) -> None:
-    """Collect those of these workers that have ended."""
+    """Reap those of these workers that have exited."""
     for pid in list(pids):
         try:
             if os.waitpid(pid, os.WNOHANG)[0]:
@@ -79,8 +79,8 @@ def reap(pids: set[int]) -> None:
             pids.discard(pid)
 
 
-def wait(pids: set[int]) -> None:
-    """Collect all of these workers, which were killed: they cannot refuse."""
+def wait_for_exit(pids: set[int]) -> None:
+    """Wait until all of these workers, which were killed, have exited, and reap them."""
     for pid in pids:
         try:
             os.waitpid(pid, 0)

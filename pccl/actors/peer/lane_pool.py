@@ -1,13 +1,13 @@
 """The worker processes of a peer: a sender and a receiver for each lane, forked from the peer actor.
 
-A worker holds its connection alone, so its death is seen by the neighbour at once, and nothing of it outlives it.
-Workers are disposable: one that ends without being told to takes the whole crew with it, and the next order builds
-all of them anew. They die with the actor (parent-death signal), and end by themselves when their mailbox closes.
+Only the worker holds its connection, so the neighbour notices its death at once, and nothing of it is left behind.
+Workers are disposable: if one ends without an order, all are killed, and the next order starts new ones. They die with
+the actor (parent-death signal), and end by themselves when their mailbox closes.
 
-A *crew* is a set of workers and the board they share. A crew that was killed is kept until its last process is reaped:
-only then has nobody any more a hand on the tensors of its operations.
+A *worker set* is the lane workers that share one board. A set that was killed is kept until its last process is
+reaped: only then can no process touch the tensors of its operations any more.
 
-`LanePool` is the actor's side; `lane_worker` is what happens in the child.
+`LanePool` is the actor's side; `lane_worker` is the code of the child.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its
 MAIL_WAIT_MS = 1000  # for a worker to make room in its full mailbox: one that runs does so within milliseconds
 
 
-class Worker:
-    """One child process and its mailbox."""
+class LaneWorkerHandle:
+    """What the actor knows of one lane worker: its process and its mailbox."""
 
     __slots__ = ("index", "mailbox", "pid", "sends")
 
@@ -50,11 +50,11 @@ class Worker:
         return f"{'sender' if self.sends else 'receiver'} {self.index} (pid {self.pid})"
 
 
-class Crew:
-    """Workers that share a board, from their first fork until the last of them is reaped."""
+class WorkerSet:
+    """The lane workers that share one board, from the first fork until the last of them is reaped."""
 
     def __init__(self, lanes: int, bell: int) -> None:
-        self.workers: dict[tuple[bool, int], Worker] = {}
+        self.workers: dict[tuple[bool, int], LaneWorkerHandle] = {}
         self.zombies: set[int] = set()  # killed, not yet reaped
         self.killed = False
         self._memory = Segment.create("pccl-board", BOARD_BYTES)
@@ -66,7 +66,7 @@ class Crew:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody of it is left."""
+        """Whether it was killed and its last process is reaped."""
         return self.killed and not self.zombies
 
     def reap(self) -> None:
@@ -74,7 +74,7 @@ class Crew:
         fork.reap(self.zombies)
 
     def close(self) -> None:
-        """Give up what the crew shared."""
+        """Give up the memory and the bells that the workers shared."""
         for bells in self.bells:
             for bell in bells:
                 os.close(bell)
@@ -83,7 +83,7 @@ class Crew:
 
 
 class LanePool:
-    """All workers of this peer: the crew at work, and crews that are not all buried yet."""
+    """All lane workers of this peer: the worker set in use, and killed sets that are not yet reaped."""
 
     def __init__(
         self,
@@ -97,111 +97,113 @@ class LanePool:
         self._life_fd = life_fd  # every worker holds it, which is all it is for
         self._on_link_ended = on_link_ended
         self._on_worker_died = on_worker_died
-        # Operations ended, let go of their memory, or lost the last of their workers.
+        # Called when an operation ended, or its memory was let go of, or its last worker is reaped.
         self.on_board: Callable[[], None] = lambda: None
         self._bell = open_bell()
-        self._places: dict[int, Worker] = {}  # link -> who serves it
+        self._by_link: dict[int, LaneWorkerHandle] = {}  # link -> the worker that serves it
         self._segments: dict[int, tuple[int, int]] = {}  # number -> descriptor and size
-        self._former: list[Crew] = []  # killed, not yet gone
+        self._former: list[WorkerSet] = []  # killed, not yet gone
         self.size = 1  # lanes of the pool
         self.patience_ns = 0  # how long the other end of a lane may acknowledge nothing
         self.host_read = False  # whether a neighbour on this host may read our memory
-        self.crew: Crew | None = None
+        self.worker_set: WorkerSet | None = None
         loop.watch(self._bell, Bell(self._bell, self._rung))
 
     def __contains__(self, link: int) -> bool:
-        return link in self._places
+        return link in self._by_link
 
     # ------------------------------------------------------------------------------------------ workers
 
     def spawn(self, lanes: int) -> None:
-        """Have a sender and a receiver for each of that many lanes."""
-        if self.crew is None:
-            self.crew = Crew(self.size, self._bell)
+        """Start the senders and receivers that are missing for that many lanes. OSError if the system refuses."""
+        if self.worker_set is None:
+            self.worker_set = WorkerSet(self.size, self._bell)
         for index in range(lanes):
             for sends in (True, False):
-                if (sends, index) not in self.crew.workers:
-                    self.crew.workers[sends, index] = self._fork(self.crew, sends, index)
+                if (sends, index) not in self.worker_set.workers:
+                    self.worker_set.workers[sends, index] = self._fork(self.worker_set, sends, index)
 
     def kill(self) -> None:
         """End every worker now. Their connections close with them."""
-        crew, self.crew = self.crew, None
-        self._places.clear()
-        if crew is None:
+        worker_set, self.worker_set = self.worker_set, None
+        self._by_link.clear()
+        if worker_set is None:
             return
-        for worker in crew.workers.values():
-            self._end(crew, worker)
-        crew.workers.clear()
-        crew.killed = True
-        self._former.append(crew)
+        for worker in worker_set.workers.values():
+            self._end(worker_set, worker)
+        worker_set.workers.clear()
+        worker_set.killed = True
+        self._former.append(worker_set)
         self.reap()
         if self._former:
             self._loop.after(REAP_INTERVAL_NS, self._reap_again)
 
     def call(self) -> None:
-        """Have every worker show that it runs."""
-        if self.crew is not None:
-            for worker in self.crew.workers.values():
-                self.crew.board.call(worker.sends, worker.index)
+        """Ask every worker to show that it runs; `silent` tells which have not."""
+        if self.worker_set is not None:
+            for worker in self.worker_set.workers.values():
+                self.worker_set.board.call(worker.sends, worker.index)
 
-    def silent(self) -> list[Worker]:
+    def silent(self) -> list[LaneWorkerHandle]:
         """Workers that were called and have not answered yet."""
-        if self.crew is None:
+        if self.worker_set is None:
             return []
-        board = self.crew.board
-        return [worker for worker in self.crew.workers.values() if not board.has_answered(worker.sends, worker.index)]
+        board = self.worker_set.board
+        return [
+            worker for worker in self.worker_set.workers.values() if not board.has_answered(worker.sends, worker.index)
+        ]
 
     def reap(self) -> None:
-        """Collect workers that have ended, and give up crews that nobody is left of."""
-        for crew in self._former:
-            crew.reap()
-        if any(crew.gone for crew in self._former):
-            gone = [crew for crew in self._former if crew.gone]
-            self._former = [crew for crew in self._former if not crew.gone]
+        """Reap workers that have ended, and give up the sets whose last worker is reaped."""
+        for worker_set in self._former:
+            worker_set.reap()
+        if any(worker_set.gone for worker_set in self._former):
+            gone = [worker_set for worker_set in self._former if worker_set.gone]
+            self._former = [worker_set for worker_set in self._former if not worker_set.gone]
             self._loop.after(0, self.on_board)
-            for crew in gone:
-                crew.close()
+            for worker_set in gone:
+                worker_set.close()
 
     def _reap_again(self) -> None:
         self.reap()
         if self._former:
             self._loop.after(REAP_INTERVAL_NS, self._reap_again)
 
-    def wait(self) -> None:
-        """Reap everyone who was killed; they cannot refuse."""
-        for crew in self._former:
-            fork.wait(crew.zombies)
+    def wait_for_exit(self) -> None:
+        """Wait until every killed worker has exited, and reap it."""
+        for worker_set in self._former:
+            fork.wait_for_exit(worker_set.zombies)
 
-    def _fork(self, crew: Crew, sends: bool, index: int) -> Worker:
-        bell = crew.bells[sends][index]
+    def _fork(self, worker_set: WorkerSet, sends: bool, index: int) -> LaneWorkerHandle:
+        bell = worker_set.bells[sends][index]
         # Segments are inherited and not sent: there may be more of them than a mailbox takes before it is first read.
         inherited = [fd for fd, _ in self._segments.values()]
         pid, mailbox = fork.fork(
             f"pccl-{'send' if sends else 'recv'}-{index}",
-            [self._life_fd, self._bell, bell, *crew.bells[True], *inherited],
-            lambda theirs: LaneWorker(crew.board, theirs, bell, sends, index, segments=self._segments).serve(),
+            [self._life_fd, self._bell, bell, *worker_set.bells[True], *inherited],
+            lambda theirs: LaneWorker(worker_set.board, theirs, bell, sends, index, segments=self._segments).serve(),
         )
-        worker = Worker(pid, mailbox, sends, index)
+        worker = LaneWorkerHandle(pid, mailbox, sends, index)
         try:
             self._loop.watch(mailbox.fileno(), lambda _: self._heard(worker))
         except BaseException:
             mailbox.close()
             fork.kill(pid)
-            fork.wait({pid})
+            fork.wait_for_exit({pid})
             raise
         return worker
 
-    def _end(self, crew: Crew, worker: Worker) -> None:
+    def _end(self, worker_set: WorkerSet, worker: LaneWorkerHandle) -> None:
         self._loop.forget(worker.mailbox.fileno())
         worker.mailbox.close()
         fork.kill(worker.pid)
-        crew.zombies.add(worker.pid)
+        worker_set.zombies.add(worker.pid)
 
     # ------------------------------------------------------------------------------------------ connections
 
     def attach(self, link: int, sock: socket.socket, sends: bool, lane: int) -> None:
         """Give the connection to a worker; our own copy is closed whatever happens."""
-        worker = self.crew.workers.get((sends, lane)) if self.crew is not None else None
+        worker = self.worker_set.workers.get((sends, lane)) if self.worker_set is not None else None
         try:
             if worker is None:
                 raise OSError(f"lane {lane} has no worker")
@@ -212,13 +214,13 @@ class LanePool:
             reason = f"cannot hand over: {error}"
             self._loop.after(0, lambda: self._on_link_ended(link, reason))
         else:
-            self._places[link] = worker
+            self._by_link[link] = worker
         finally:
             sock.close()
 
     def drop(self, link: int) -> None:
         """Have the worker close the connection."""
-        worker = self._places.pop(link, None)
+        worker = self._by_link.pop(link, None)
         if worker is not None:
             try:
                 self._send(worker, Detach(link))
@@ -245,9 +247,9 @@ class LanePool:
         return self._segments.get(segment)
 
     def _tell_all(self, message: object, fds: list[int]) -> None:
-        if self.crew is None:
+        if self.worker_set is None:
             return
-        for worker in self.crew.workers.values():
+        for worker in self.worker_set.workers.values():
             try:
                 try:
                     self._send(worker, message, fds)
@@ -263,7 +265,7 @@ class LanePool:
 
     # ------------------------------------------------------------------------------------------ mail
 
-    def _heard(self, worker: Worker) -> None:
+    def _heard(self, worker: LaneWorkerHandle) -> None:
         try:
             data = worker.mailbox.recv(MAILBOX_BYTES_MAX)
         except BlockingIOError:
@@ -271,20 +273,20 @@ class LanePool:
         except OSError:
             data = b""
         if not data:
-            crew = self.crew
-            if crew is not None and crew.workers.get((worker.sends, worker.index)) is worker:
-                del crew.workers[worker.sends, worker.index]
-                self._end(crew, worker)
+            worker_set = self.worker_set
+            if worker_set is not None and worker_set.workers.get((worker.sends, worker.index)) is worker:
+                del worker_set.workers[worker.sends, worker.index]
+                self._end(worker_set, worker)
                 self._on_worker_died(f"{worker} ended unexpectedly")
             return
         message = unpack(data)
-        if isinstance(message, LinkEnded) and self._places.pop(message.link, None) is not None:
+        if isinstance(message, LinkEnded) and self._by_link.pop(message.link, None) is not None:
             self._on_link_ended(message.link, message.reason)
 
     def _rung(self) -> None:
         self.on_board()
 
-    def _send(self, worker: Worker, message: object, fds: list[int] | None = None) -> None:
+    def _send(self, worker: LaneWorkerHandle, message: object, fds: list[int] | None = None) -> None:
         socket.send_fds(worker.mailbox, [pack(message)], fds or [])
-        if self.crew is not None:
-            self.crew.board.call(worker.sends, worker.index)
+        if self.worker_set is not None:
+            self.worker_set.board.call(worker.sends, worker.index)

@@ -1,14 +1,14 @@
-# Contents of `reducing`: the operations of one peer, from commence to verdict.
+# The operations of one peer, from commence to verdict; the bodies are in op_runner.pyx.
 
 cdef class OpRunner:
     cdef object _loop
     cdef object _lanes
-    cdef object _feed                    # what is told to the machine
+    cdef object _feed                    # gives the machine an event
     cdef object _waiting                 # a deque of BeginOperation: commenced, not yet on a board
-    cdef dict _running                   # sequence -> the crew whose board it is on
-    cdef dict _aborting                  # the same, of those whose workers are asked to let go
+    cdef dict _running                   # sequence -> the worker set whose board it is on
+    cdef dict _aborting                  # the same, of operations whose workers are asked to let go
     cdef bint _calling                   # workers were called to see whether they answer
-    cdef object _sent                    # payload of crews that are gone
+    cdef object _sent                    # payload bytes of worker sets that were killed
     cdef object _received
 
     cpdef begin(self, action)
@@ -16,5 +16,5 @@ cdef class OpRunner:
     cpdef look(self)
 
     cdef _put_up(self)
-    cdef _became_quiet(self, sequence, crew)
+    cdef _became_drained(self, sequence, worker_set)
     cdef _call_workers(self)

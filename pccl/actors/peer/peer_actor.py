@@ -152,7 +152,7 @@ class PeerActor:
             self._lanes.kill()
             self._transfers.kill()
             self._probes.kill()
-            self._lanes.wait()
+            self._lanes.wait_for_exit()
 
     # ------------------------------------------------------------------------------------------ mailbox
 
@@ -320,7 +320,7 @@ class PeerActor:
             self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
 
     def _kill_lanes(self, _: KillLanes) -> None:
-        self._op_runner.lose_crew()
+        self._op_runner.keep_traffic()
         self._lanes.kill()
 
     def _stop(self, _: Stop) -> None:

@@ -247,4 +247,4 @@ class Probes:
         self._others.clear()
         for probe in probes:
             self._drop(probe)
-        fork.wait(self._killed)
+        fork.wait_for_exit(self._killed)

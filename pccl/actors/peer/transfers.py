@@ -157,7 +157,7 @@ class Transfers:
         """This process ends: so does everything here."""
         for transfer in self._rounds.values():
             self._stop(transfer)
-            fork.wait(set(transfer.zombies))
+            fork.wait_for_exit(set(transfer.zombies))
         for connection, _, _ in self._held.values():
             connection.close()
         self._held.clear()

@@ -301,13 +301,13 @@ def test_an_order_aborts_what_runs_before_it_touches_a_lane() -> None:
     assert peer.feed(ReduceDrained(1)) == []
 
 
-@pytest.mark.parametrize("quiet_first", [True, False])
-def test_the_slot_waits_for_both_quiet_and_verdict(quiet_first: bool) -> None:
+@pytest.mark.parametrize("drained_first", [True, False])
+def test_the_slot_waits_for_both_drain_and_verdict(drained_first: bool) -> None:
     """Goal: when the call returns, the memory is restored and the ring is wired."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
     steps = [ReduceDrained(1), MasterSaid(verdict(5, 1))]
-    first, second = steps if quiet_first else reversed(steps)
+    first, second = steps if drained_first else reversed(steps)
 
     assert peer.feed(first) == []
     assert peer.feed(second) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]

@@ -141,7 +141,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("event", "result", "kind"), ENDS, ids=["kicked", "master lost"])
-def test_the_end_aborts_what_runs_and_its_slots_wait_for_quiet(event: Any, result: int, kind: int) -> None:
+def test_the_end_aborts_what_runs_and_its_slots_wait_for_the_drain(event: Any, result: int, kind: int) -> None:
     """Goal: what was not begun ends at once; the rest when nobody touches its memory any more."""
     peer = reducing()
 
@@ -156,7 +156,7 @@ def test_the_end_aborts_what_runs_and_its_slots_wait_for_quiet(event: Any, resul
 
 
 def test_a_verdict_that_was_there_first_is_the_one() -> None:
-    """Goal: it failed and was not yet quiet; what ended the membership after that is another story."""
+    """Goal: it failed and had not yet drained; what ended the membership after that is another story."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
     peer.hear(verdict(5, 1))
@@ -165,7 +165,7 @@ def test_a_verdict_that_was_there_first_is_the_one() -> None:
     assert peer.feed(ReduceDrained(1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
-def test_what_is_quiet_already_ends_with_the_membership() -> None:
+def test_what_has_drained_already_ends_with_the_membership() -> None:
     """Goal: only its verdict was missing, and now there is one."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
@@ -187,8 +187,8 @@ def test_close_is_answered_after_every_reduce() -> None:
     assert peer.feed(ReduceDrained(2))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]
 
 
-def test_close_after_the_end_waits_for_quiet_too() -> None:
-    """Goal: kicked, not quiet yet, and the program closes."""
+def test_close_after_the_end_waits_for_the_drain_too() -> None:
+    """Goal: kicked, not drained yet, and the program closes."""
     peer = running(5)
     peer.hear(m.Kick(8, "straggler"))
 

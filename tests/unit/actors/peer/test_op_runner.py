@@ -1,4 +1,4 @@
-"""The actor's side of operations: their order, their waiting, and when an abort may be called quiet."""
+"""The actor's side of operations: their order, their waiting, and when an abort has drained."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FakeBoard:
         return self.traffic
 
 
-class FakeCrew:
+class FakeWorkerSet:
     """A board, and whether its workers live."""
 
     def __init__(self, room: int = 100) -> None:
@@ -92,9 +92,9 @@ class FakeCrew:
 
 
 class FakeLanes:
-    """Where the crew at work is found, and who of it answers."""
+    """Holds the worker set in use, and says which workers do not answer."""
 
-    crew: FakeCrew | None
+    worker_set: FakeWorkerSet | None
 
     def __init__(self) -> None:
         self.called = 0
@@ -113,8 +113,8 @@ class Scene:
     def __init__(self, room: int = 100) -> None:
         self.clock = Clock()
         self.lanes = FakeLanes()
-        self.crew = self.lanes.crew = FakeCrew(room)
-        self.board = self.crew.board
+        self.worker_set = self.lanes.worker_set = FakeWorkerSet(room)
+        self.board = self.worker_set.board
         self.fed: list[Any] = []
         self.reducing = OpRunner(self.clock, self.lanes, self.fed.append)  # type: ignore[arg-type]
 
@@ -127,9 +127,9 @@ class Scene:
         return taken
 
     def kill(self) -> None:
-        self.reducing.lose_crew()
-        self.crew.killed = True
-        self.lanes.crew = None
+        self.reducing.keep_traffic()
+        self.worker_set.killed = True
+        self.lanes.worker_set = None
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_operations_go_up_in_order() -> None:
     assert scene.board.up == [2, 4]
 
 
-def test_what_was_never_put_up_is_quiet_and_lets_the_next_pass() -> None:
+def test_what_was_never_put_up_has_drained_and_lets_the_next_pass() -> None:
     scene = Scene(room=1)
     scene.begin(1, 2, 3)
     scene.reducing.abort(2)
@@ -172,7 +172,7 @@ def test_what_was_never_put_up_is_quiet_and_lets_the_next_pass() -> None:
     assert scene.board.up == [3]
 
 
-def test_an_abort_is_quiet_when_the_last_worker_let_go(scene: Scene) -> None:
+def test_an_abort_has_drained_when_the_last_worker_let_go(scene: Scene) -> None:
     scene.begin(1)
     scene.board.held = {1}
     scene.reducing.abort(1)
@@ -190,7 +190,7 @@ def test_an_abort_is_quiet_when_the_last_worker_let_go(scene: Scene) -> None:
     assert scene.taken() == []
 
 
-def test_an_abort_that_nobody_holds_is_quiet_at_once_but_not_within_the_call(scene: Scene) -> None:
+def test_an_abort_that_no_worker_holds_drains_at_once_but_not_within_the_call(scene: Scene) -> None:
     scene.begin(1)
     scene.reducing.abort(1)
     assert scene.taken() == []
@@ -207,7 +207,7 @@ def test_an_aborted_operation_never_ends(scene: Scene) -> None:
     assert scene.taken() == []
 
 
-def test_queues_are_swept_when_the_last_abort_is_quiet(scene: Scene) -> None:
+def test_queues_are_swept_when_the_last_abort_has_drained(scene: Scene) -> None:
     scene.begin(1, 2, 3)
     scene.board.held = {1, 2}
     scene.reducing.abort(1)
@@ -230,7 +230,7 @@ def test_room_that_an_abort_made_is_used() -> None:
     assert scene.board.up == [2]
 
 
-def test_a_worker_that_holds_on_costs_the_crew_its_life(scene: Scene) -> None:
+def test_a_worker_that_holds_on_has_its_worker_set_killed(scene: Scene) -> None:
     scene.begin(1)
     scene.board.held = {1}
     scene.reducing.abort(1)
@@ -241,7 +241,7 @@ def test_a_worker_that_holds_on_costs_the_crew_its_life(scene: Scene) -> None:
     scene.kill()
     scene.reducing.look()
     assert scene.taken() == []  # killed is not yet gone
-    scene.crew.gone = True
+    scene.worker_set.gone = True
     scene.reducing.look()
     assert scene.taken() == [ReduceDrained(1)]
 
@@ -257,14 +257,14 @@ def test_grace_is_given_also_if_nobody_held_it_at_first(scene: Scene) -> None:
     assert scene.taken() == [WorkerDied("a worker did not let go of an aborted operation in 100 ms")]
 
 
-def test_operations_of_a_dead_crew_are_quiet_when_it_is_buried(scene: Scene) -> None:
+def test_operations_of_a_killed_worker_set_have_drained_when_it_is_reaped(scene: Scene) -> None:
     scene.begin(1)
     scene.kill()
     scene.reducing.abort(1)
     scene.clock.run(ABORT_GRACE_NS)
     assert scene.taken() == []
     assert scene.board.aborted == []  # its board is nobody's business any more
-    scene.crew.gone = True
+    scene.worker_set.gone = True
     scene.reducing.look()
     assert scene.taken() == [ReduceDrained(1)]
     scene.reducing.end(1)
@@ -272,24 +272,24 @@ def test_operations_of_a_dead_crew_are_quiet_when_it_is_buried(scene: Scene) -> 
     assert scene.taken() == []
 
 
-def test_a_new_crew_has_a_board_of_its_own(scene: Scene) -> None:
+def test_a_new_worker_set_has_a_board_of_its_own(scene: Scene) -> None:
     """Goal: sequences on the old board are not looked for on the new one."""
     scene.begin(1)
     scene.kill()
-    scene.lanes.crew = FakeCrew()
-    scene.lanes.crew.board.finished, scene.lanes.crew.board.ended = [1], {1}
+    scene.lanes.worker_set = FakeWorkerSet()
+    scene.lanes.worker_set.board.finished, scene.lanes.worker_set.board.ended = [1], {1}
     scene.reducing.look()
     assert scene.taken() == []
     scene.begin(2)
-    assert scene.lanes.crew.board.up == [2]
+    assert scene.lanes.worker_set.board.up == [2]
     scene.reducing.end(1)
-    assert scene.lanes.crew.board.up == [2]
+    assert scene.lanes.worker_set.board.up == [2]
 
 
-def test_what_commenced_without_a_crew_waits_for_one(scene: Scene) -> None:
-    scene.lanes.crew = None
+def test_what_commenced_without_a_worker_set_waits_for_one(scene: Scene) -> None:
+    scene.lanes.worker_set = None
     scene.begin(1)
-    scene.lanes.crew = scene.crew
+    scene.lanes.worker_set = scene.worker_set
     scene.begin(2)
     assert scene.board.up == [1, 2]
 
@@ -312,11 +312,11 @@ def test_who_waits_behind_others_moves_as_they_do() -> None:
     assert scene.taken() == [Traffic(4, 6), ReduceProgress(1, 10), ReduceProgress(2, 10), ReduceProgress(3, 10)]
 
 
-def test_traffic_outlives_the_crew(scene: Scene) -> None:
+def test_traffic_outlives_the_worker_set(scene: Scene) -> None:
     scene.board.traffic = 100, 200
     scene.kill()
     scene.reducing.report()
-    scene.lanes.crew = FakeCrew()
-    scene.lanes.crew.board.traffic = 1, 2
+    scene.lanes.worker_set = FakeWorkerSet()
+    scene.lanes.worker_set.board.traffic = 1, 2
     scene.reducing.report()
     assert scene.taken() == [Traffic(100, 200), Traffic(101, 202)]

@@ -169,7 +169,7 @@ def test_the_end_of_a_connection_is_reported_with_its_number(hired: Hired) -> No
 
 
 def test_a_connection_that_was_reset_before_it_is_served_ends_like_any_other(hired: Hired) -> None:
-    """Goal: a neighbour that dies at once costs its connection, and not this worker, whose death costs the crew."""
+    """Goal: a neighbour that dies at once costs its connection, and not this worker, whose death ends the whole set."""
     hired.start()
     near, far = connect()
     with near:
