@@ -21,7 +21,7 @@ PEER_PORTS_MAX = 4096  # how many ports a peer tries before it gives up: more pe
 
 TOKEN_BYTES_MAX = 512  # enough for any key; a larger file is a mistake worth reporting
 
-STRANGERS_MAX = 128  # connections that have not proven themselves; the oldest makes room for the newest
+PENDING_CONNECTIONS_MAX = 128  # of one port; if there are more, the oldest is refused
 EARLY_LINKS_MAX = 1024  # lanes that arrived before the order that explains them: two neighbours with full pools
 LANES_MAX = 256  # largest connection pool; the report saw no gain beyond 128
 SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as gone
@@ -46,7 +46,7 @@ class Options:
     heartbeat_interval: float = 1.0  # often enough to notice within the timeout after several lost packets
     heartbeat_timeout: float = 10.0  # long enough for a stalled link to recover by retransmission
     connect_timeout: float = 5.0  # one dial, three SYN retransmissions
-    handshake_timeout: float = 5.0  # a caller proves itself in two round trips; silence beyond is a stranger
+    handshake_timeout: float = 5.0  # for the two round trips of the handshake; a slower caller is refused
     retry_interval: float = 1.0  # between attempts to reach the master
     dial_attempts: int = 2  # a lane is dialled twice before the pair counts as unreachable
     wire_timeout: float = 20.0  # all dials of a rewiring, with room for every attempt to time out

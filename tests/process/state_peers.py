@@ -23,7 +23,7 @@ import psutil
 
 from pccl._core.kernels.digest import block_digests, digest_of_blocks
 from pccl._core.peer.events import EndTransfer, FetchState, ServeState, TransferEnded
-from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState
+from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
 from pccl._core.system.futex import monotonic_ns
@@ -256,7 +256,7 @@ def main() -> None:
         bind("127.0.0.1", 0),
         token=TOKEN,
         hellos={JoinState: transfers.link_came},
-        limits=AT_PEER_DOOR,
+        limits=HANDSHAKE_TO_PEER,
         new_number=lambda: next(links),
         log=tell,
         timeout_ns=10**9,

@@ -16,8 +16,8 @@ import pytest
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.peer.events import StateFetched, StateUnfetched
 from pccl._core.protocol.codec import WIRE_VERSION, decode
-from pccl._core.protocol.handshake import Admit, Caller, Door, Say
-from pccl._core.protocol.messages import AT_PEER_DOOR, JoinState, Refused
+from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
+from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState, Refused
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import StateManifest, pack_manifest
 from pccl._core.protocol.state_stream import ANSWER, ASK_TABLE, MAGIC, REQUEST, UNIT, Request, pack_answer, pack_request
@@ -144,7 +144,7 @@ def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
 
 
 class Liar:
-    """A source by hand: opens its door as it should, and then does what the test says."""
+    """A source by hand: does the handshake as it should, and then does what the test says."""
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
@@ -164,21 +164,21 @@ class Liar:
                 self._sock = sock
                 with sock, contextlib.suppress(OSError):
                     sock.settimeout(BOUND)
-                    self._open_door(sock)
+                    self._shake_hands(sock)
                     self._answer(sock)
                     while sock.recv(65536):
                         pass
 
-    def _open_door(self, sock: socket.socket) -> None:
-        door = Door(TOKEN, JoinState, lambda: os.urandom(32), 10**12, 8)
-        door.arrived(1, "here", 0)
-        reader = FrameReader(AT_PEER_DOOR, WIRE_VERSION)
-        while 1 in door:
+    def _shake_hands(self, sock: socket.socket) -> None:
+        pending = PendingConnections(TOKEN, JoinState, lambda: os.urandom(32), 10**12, 8)
+        pending.arrived(1, "here", 0)
+        reader = FrameReader(HANDSHAKE_TO_PEER, WIRE_VERSION)
+        while 1 in pending:
             data = sock.recv(65536)
             if not data:
-                raise ConnectionResetError("the caller hung up at the door")
+                raise ConnectionResetError("the caller hung up in the handshake")
             for opcode, body in reader.feed(data):
-                for action in door.received(1, decode(opcode, body)):
+                for action in pending.received(1, decode(opcode, body)):
                     assert isinstance(action, Say | Admit)
                     sock.sendall(framed(action.message if isinstance(action, Say) else action.welcome))
 

@@ -28,7 +28,7 @@ from pccl._core.records import replace
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import HEADER_BYTES
 from pccl.errors import MasterConnectionError, UsageError
-from pccl.options import STRANGERS_MAX
+from pccl.options import PENDING_CONNECTIONS_MAX
 from tests.readable import is_readable
 
 from .helpers import BOUND, Script, background, crew_of, eventually, free_port, quick
@@ -80,7 +80,7 @@ class HealthyRun:
 
     def lines(self, port: str, kind: str) -> list[tuple[str, int]]:
         """Level and running total of each stranger of this kind that the owner of the port has logged."""
-        pattern = rf"(\w+) +pccl\.\w+\S* turned away a stranger kind={kind} total=(\d+): 127\.0\.0\.1"
+        pattern = rf"(\w+) +pccl\.\w+\S* refused a connection kind={kind} total=(\d+): 127\.0\.0\.1"
         return [(level, int(total)) for level, total in re.findall(pattern, self._logs[port]())]
 
     def log_of(self, port: str) -> str:
@@ -283,7 +283,7 @@ class Flood:
 
 # Silent connections that arrive ahead of each of the two messages of a friend's handshake: more than half of what may
 # wait, and too few to make the friend the oldest that waits.
-POURED = STRANGERS_MAX // 3
+POURED = PENDING_CONNECTIONS_MAX // 3
 
 
 @pytest.mark.parametrize("run", [60.0], indirect=True, ids=["patient ports"])
@@ -294,7 +294,7 @@ def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
     """
     with Flood(run.ports["master"]) as at_master, Flood(run.ports["peer"]) as at_peer:
         for port, flood in (("master", at_master), ("peer", at_peer)):
-            flood.pour(STRANGERS_MAX + POURED)
+            flood.pour(PENDING_CONNECTIONS_MAX + POURED)
             eventually(lambda: run.lines(port, "crowd"), f"{port}: the crowd is too large")  # noqa: B023
         crowds = {port: len(run.lines(port, "crowd")) for port in run.ports}
         with Guest(run.ports["peer"], TOKEN.encode()) as guest:

@@ -145,7 +145,7 @@ class Faults:
 
     def _intruder(self, shell: PeerShell) -> None:
         """A peer with the wrong secret, or one whose actor breaks the protocol."""
-        if self._world.plan.doors and self._world.chance(0.5):
+        if self._world.plan.handshakes and self._world.chance(0.5):
             self._world.spawn(knows_token=False)
         elif shell.control is not None and shell.control.conn in self._world.master.links:
             wrong = [

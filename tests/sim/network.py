@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pccl._core.master.events import PeerCame, PeerSaid, PeerWent
 from pccl._core.peer.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp
 from pccl._core.protocol.codec import decode, encode
-from pccl._core.protocol.handshake import Admit, Caller, Door, Say
+from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
 from pccl._core.protocol.messages import JoinLane, Register
 from pccl._core.records import record, replace
 
@@ -73,12 +73,12 @@ class Pipe:
         self._target.receive(self._deliver, self._queue.popleft())
 
 
-def shake_hands(door: Door, caller: Caller, conn: int, host: str, now_ns: int) -> tuple[Any, str]:
-    """The whole exchange at the door at one instant: the hello that was admitted, or None and the reason."""
-    door.arrived(conn, host, now_ns)
-    said, refusal = caller.opening(), "turned away"
+def shake_hands(pending: PendingConnections, caller: Caller, conn: int, host: str, now_ns: int) -> tuple[Any, str]:
+    """The whole handshake at one instant: the hello that was admitted, or None and the reason."""
+    pending.arrived(conn, host, now_ns)
+    said, refusal = caller.opening(), "refused"
     for _ in range(2):
-        for action in door.received(conn, said):
+        for action in pending.received(conn, said):
             if isinstance(action, Say):
                 try:
                     said = caller.received(action.message)
@@ -86,10 +86,10 @@ def shake_hands(door: Door, caller: Caller, conn: int, host: str, now_ns: int) -
                     refusal = str(error)
             elif isinstance(action, Admit):
                 caller.received(action.welcome)
-                assert caller.done, "the door was open and the caller did not notice"
-                door.check()
+                assert caller.done, "the caller was admitted and did not notice"
+                pending.check()
                 return action.hello, ""
-    assert conn not in door, "a stranger was neither admitted nor turned away"
+    assert conn not in pending, "a connection was neither admitted nor refused"
     return None, refusal
 
 
@@ -133,13 +133,13 @@ class ControlLink:
             self._world.feed(master, PeerSaid(self.conn, item))
 
     def _answer(self) -> None:
-        """The caller is at the master's door."""
+        """The caller has reached the master's port."""
         master, world = self._master, self._world
         self.conn = master.new_conn()
         register = self.register
-        if world.plan.doors:
+        if world.plan.handshakes:
             caller = Caller(self._token, world.nonce(), lambda proof: replace(register, proof=proof))
-            hello, reason = shake_hands(master.door, caller, self.conn, self.peer.host, world.clock.now_ns)
+            hello, reason = shake_hands(master.pending, caller, self.conn, self.peer.host, world.clock.now_ns)
             if hello is None:
                 self.down.send(Turned(reason))
                 return
@@ -245,9 +245,9 @@ class LaneLink:
         if not self.near.is_open:
             return
         link = target.state.new_link()
-        if world.plan.doors:
+        if world.plan.handshakes:
             caller = Caller(world.token, world.nonce(), lambda proof: replace(self.hello, proof=proof))
-            hello, reason = shake_hands(target.door, caller, link, self.near.shell.host, world.clock.now_ns)
+            hello, reason = shake_hands(target.pending, caller, link, self.near.shell.host, world.clock.now_ns)
             assert hello is not None, reason
         self.far = LaneEnd(self, target, link, dialled=False)
         self.far.out = self._back

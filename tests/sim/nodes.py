@@ -18,9 +18,9 @@ from pccl._core.peer.events import MasterDown
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol import events
 from pccl._core.protocol.events import Tick
-from pccl._core.protocol.handshake import Door
+from pccl._core.protocol.handshake import PendingConnections
 from pccl._core.protocol.messages import JoinLane, Register
-from pccl.options import STRANGERS_MAX, nanoseconds
+from pccl.options import PENDING_CONNECTIONS_MAX, nanoseconds
 
 from .dataplane import DataPlane
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
@@ -115,7 +115,7 @@ class MasterShell(Node):
         self.name = "master"
         self.state = MasterState(world.run, world.plan.options, world.clock.now_ns)
         self.links: dict[int, ControlLink] = {}
-        self.door = Door(world.token, Register, world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.pending = PendingConnections(world.token, Register, world.nonce, NEVER // 2, PENDING_CONNECTIONS_MAX)
         self._conns = 0
 
     def new_conn(self) -> int:
@@ -152,7 +152,7 @@ class PeerShell(Node):
         self.vanished = False
         self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
-        self.door = Door(world.token, JoinLane, world.nonce, NEVER // 2, STRANGERS_MAX)
+        self.pending = PendingConnections(world.token, JoinLane, world.nonce, NEVER // 2, PENDING_CONNECTIONS_MAX)
         self.intruded = False  # somebody spoke in its name
         self.plane = DataPlane(self)
         self.probes = Probes(self)

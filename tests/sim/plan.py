@@ -64,7 +64,7 @@ class Plan:
     fault_every_ms: int  # mean time between faults
     trouble_ms: int  # how long the first phase lasts
     trouble_for_ms: tuple[int, int]  # how long a freeze, a cut or a partition lasts
-    doors: bool  # strangers prove themselves with real proofs
+    handshakes: bool  # connections begin with a real handshake
     bytes: bool  # messages travel as encoded bytes
     options: Options
 
@@ -127,7 +127,7 @@ def draw(seed: int) -> Plan:
         fault_every_ms=random.choice((50, 100, 200, 500, 1500)),
         trouble_ms=random.choice((2000, 4000, 12000)),
         trouble_for_ms=random.choice(((10, 300), (100, 3000), (1000, int(1500 * silence)))),
-        doors=random.random() < 0.2,
+        handshakes=random.random() < 0.2,
         bytes=random.random() < 0.3,
         options=options,
     )

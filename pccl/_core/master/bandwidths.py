@@ -164,7 +164,7 @@ class Bandwidths:
         assert len(members) <= MEMBERS_MAX, f"{len(members)} members"
         for source, targets in self._edges.items():
             assert source not in targets, f"peer {source} measured the way to itself"
-            assert targets.keys() <= members, f"edges from peer {source} to strangers {targets.keys() - members}"
+            assert targets.keys() <= members, f"edges from peer {source} to non-members {targets.keys() - members}"
 
 
 def is_rate(rate: float) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @record
 class PeerCame:
-    """A connection proved itself at the door and registers; `host` is where it comes from."""
+    """A caller passed the handshake and registers; `host` is where it comes from."""
 
     conn: int
     register: Register

@@ -108,7 +108,9 @@ def check_master(master: Any) -> None:
         group.collectives.check(group.ring, wired, wired and not group.newcomers)
         _check_consensus(master, group)
         assert bool(group.waiting) == (number in master.wiring), f"group {number}: waiting {group.waiting}"
-        assert group.newcomers == master.admitting & set(group.ring), f"group {number}: strangers in the ring"
+        assert group.newcomers == master.admitting & set(group.ring), (
+            f"group {number}: newcomers in the ring are not admitted"
+        )
         assert all(master.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
     for name, votes in master.votes.items():
         assert set(votes) <= master.accepted, f"{name}: a vote of somebody who is no member"

@@ -92,4 +92,4 @@ class Measurement:
             sources, targets = {source for source, _ in probes}, {target for _, target in probes}
             assert len(sources) == len(targets) == len(probes), f"two probes at one peer: {sorted(probes)}"
             assert not any((target, source) in probes for source, target in probes), f"opposites in {sorted(probes)}"
-            assert sources | targets <= members, f"probes of strangers: {sorted((sources | targets) - members)}"
+            assert sources | targets <= members, f"probes of non-members: {sorted((sources | targets) - members)}"

@@ -35,7 +35,7 @@ class AppGone:
 
 @record
 class MasterUp:
-    """The control connection is up and its door is open."""
+    """The control connection is up, and its handshake is done."""
 
 
 @record

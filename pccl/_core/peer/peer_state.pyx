@@ -246,7 +246,7 @@ cdef class PeerState:
         self.member.syncs.report(event)
         self._stop_if_left()
 
-    def _on_stranger_came(self, event):
+    def _refuse_link(self, event):
         self.outbox.actions.append(AnswerLink(event.link, self.ending[2]))
 
     def _on_app_gone(self, event):
@@ -395,7 +395,7 @@ TRANSITIONS = {
     (MEMBER, WorkerDied): (Member.on_worker_died, (MEMBER,)),
     (MEMBER, AppGone): (PeerState._on_app_gone, (GONE,)),
     (MEMBER, Tick): (PeerState._on_tick, (MEMBER, GONE)),
-    (GONE, LinkCame): (PeerState._on_stranger_came, (GONE,)),
+    (GONE, LinkCame): (PeerState._refuse_link, (GONE,)),
     (GONE, ReduceDrained): (PeerState._on_reduce_drained, (GONE,)),
     (GONE, TransferEnded): (PeerState._on_transfer_ended, (GONE,)),
     (GONE, CallLeave): (PeerState._on_leave, (GONE,)),

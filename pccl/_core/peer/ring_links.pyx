@@ -31,7 +31,7 @@ PAUSED = "paused"  # a dial failed; the next one is due at the deadline
 UP = "up"  # a worker serves it
 
 REDIAL_PAUSE_NS = 100_000_000  # a refused lane is dialled again after this: the other side may be about to listen
-NO_PROOF = bytes(32)  # the shell fills it in at the door
+NO_PROOF = bytes(32)  # the actor fills it in during the handshake
 
 
 cdef class Lane:
@@ -109,7 +109,7 @@ cdef class RingLinks:
         self.lanes = min(max(lanes, 1), LANES_MAX)
 
     def name(self, peer_id, run):
-        """The master's name for this peer and for the run: lanes that came before it can now be told from strangers."""
+        """The master's name for this peer and for the run: lanes that came before it can now be checked."""
         self.id = peer_id
         self.run = run
         self._sort_early_links()

@@ -18,7 +18,7 @@ from pccl._core.records import record
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
 TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
-BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message that a stranger may send has one
+BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message of a handshake has one
 
 # Wire types of fixed size, by their number of bytes.
 FIXED = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "flag": 1, "bytes16": 16, "bytes32": 32}

@@ -10,8 +10,8 @@ The token itself never travels. A hello that is replayed fails because the chall
 fails because the proof covers its fields. The answerer proves itself last, so that a client without the token cannot
 collect proofs from it. A run without a token uses the empty one: the same steps, no second path.
 
-`Door` keeps the pending connections of one listening port: how many there may be, how long they may take, and how many
-were refused, by kind. Pure: it is fed decoded messages and time, and returns actions.
+`PendingConnections` are those of one listening port: how many there may be, how long they may take, and how many were
+refused, by kind. Pure: it is fed decoded messages and time, and returns actions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Admit:
 
 
 @record
-class TurnAway:
+class Refuse:
     """Close the connection. `first` says whether this is the first of its kind from there, and so worth a log line."""
 
     conn: int
@@ -59,7 +59,7 @@ class TurnAway:
 
 
 class PendingConnection:
-    """A connection that has not proven itself."""
+    """A connection whose handshake is not finished."""
 
     __slots__ = ("caller_nonce", "conn", "deadline_ns", "host", "nonce")
 
@@ -71,8 +71,8 @@ class PendingConnection:
         self.nonce = b""
 
 
-class Door:
-    """The pending connections of one port."""
+class PendingConnections:
+    """The pending connections of one port, and the answerer's side of their handshakes."""
 
     def __init__(
         self,
@@ -87,76 +87,76 @@ class Door:
         self._nonces = nonces  # 32 fresh bytes a call; a seeded source in tests
         self._timeout_ns = timeout_ns
         self._most = most
-        self.strangers: dict[int, PendingConnection] = {}  # in order of arrival, so the first is the oldest
+        self.connections: dict[int, PendingConnection] = {}  # in order of arrival, so the first is the oldest
         self._logged: set[tuple[str, str]] = set()  # (host, kind) that has had its log line
         self.counts: dict[str, int] = {}  # kind of offence to how often
 
     def __len__(self) -> int:
-        return len(self.strangers)
+        return len(self.connections)
 
     def __contains__(self, conn: int) -> bool:
-        return conn in self.strangers
+        return conn in self.connections
 
     @property
     def next_deadline_ns(self) -> int | None:
         """When the time of the oldest pending connection is up."""
-        for stranger in self.strangers.values():
-            return stranger.deadline_ns
+        for pending in self.connections.values():
+            return pending.deadline_ns
         return None
 
     def arrived(self, conn: int, host: str, now_ns: int) -> list[Any]:
         """The port accepted a connection. If there are too many, the oldest pending one is refused."""
         actions: list[Any] = []
-        if len(self.strangers) >= self._most:
-            oldest = next(iter(self.strangers))
-            actions += self.turn_away(oldest, "crowd", f"more than {self._most} connections that say nothing")
-        self.strangers[conn] = PendingConnection(conn, host, now_ns + self._timeout_ns)
+        if len(self.connections) >= self._most:
+            oldest = next(iter(self.connections))
+            actions += self.refuse(oldest, "crowd", f"more than {self._most} connections that say nothing")
+        self.connections[conn] = PendingConnection(conn, host, now_ns + self._timeout_ns)
         return actions
 
     def received(self, conn: int, message: Any) -> list[Any]:
         """A pending connection sent a message that parses."""
-        stranger = self.strangers[conn]
-        if isinstance(message, ClientHello) and not stranger.caller_nonce:
-            stranger.caller_nonce = message.nonce
-            stranger.nonce = self._nonces()
-            return [Say(conn, Challenge(stranger.nonce))]
-        if isinstance(message, self._hellos) and stranger.caller_nonce:
-            expected = caller_proof(self._token, stranger.caller_nonce, stranger.nonce, message)
+        pending = self.connections[conn]
+        if isinstance(message, ClientHello) and not pending.caller_nonce:
+            pending.caller_nonce = message.nonce
+            pending.nonce = self._nonces()
+            return [Say(conn, Challenge(pending.nonce))]
+        if isinstance(message, self._hellos) and pending.caller_nonce:
+            expected = caller_proof(self._token, pending.caller_nonce, pending.nonce, message)
             if not hmac.compare_digest(expected, message.proof):
                 reason = (
                     "the token does not match this run's: set PCCL_TOKEN or --token-file to the same secret everywhere"
                 )
-                return [Say(conn, Refused(INVALID_USAGE, reason)), *self.turn_away(conn, "token", "wrong token")]
-            del self.strangers[conn]
-            proof = answerer_proof(self._token, stranger.caller_nonce, stranger.nonce, message.proof)
+                return [Say(conn, Refused(INVALID_USAGE, reason)), *self.refuse(conn, "token", "wrong token")]
+            del self.connections[conn]
+            proof = answerer_proof(self._token, pending.caller_nonce, pending.nonce, message.proof)
             return [Admit(conn, message, Welcome(proof))]
-        return self.turn_away(conn, "order", f"{type(message).__name__} out of turn")
+        return self.refuse(conn, "order", f"{type(message).__name__} out of turn")
 
-    def turn_away(self, conn: int, kind: str, reason: str) -> list[Any]:
+    def refuse(self, conn: int, kind: str, reason: str) -> list[Any]:
         """Refuse a pending connection and count it: a bad frame, a wrong proof, silence, a closed connection."""
-        stranger = self.strangers.pop(conn, None)
-        if stranger is None:
+        pending = self.connections.pop(conn, None)
+        if pending is None:
             return []
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        first = (stranger.host, kind) not in self._logged
+        first = (pending.host, kind) not in self._logged
         # What was logged is bounded too: a scan from many hosts may log a line twice, but cannot fill the memory.
         if len(self._logged) >= 64 * self._most:
             self._logged.clear()
-        self._logged.add((stranger.host, kind))
-        return [TurnAway(conn, kind, f"{stranger.host}: {reason}", first, self.counts[kind])]
+        self._logged.add((pending.host, kind))
+        return [Refuse(conn, kind, f"{pending.host}: {reason}", first, self.counts[kind])]
 
     def tick(self, now_ns: int) -> list[Any]:
         """Refuse every pending connection whose time is up."""
-        late = [stranger for stranger in self.strangers.values() if stranger.deadline_ns <= now_ns]
+        late = [pending for pending in self.connections.values() if pending.deadline_ns <= now_ns]
         actions: list[Any] = []
-        for stranger in late:
-            said = "no hello after its ClientHello" if stranger.caller_nonce else "silent"
-            actions += self.turn_away(stranger.conn, "silence", f"{said} for {self._timeout_ns / 1e9:g} s")
+        for pending in late:
+            said = "no hello after its ClientHello" if pending.caller_nonce else "silent"
+            actions += self.refuse(pending.conn, "silence", f"{said} for {self._timeout_ns / 1e9:g} s")
         return actions
 
     def check(self) -> None:
         """Invariants: never more pending connections than allowed, and the oldest first."""
-        deadlines = [stranger.deadline_ns for stranger in self.strangers.values()]
+        deadlines = [pending.deadline_ns for pending in self.connections.values()]
         assert len(deadlines) <= self._most, len(deadlines)
         assert deadlines == sorted(deadlines), deadlines
 

@@ -482,8 +482,8 @@ class World:
 
 
 # What may be said where. A connection moves from one set to the next as it proves itself.
-AT_MASTER_DOOR = limits(ClientHello, Register, AskStatus)
-AT_PEER_DOOR = limits(ClientHello, JoinLane, JoinState, JoinProbe)
+HANDSHAKE_TO_MASTER = limits(ClientHello, Register, AskStatus)
+HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe)
 TO_CALLER = limits(Challenge, Welcome, Refused)
 TO_OPERATOR = limits(Report)
 TO_MASTER = limits(

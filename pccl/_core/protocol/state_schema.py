@@ -4,7 +4,7 @@ Peers can only agree on content if their layouts are equal, so a layout has one 
 after the other, little endian. Equal layouts are equal bytes and have equal digests; most of the time only the digest
 travels. When digests differ the master asks for the rows, in pages, and names the first key that is to blame.
 
-What a stranger sent is checked before anything is kept: bounds, text, order. A leaf: pure, imports no I/O.
+What another process sent is checked before anything is kept: bounds, text, order. A leaf: pure, imports no I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said on a connection over which a state is fetched, once its door is open.
+"""What is said on a connection over which a state is fetched, once its handshake is done.
 
 The fetching side asks, the source answers in the order in which it was asked. Both have one fixed header; an answer
 repeats what was asked for, and its bytes follow raw:

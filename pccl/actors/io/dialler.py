@@ -1,4 +1,4 @@
-"""Calling somebody: connect, prove oneself at the door, and hand the open connection to its owner.
+"""Opening a connection: connect, do the caller's side of the handshake, and pass the connection to its owner.
 
 One `Dialler` is one attempt, over one or several numeric addresses in turn. It ends exactly once: `on_up` with the
 connection, or `on_down` with the reason and whether trying again could help. Timeouts belong to the owner's machine,

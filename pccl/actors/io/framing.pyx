@@ -15,8 +15,8 @@ errors that happen in practice, and a flipped bit in a vote would be believed by
 
 The reader trusts nothing. Each field is checked as soon as its bytes are there, in the order of the wire: magic,
 version, opcode, length. Only a header that passed makes the buffer grow, to exactly the frame announced; so a
-stranger costs us 4 KiB, and a member at most the largest frame that is legal for it now. The header is looked at
-again on every read, hence new limits hold for the frame under way too. After the first bad frame nothing
+pending connection costs us 4 KiB, and a member at most the largest frame that is legal for it now. The header is
+checked again on every read, hence new limits hold for the frame under way too. After the first bad frame nothing
 behind it can be trusted, and the reader repeats the error for ever; good frames ahead of it are delivered first.
 
 All socket calls here return at once (MSG_DONTWAIT), so the GIL is kept: to give it away and to ask for it

@@ -1,8 +1,8 @@
-"""A listening port with a door: accepts connections, lets strangers prove themselves, and passes on who did.
+"""A listening port: accepts connections, does the answerer's side of the handshake, and passes on proven callers.
 
-A port answers one or several kinds of hello; each belongs to somebody, who hears `(connection, hello, host, welcome)`
-only of callers that hold the run's token, and answers by `connection.send(welcome)` or by refusing. Everybody else is
-turned away here, counted, and logged once.
+A port answers one or several kinds of hello. Each kind has a callback, which gets `(connection, hello, host, welcome)`
+of callers that hold the run's token only, and answers by `connection.send(welcome)` or by a refusal. All other
+connections are refused here, counted, and logged once for each host and kind.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 
 from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.events import DEBUG, INFO, WARNING
-from pccl._core.protocol.handshake import Admit, Door, Say, TurnAway
+from pccl._core.protocol.handshake import Admit, PendingConnections, Refuse, Say
 from pccl._core.protocol.messages import Refused
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
-from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, STRANGERS_MAX
+from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, PENDING_CONNECTIONS_MAX
 
 from .connection import Connection, host_of, prepare
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 BACKLOG = 512  # connections the kernel keeps for us while we are busy: a large group that rewires at once
-ACCEPTS_MAX = 64  # per wake-up, so that a flood of strangers does not keep members waiting
+ACCEPTS_MAX = 64  # per wake-up, so that a flood of connections does not keep members waiting
 PAUSE_NS = 100_000_000  # after the system ran out of descriptors
 
 
 class Listener:
-    """One port, its door, and the strangers in front of it."""
+    """One port and its pending connections."""
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class Listener:
         self._listener = listener
         self._limits = limits
         self._new_number = new_number
-        self._hellos = hellos  # kind -> who decides about it
+        self._hellos = hellos  # kind -> the callback that decides about it
         self._log = log
         self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
-        self.door = Door(token, tuple(hellos), lambda: os.urandom(32), timeout_ns, STRANGERS_MAX)
+        self.pending = PendingConnections(
+            token, tuple(hellos), lambda: os.urandom(32), timeout_ns, PENDING_CONNECTIONS_MAX
+        )
         listener.setblocking(False)
         loop.watch(listener.fileno(), lambda _: self._accept())
 
@@ -69,11 +71,11 @@ class Listener:
         return int(self._listener.getsockname()[1])
 
     def tick(self, now_ns: int) -> None:
-        """Turn away the silent."""
-        self._perform(self.door.tick(now_ns))
+        """Refuse pending connections whose time is up."""
+        self._perform(self.pending.tick(now_ns))
 
     def close(self) -> None:
-        """Close the port and everybody in front of it."""
+        """Close the port and all pending connections."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for connection in self._connections.values():
@@ -104,7 +106,7 @@ class Listener:
                 exact=True,
             )
             self._hosts[number] = host
-            self._perform(self.door.arrived(number, host, monotonic_ns()))
+            self._perform(self.pending.arrived(number, host, monotonic_ns()))
 
     def _pause(self, error: OSError) -> None:
         """Out of descriptors: members keep theirs, newcomers wait in the kernel's queue."""
@@ -119,13 +121,13 @@ class Listener:
             self._loop.watch(self._listener.fileno(), lambda _: self._accept())
 
     def _heard(self, number: int, message: Any) -> None:
-        self._perform(self.door.received(number, message))
+        self._perform(self.pending.received(number, message))
 
     def _broke(self, number: int, kind: str, reason: str) -> None:
         if kind == "version":
             text = f"this side speaks version {WIRE_VERSION} of pccl's protocol; {reason}"
             self._connections[number].send(Refused(INVALID_USAGE, text))
-        self._perform(self.door.turn_away(number, kind, reason))
+        self._perform(self.pending.refuse(number, kind, reason))
 
     def _perform(self, actions: list[Any]) -> None:
         for action in actions:
@@ -136,7 +138,7 @@ class Listener:
                 connection = self._connections.pop(action.conn)
                 admitted = self._hellos[type(action.hello)]
                 admitted(connection, action.hello, self._hosts.pop(action.conn), action.welcome)
-            elif kind is TurnAway:
+            elif kind is Refuse:
                 self._hosts.pop(action.conn, None)
                 connection = self._connections.pop(action.conn)
                 # A refusal that was just sent must arrive; everything else is closed without ceremony.
@@ -144,8 +146,8 @@ class Listener:
                     connection.finish()
                 else:
                     connection.close()
-                line = f"turned away a stranger kind={action.kind} total={action.total}: {action.reason}"
-                # Whoever hangs up before it has proven itself is more often a peer that died than somebody to warn of.
+                line = f"refused a connection kind={action.kind} total={action.total}: {action.reason}"
+                # A caller that hangs up in the handshake is more often a peer that died than a reason for a warning.
                 level = INFO if action.kind in ("closed", "error") else WARNING
                 self._log(level if action.first else DEBUG, line)
 

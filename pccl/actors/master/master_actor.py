@@ -16,7 +16,7 @@ from pccl._core.master.events import BeginMoonshot, CancelMoonshot, Dismiss, Moo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.events import DEBUG, ERROR, INFO, Log, Tick
-from pccl._core.protocol.messages import AT_MASTER_DOOR, TO_MASTER, AskStatus, Kick, Register
+from pccl._core.protocol.messages import HANDSHAKE_TO_MASTER, TO_MASTER, AskStatus, Kick, Register
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.listener import Listener
@@ -75,12 +75,12 @@ class MasterActor:
             listener,
             token=token,
             hellos={Register: self._admit, AskStatus: self._answer},
-            limits=AT_MASTER_DOOR,
+            limits=HANDSHAKE_TO_MASTER,
             new_number=self._new_number,
             log=log,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self._fastpath.door = self._listening.door
+        self._fastpath.pending = self._listening.pending
 
     @property
     def port(self) -> int:

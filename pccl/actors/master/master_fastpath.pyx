@@ -22,14 +22,14 @@ cdef class MasterFastpath:
     cdef Loop loop                          # wakes the actor
     cdef object perform                     # called with every action that is not a SendTo
     cdef readonly dict connections          # number -> Connection of a peer that the machine knows
-    cdef public object door                 # callers that have not passed the handshake; the actor sets it
+    cdef public object pending              # the PendingConnections of the listener; the actor sets it
 
     def __init__(self, MasterState state not None, Loop loop not None, perform):
         self.state = state
         self.loop = loop
         self.perform = perform
         self.connections = {}
-        self.door = None
+        self.pending = None
 
     def heard(self, number, message):
         """A peer that the machine knows has sent a message."""
@@ -51,6 +51,6 @@ cdef class MasterFastpath:
 
     def deadline(self):
         """When the machine wants its next Tick, or the oldest handshake takes too long."""
-        if self.door is not None and self.door.strangers:
-            return min(self.state.next_deadline_ns, self.door.next_deadline_ns)
+        if self.pending is not None and self.pending.connections:
+            return min(self.state.next_deadline_ns, self.pending.next_deadline_ns)
         return self.state.next_deadline_ns

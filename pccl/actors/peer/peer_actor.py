@@ -54,7 +54,7 @@ from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
 from pccl._core.protocol.messages import (
-    AT_PEER_DOOR,
+    HANDSHAKE_TO_PEER,
     TO_PEER,
     JoinLane,
     JoinProbe,
@@ -211,12 +211,12 @@ class PeerActor:
                 JoinState: self._transfers.link_came,
                 JoinProbe: self._probes.link_came,
             },
-            limits=AT_PEER_DOOR,
+            limits=HANDSHAKE_TO_PEER,
             new_number=self.state.new_link,
             log=self._tell,
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
-        self._fastpath.door = self._listening.door
+        self._fastpath.pending = self._listening.pending
 
     def _identity(self) -> Identity:
         assert self.state is not None

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl._core.peer.peer_state import PeerState
-from pccl._core.protocol.handshake import Door
+from pccl._core.protocol.handshake import PendingConnections
 from pccl.actors.io.connection import Connection
 from pccl.actors.io.fault_points import Fault
 from pccl.actors.io.loop import Loop, Watcher
@@ -19,7 +19,7 @@ class PeerFastpath(Watcher):
     master: Connection | None
     op_runner: OpRunner
     windows: dict[tuple[int, int], Window]
-    door: Door | None
+    pending: PendingConnections | None
     rhythm_ns: int
     def __init__(
         self,

@@ -54,7 +54,7 @@ cdef class PeerFastpath(Watcher):
     cdef public Connection master       # None while there is none
     cdef public OpRunner op_runner      # operations that have commenced; the actor sets it
     cdef public dict windows            # (slot, generation) -> the window to ring when that call has ended
-    cdef public object door             # callers that have not passed the handshake; the actor sets it
+    cdef public object pending          # the PendingConnections of the listener; the actor sets it
     cdef public long long rhythm_ns     # how often the training process wants to see a beat
     cdef char mail[MAIL_BYTES_MAX]
     cdef char ancillary[ANCILLARY_BYTES]
@@ -111,8 +111,8 @@ cdef class PeerFastpath(Watcher):
         cdef int64_t due = self.slots.beaten_ns() + self.rhythm_ns
         if self.state is not None:
             due = min(due, self.state.next_deadline_ns)
-        if self.door is not None and self.door.strangers:
-            due = min(due, <int64_t> self.door.next_deadline_ns)
+        if self.pending is not None and self.pending.connections:
+            due = min(due, <int64_t> self.pending.next_deadline_ns)
         return due
 
     cdef int ready(self, uint32_t events) except -1:

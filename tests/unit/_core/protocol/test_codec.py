@@ -237,9 +237,9 @@ def test_every_wire_type_is_known() -> None:
 
 
 def test_conversations_only_name_what_belongs_there() -> None:
-    """Goal: what a stranger may say is no more than what the door understands."""
-    assert set(m.AT_MASTER_DOOR) == {0x01, 0x10, 0x14}
-    assert set(m.AT_PEER_DOOR) == {0x01, 0x11, 0x12, 0x13}
+    """Goal: a pending connection may send the messages of a handshake, and no others."""
+    assert set(m.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x14}
+    assert set(m.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13}
     assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 

@@ -1,4 +1,4 @@
-"""The door: who holds the token comes in, who does not learns why and costs nothing, and both sides prove it."""
+"""The handshake: a caller with the token is admitted, one without learns why, and both sides prove theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.protocol.handshake import Admit, Caller, Door, Say, TurnAway
+from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Refuse, Say
 from pccl._core.protocol.messages import (
     AskStatus,
     Beat,
@@ -26,19 +26,19 @@ SECOND = 1_000_000_000
 HELLO = Register(bytes(32), 3, 2, "host", 48149)
 
 
-def make_door(most: int = 8, token: bytes = TOKEN) -> Door:
+def make_pending(most: int = 8, token: bytes = TOKEN) -> PendingConnections:
     random = Random(1)
-    return Door(token, Register, lambda: random.randbytes(32), 5 * SECOND, most)
+    return PendingConnections(token, Register, lambda: random.randbytes(32), 5 * SECOND, most)
 
 
 def make_caller(token: bytes = TOKEN, nonce: bytes = bytes(32)) -> Caller:
     return Caller(token, nonce, lambda proof: replace(HELLO, proof=proof))
 
 
-def hello_of(door: Door, caller: Caller, conn: int = 1) -> Register:
+def hello_of(pending: PendingConnections, caller: Caller, conn: int = 1) -> Register:
     """Go as far as the caller's hello."""
-    door.arrived(conn, "somewhere", 0)
-    (say,) = door.received(conn, caller.opening())
+    pending.arrived(conn, "somewhere", 0)
+    (say,) = pending.received(conn, caller.opening())
     hello: Register = caller.received(say.message)
     return hello
 
@@ -46,24 +46,24 @@ def hello_of(door: Door, caller: Caller, conn: int = 1) -> Register:
 @pytest.mark.parametrize("token", [TOKEN, b""], ids=["with a token", "without one"])
 def test_who_holds_the_token_comes_in(token: bytes) -> None:
     """Goal: two round trips, and both sides have proven that they hold the same secret; no token is one too."""
-    door, caller = make_door(token=token), make_caller(token)
+    pending, caller = make_pending(token=token), make_caller(token)
 
-    hello = hello_of(door, caller)
-    (admit,) = door.received(1, hello)
+    hello = hello_of(pending, caller)
+    (admit,) = pending.received(1, hello)
 
     assert isinstance(admit, Admit)
     assert replace(admit.hello, proof=bytes(32)) == HELLO
     assert caller.received(admit.welcome) is None
     assert caller.done
-    assert len(door) == 0
-    assert door.counts == {}
+    assert len(pending) == 0
+    assert pending.counts == {}
 
 
 def test_the_token_never_travels() -> None:
     """Goal: whoever listens learns nothing to try again with."""
-    door, caller = make_door(), make_caller()
-    hello = hello_of(door, caller)
-    (admit,) = door.received(1, hello)
+    pending, caller = make_pending(), make_caller()
+    hello = hello_of(pending, caller)
+    (admit,) = pending.received(1, hello)
 
     for message in (caller.opening(), hello, admit.welcome):
         assert TOKEN not in b"".join(value for value in vars_of(message) if isinstance(value, bytes))
@@ -75,48 +75,48 @@ def vars_of(message: Any) -> list[Any]:
 
 def test_a_wrong_token_is_refused_with_the_remedy() -> None:
     """Goal: a peer that was started with another secret is told so, first; then the connection ends and is counted."""
-    door, caller = make_door(), make_caller(b"another")
+    pending, caller = make_pending(), make_caller(b"another")
 
-    refused, turned = door.received(1, hello_of(door, caller))
+    refused, turned = pending.received(1, hello_of(pending, caller))
 
     assert isinstance(refused, Say)
     assert isinstance(refused.message, Refused)
-    assert turned == TurnAway(1, "token", "somewhere: wrong token", True, 1)
+    assert turned == Refuse(1, "token", "somewhere: wrong token", True, 1)
     with pytest.raises(PermissionError, match="PCCL_TOKEN"):
         caller.received(refused.message)
-    assert door.counts == {"token": 1}
-    assert 1 not in door
+    assert pending.counts == {"token": 1}
+    assert 1 not in pending
 
 
 def test_a_replayed_hello_is_refused() -> None:
     """Goal: a recorded hello is worth nothing, because the challenge is new each time."""
-    door = make_door()
-    recorded = hello_of(door, make_caller())
-    door.received(1, recorded)
+    pending = make_pending()
+    recorded = hello_of(pending, make_caller())
+    pending.received(1, recorded)
 
-    door.arrived(2, "elsewhere", 0)
-    door.received(2, ClientHello(bytes(32)))
-    actions = door.received(2, recorded)
+    pending.arrived(2, "elsewhere", 0)
+    pending.received(2, ClientHello(bytes(32)))
+    actions = pending.received(2, recorded)
 
-    assert [type(action) for action in actions] == [Say, TurnAway]
+    assert [type(action) for action in actions] == [Say, Refuse]
 
 
 @pytest.mark.parametrize("change", [{"group": 4}, {"lanes": 9}, {"host": "evil"}, {"port": 1}])
 def test_an_altered_hello_is_refused(change: dict[str, Any]) -> None:
     """Goal: nobody in between can change what a caller asks for; the proof covers every field."""
-    door = make_door()
+    pending = make_pending()
 
-    actions = door.received(1, replace(hello_of(door, make_caller()), **change))
+    actions = pending.received(1, replace(hello_of(pending, make_caller()), **change))
 
-    assert [type(action) for action in actions] == [Say, TurnAway]
+    assert [type(action) for action in actions] == [Say, Refuse]
 
 
 def test_a_proof_for_one_kind_of_hello_is_none_for_another() -> None:
     """Goal: a lane's proof cannot be turned into a registration's."""
-    door = make_door()
-    hello = hello_of(door, make_caller())
+    pending = make_pending()
+    hello = hello_of(pending, make_caller())
 
-    (turned,) = door.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
+    (turned,) = pending.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
 
     assert turned.kind == "order"
 
@@ -125,11 +125,11 @@ def test_a_port_may_answer_several_kinds_of_hello() -> None:
     """Goal: one port serves lanes and states alike, and still nothing that it was not told of."""
     random = Random(1)
     kinds = {JoinLane(bytes(32), bytes(16), 1, 1, 2, 0): Admit, JoinState(bytes(32), bytes(16), 1, 1, 2): Admit}
-    for wanted, outcome in {**kinds, HELLO: TurnAway}.items():
-        door = Door(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
+    for wanted, outcome in {**kinds, HELLO: Refuse}.items():
+        pending = PendingConnections(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
         caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))
 
-        (action,) = door.received(1, hello_of(door, caller))
+        (action,) = pending.received(1, hello_of(pending, caller))
 
         assert type(action) is outcome
 
@@ -142,83 +142,83 @@ def test_a_port_may_answer_several_kinds_of_hello() -> None:
         [Beat(1)],
         [ClientHello(bytes(32)), Challenge(bytes(32))],
     ],
-    ids=["hello first", "two knocks", "a member's word", "an answerer's word"],
+    ids=["hello first", "two client hellos", "a member's word", "an answerer's word"],
 )
 def test_out_of_turn_is_turned_away(words: list[Any]) -> None:
-    """Goal: there is one order of things at the door, and no guessing about any other."""
-    door = make_door()
-    door.arrived(1, "somewhere", 0)
+    """Goal: a handshake has one order of messages, and any other is refused."""
+    pending = make_pending()
+    pending.arrived(1, "somewhere", 0)
 
-    actions = [action for word in words for action in door.received(1, word)]
+    actions = [action for word in words for action in pending.received(1, word)]
 
-    assert isinstance(actions[-1], TurnAway)
+    assert isinstance(actions[-1], Refuse)
     assert actions[-1].kind == "order"
-    assert 1 not in door
+    assert 1 not in pending
 
 
 def test_a_crowd_evicts_the_oldest() -> None:
     """Goal: connections that say nothing cannot lock the others out."""
-    door = make_door(most=2)
-    assert door.arrived(1, "a", 0) == []
-    assert door.arrived(2, "b", 1) == []
+    pending = make_pending(most=2)
+    assert pending.arrived(1, "a", 0) == []
+    assert pending.arrived(2, "b", 1) == []
 
-    (turned,) = door.arrived(3, "c", 2)
+    (turned,) = pending.arrived(3, "c", 2)
 
     assert (turned.conn, turned.kind) == (1, "crowd")
-    assert [conn in door for conn in (1, 2, 3)] == [False, True, True]
-    door.check()
+    assert [conn in pending for conn in (1, 2, 3)] == [False, True, True]
+    pending.check()
 
 
 def test_silence_has_a_deadline() -> None:
-    """Goal: a stranger has five seconds, whether it never knocked or stopped half way."""
-    door = make_door()
-    door.arrived(1, "a", 0)
-    door.arrived(2, "b", SECOND)
-    door.received(2, ClientHello(bytes(32)))
-    assert door.next_deadline_ns == 5 * SECOND
+    """Goal: a pending connection has five seconds, whether it sent nothing or stopped half way."""
+    pending = make_pending()
+    pending.arrived(1, "a", 0)
+    pending.arrived(2, "b", SECOND)
+    pending.received(2, ClientHello(bytes(32)))
+    assert pending.next_deadline_ns == 5 * SECOND
 
-    assert door.tick(5 * SECOND - 1) == []
-    assert door.tick(5 * SECOND) == [TurnAway(1, "silence", "a: silent for 5 s", True, 1)]
-    assert door.tick(6 * SECOND) == [TurnAway(2, "silence", "b: no hello after its ClientHello for 5 s", True, 2)]
-    assert door.next_deadline_ns is None
-    assert door.counts == {"silence": 2}
+    assert pending.tick(5 * SECOND - 1) == []
+    assert pending.tick(5 * SECOND) == [Refuse(1, "silence", "a: silent for 5 s", True, 1)]
+    assert pending.tick(6 * SECOND) == [Refuse(2, "silence", "b: no hello after its ClientHello for 5 s", True, 2)]
+    assert pending.next_deadline_ns is None
+    assert pending.counts == {"silence": 2}
 
 
 def test_only_the_first_of_a_kind_is_worth_a_line() -> None:
     """Goal: a scanner fills counters, not logs; another host or another offence is news again."""
-    door = make_door()
+    pending = make_pending()
     firsts = []
     for conn, (host, kind) in enumerate([("a", "frame"), ("a", "frame"), ("b", "frame"), ("a", "closed")]):
-        door.arrived(conn, host, 0)
-        firsts += [action.first for action in door.turn_away(conn, kind, "why")]
+        pending.arrived(conn, host, 0)
+        firsts += [action.first for action in pending.refuse(conn, kind, "why")]
 
     assert firsts == [True, False, True, True]
-    assert door.counts == {"frame": 3, "closed": 1}
+    assert pending.counts == {"frame": 3, "closed": 1}
 
 
 def test_the_memory_of_what_was_logged_is_bounded() -> None:
     """Goal: a scan from everywhere may log a line twice, not fill the heap."""
-    door = make_door(most=1)
+    pending = make_pending(most=1)
     for conn in range(1000):
-        door.arrived(conn, f"host{conn}", 0)
+        pending.arrived(conn, f"host{conn}", 0)
 
-    assert len(door._logged) <= 64
+    assert len(pending._logged) <= 64
 
 
-def test_a_stranger_that_is_gone_is_turned_away_once() -> None:
+def test_a_connection_that_is_gone_is_refused_once() -> None:
     """Goal: a late report about somebody who was already counted is no second offence."""
-    door = make_door()
-    door.arrived(1, "a", 0)
-    door.turn_away(1, "closed", "gone")
+    pending = make_pending()
+    pending.arrived(1, "a", 0)
+    pending.refuse(1, "closed", "gone")
 
-    assert door.turn_away(1, "closed", "gone") == []
-    assert door.counts == {"closed": 1}
+    assert pending.refuse(1, "closed", "gone") == []
+    assert pending.counts == {"closed": 1}
 
 
 def test_the_answerer_proves_itself_too() -> None:
     """Goal: a peer does not join the run of an impostor that only pretends to accept its proof."""
     caller = make_caller()
-    hello_of(make_door(), caller)
+    hello_of(make_pending(), caller)
 
     with pytest.raises(PermissionError, match="does not hold this run's token"):
         caller.received(Welcome(bytes(32)))
@@ -234,8 +234,8 @@ def test_a_caller_expects_its_turn(word: Any) -> None:
 
 def test_a_caller_answers_one_challenge() -> None:
     """Goal: an answerer cannot collect proofs."""
-    door, caller = make_door(), make_caller()
-    hello_of(door, caller)
+    pending, caller = make_pending(), make_caller()
+    hello_of(pending, caller)
 
     with pytest.raises(PermissionError, match="out of turn"):
         caller.received(Challenge(bytes(32)))
@@ -244,12 +244,12 @@ def test_a_caller_answers_one_challenge() -> None:
 def test_a_proof_is_good_for_one_kind_of_hello() -> None:
     """Goal: the proof of an inquiry does not register a peer."""
     random = Random(1)
-    door = Door(TOKEN, (Register, AskStatus), lambda: random.randbytes(32), 5 * SECOND, 8)
+    pending = PendingConnections(TOKEN, (Register, AskStatus), lambda: random.randbytes(32), 5 * SECOND, 8)
     caller = Caller(TOKEN, bytes(32), AskStatus)
-    door.arrived(1, "somewhere", 0)
-    (say,) = door.received(1, caller.opening())
+    pending.arrived(1, "somewhere", 0)
+    (say,) = pending.received(1, caller.opening())
     inquiry = caller.received(say.message)
 
-    refused, turned = door.received(1, replace(HELLO, proof=inquiry.proof))
+    refused, turned = pending.received(1, replace(HELLO, proof=inquiry.proof))
     assert isinstance(refused.message, Refused)
     assert turned.kind == "token"
