@@ -94,7 +94,7 @@ class Bench:
     def lose(self) -> None:
         """The youngest member is lost."""
         self.answer(self.feed(PeerWent(self.conns.pop(), "gone")))
-        assert not self.state.wiring
+        assert not self.state.members.wiring
 
 
 def measure(bench: Bench, rounds: int, work: Callable[[], None]) -> dict[str, float]:

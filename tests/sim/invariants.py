@@ -50,16 +50,18 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
         kind = type(message)
         if kind in (Accepted, TopologyDone, OptimizeDone):
             common.add((message.global_world, message.groups, message.largest_group))
-            group = state.conns[action.conn].group
+            group = state.members.conns[action.conn].group
             told = message.epoch, message.group_world
             assert per_group.setdefault(group, told) == told, f"group {group} was told {told} and {per_group[group]}"
-            assert told == (state.groups[group].epoch, len(state.groups[group].ring)), f"group {group} was told {told}"
+            assert told == (state.members.groups[group].epoch, len(state.members.groups[group].ring)), (
+                f"group {group} was told {told}"
+            )
         elif kind is Kick:
             _check_kick(world, action.conn, message.reason)
         elif kind is Commence:
-            _note_commenced(world, state.conns[action.conn], message)
+            _note_commenced(world, state.members.conns[action.conn], message)
         elif kind is ReduceFailed:
-            _check_failure(world, state.groups[state.conns[action.conn].group], message)
+            _check_failure(world, state.members.groups[state.members.conns[action.conn].group], message)
     assert len(common) <= 1, f"one round with different numbers: {common}"
 
 
@@ -67,7 +69,7 @@ def _check_consensus(world: World, actions: list[Any]) -> None:
     """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
     if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
         return
-    for number, group in world.master.state.groups.items():
+    for number, group in world.master.state.members.groups.items():
         revision, content = group.consensus.revision, group.consensus.content
         agreed = world.agreements.setdefault(number, {})
         if revision < 0 or agreed.get(revision) == content:
@@ -86,7 +88,7 @@ def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
     """A failure carries the world as it is; if somebody was lost, the survivors are wired by then."""
     state = world.master.state
     told = failure.epoch, failure.global_world, failure.group_world, failure.round
-    assert told == (group.epoch, len(state.accepted), group.size(), state.round), (
+    assert told == (group.epoch, len(state.members.accepted), group.size(), state.members.round), (
         f"a failure in another world: {failure}"
     )
     assert not group.waiting or failure.result != RANK_CONNECTION_LOST, f"{failure!r} before the ring is wired"
@@ -94,7 +96,7 @@ def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
 
 def _note_commenced(world: World, peer: Any, order: Commence) -> None:
     """Everybody in the ring is told of the same collectives; each is known by the names of its members from now on."""
-    ring = frozenset(world.master.state.groups[peer.group].ring)
+    ring = frozenset(world.master.state.members.groups[peer.group].ring)
     for tag, sequence in unpack_pairs(order.pairs):
         assert (peer.id, sequence) not in world.runs, f"collective {sequence} (tag {tag}) commences twice for {peer.id}"
         known = [world.runs[member, sequence] for member in ring if (member, sequence) in world.runs]
@@ -106,9 +108,9 @@ def _note_commenced(world: World, peer: Any, order: Commence) -> None:
 def _numbers(world: World, number: int) -> tuple[int, ...]:
     """What everybody in this group must hear of the world as it is now: round, epoch, and four sizes."""
     state = world.master.state
-    sizes = [group.size() for group in state.groups.values() if group.size()]
-    group = state.groups[number]
-    return state.round, group.epoch, len(state.accepted), group.size(), len(sizes), max(sizes)
+    sizes = [group.size() for group in state.members.groups.values() if group.size()]
+    group = state.members.groups[number]
+    return state.members.round, group.epoch, len(state.members.accepted), group.size(), len(sizes), max(sizes)
 
 
 def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
@@ -169,15 +171,15 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
     # The end itself, not a call long after it that hears of it.
     if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and peer_events.HangUp() in actions:
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
-    if state.phase == "member" and state.id in world.master.state.peers:
-        assert links.epoch <= world.master.state.groups[shell.group].epoch, f"{shell.name} lives in the future"
+    if state.phase == "member" and state.id in world.master.state.members.peers:
+        assert links.epoch <= world.master.state.members.groups[shell.group].epoch, f"{shell.name} lives in the future"
 
 
 def check_optimal(world: World) -> None:
     """After an optimisation at rest: what was measured is what the ways carry, and no ring of it is clearly faster."""
     state = world.master.state
     numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive}
-    for group in state.groups.values():
+    for group in state.members.groups.values():
         rates = group.bandwidths.matrix(group.ring)
         for edge in group.bandwidths.report(world.clock.now_ns)["edges"]:
             ways = (numbers[edge["source"]], numbers[edge["target"]])
@@ -232,11 +234,11 @@ def is_agreed(world: World) -> bool:
 def check_rings(world: World) -> None:
     """Every ring is wired: both ends of every edge hold the same connections, and no connection is left over."""
     master = world.master.state
-    assert not master.wiring, f"groups {master.wiring} are still being wired"
+    assert not master.members.wiring, f"groups {master.members.wiring} are still being wired"
     # Who was kicked for what an intruder said in its name, just before the calm, is no member any more.
     by_id = {shell.state.id: shell for shell in world.shells if shell.alive and shell.state.phase == "member"}
-    assert by_id.keys() == master.accepted, f"alive {sorted(by_id)}, accepted {sorted(master.accepted)}"
-    for group in master.groups.values():
+    assert by_id.keys() == master.members.accepted, f"alive {sorted(by_id)}, accepted {sorted(master.members.accepted)}"
+    for group in master.members.groups.values():
         for (source_id, target_id), epoch in group.edges.items():
             source, target = by_id[source_id], by_id[target_id]
             forth, back = source.state.ring_links.next_edge, target.state.ring_links.previous_edge
@@ -256,27 +258,29 @@ def check_rings(world: World) -> None:
                 assert far.attached, f"lane {here.index} is not served at its target"
     for shell in by_id.values():
         assert not shell.state.ring_links.early, f"{shell.name} still keeps early lanes"
-        assert shell.state.ring_links.epoch == master.groups[shell.group].epoch, f"{shell.name} is at another epoch"
+        assert shell.state.ring_links.epoch == master.members.groups[shell.group].epoch, (
+            f"{shell.name} is at another epoch"
+        )
 
 
 def check_empty(world: World) -> None:
     """Everybody left, and nothing of them is left."""
     master = world.master.state
     assert not world.master.links, "control connections remain"
-    remembered = [group for group in master.groups.values() if group.consensus.revision >= 0]
+    remembered = [group for group in master.members.groups.values() if group.consensus.revision >= 0]
     assert all(group.consensus.is_idle() for group in remembered), "a synchronisation of nobody is under way"
     assert not any(group.ring for group in remembered), "a ring of nobody"
     left = (
-        master.peers,
-        master.conns,
-        master.accepted,
-        master.registered,
-        master.admitting,
-        master.wiring,
-        len(master.groups) - len(remembered),
+        master.members.peers,
+        master.members.conns,
+        master.members.accepted,
+        master.members.registered,
+        master.members.admitting,
+        master.members.wiring,
+        len(master.members.groups) - len(remembered),
     )
     assert not any(left), f"the master still holds {left}"
     assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
     assert not any(shell.states.transfer for shell in world.shells if shell.program.closed), "a transfer goes on"
     assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
-    assert not master.admission, "a round without anybody is open"
+    assert not master.members.admission, "a round without anybody is open"

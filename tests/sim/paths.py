@@ -146,7 +146,16 @@ class Paths:
         vote = _vote_of(state, event)
         held, sync = _is_held(state), remember(state, event) if self._syncs else None
         optimization = state.optimizer.running, bool(state.optimizer.measurements), set(state.optimizer.waiting)
-        return state.admission, set(state.admitting), set(state.accepted), late, held, vote, sync, optimization
+        return (
+            state.members.admission,
+            set(state.members.admitting),
+            set(state.members.accepted),
+            late,
+            held,
+            vote,
+            sync,
+            optimization,
+        )
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
@@ -155,21 +164,21 @@ class Paths:
         if sync is not None:
             mark_master(state, sync, event, actions, self._mark)
         if admission:
-            if accepted - state.accepted:
+            if accepted - state.members.accepted:
                 self._mark("a member is lost while newcomers are wired")
-            if admitting - state.admitting - state.accepted:
+            if admitting - state.members.admitting - state.members.accepted:
                 self._mark("a newcomer is lost while it is admitted")
-        if accepted and not state.accepted and state.admission:
+        if accepted and not state.members.accepted and state.members.admission:
             self._mark("an empty run takes those who wait")
         if late:
             self._mark("a sweep after the master's own pause judges nobody")
-        if type(event) is master_events.PeerCame and held and state.admission:
+        if type(event) is master_events.PeerCame and held and state.members.admission:
             self._mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
             self._at_message(state, event.message, actions, admission, vote)
-            if event.conn in state.conns:
-                self._at_collective(state, state.conns[event.conn].group, event.message, actions)
-        self._at_optimization(state, optimization, accepted - state.accepted, actions)
+            if event.conn in state.members.conns:
+                self._at_collective(state, state.members.conns[event.conn].group, event.message, actions)
+        self._at_optimization(state, optimization, accepted - state.members.accepted, actions)
         for action in actions:
             if type(action) is master_events.SendTo:
                 self._at_send(action.message, admitting)
@@ -187,7 +196,7 @@ class Paths:
         if (
             optimizing
             and _sends(actions, messages.OptimizeDone)
-            and not all(not group.bandwidths.missing(group.ring, 0) for group in state.groups.values())
+            and not all(not group.bandwidths.missing(group.ring, 0) for group in state.members.groups.values())
         ):
             self._mark("an optimisation measures only a part")
         for line in [action.line for action in actions if type(action) is events.Log]:
@@ -212,7 +221,7 @@ class Paths:
         elif (
             kind is messages.Wired
             and not actions
-            and all(message.epoch < group.epoch for group in state.groups.values())
+            and all(message.epoch < group.epoch for group in state.members.groups.values())
         ):
             self._mark("a report of a past epoch is ignored")
         elif kind is messages.Withdraw:
@@ -223,9 +232,9 @@ class Paths:
 
     def _at_collective(self, state: Any, number: int, message: Any, actions: list[Any]) -> None:
         kind = type(message)
-        if kind is messages.Initiate and number in state.wiring:
+        if kind is messages.Initiate and number in state.members.wiring:
             self._mark("a vote for the new ring waits until it is wired")
-        elif kind is messages.Finished and message.sequence not in state.groups[number].collectives.running:
+        elif kind is messages.Finished and message.sequence not in state.members.groups[number].collectives.running:
             if not actions:
                 self._mark("a vote about the past is ignored")
         elif kind is messages.WithdrawReduce:
@@ -415,7 +424,11 @@ class Paths:
 
 def _is_held(state: Any) -> bool:
     """Whether the topology vote is unanimous and stays open all the same, with nothing else to wait for."""
-    return not state.wiring and bool(state.accepted) and len(state.votes[TOPOLOGY]) == len(state.accepted)
+    return (
+        not state.members.wiring
+        and bool(state.members.accepted)
+        and len(state.votes[TOPOLOGY]) == len(state.members.accepted)
+    )
 
 
 def _vote_of(state: Any, event: Any) -> Any:
@@ -423,10 +436,10 @@ def _vote_of(state: Any, event: Any) -> Any:
     if (
         type(event) is not master_events.PeerSaid
         or type(event.message) is not messages.Withdraw
-        or event.conn not in state.conns
+        or event.conn not in state.members.conns
     ):
         return None
-    peer = state.conns[event.conn].id
+    peer = state.members.conns[event.conn].id
     votes = [state.votes[name].get(peer) for name in (TOPOLOGY, PENDING)]
     return next((vote for vote in votes if vote is not None and vote.call == event.message.call), None)
 

@@ -131,7 +131,7 @@ class OpRunner:
             assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"
             assert action.payload[NUMBERS.size :].decode(), "a failure without a reason"
         if (action.slot, action.generation) in self._resting:
-            members = self._world.master.state.groups[self._program.shell.group].size()
+            members = self._world.master.state.members.groups[self._program.shell.group].size()
             expected = SUCCESS if members > 1 else TOO_FEW_PEERS
             assert action.result == expected, f"in a world at rest a reduce of {members} ended with {action!r}"
             assert members == 1 or size == members, f"{members} members, {size} reduced"

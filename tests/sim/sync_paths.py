@@ -64,10 +64,10 @@ def mark_master(
             mark("equal states are agreed at once" if master_events.Save() in actions else "a revision is repeated")
         elif type(message) is messages.Fetched:
             mark("a state is fetched and agreed")
-    if messages.RingOrder in kinds and any(group.consensus.transfer for group in state.groups.values()):
+    if messages.RingOrder in kinds and any(group.consensus.transfer for group in state.members.groups.values()):
         mark("a ring changes under a transfer")
     transfer, receivers = before
-    if receivers - state.peers.keys():
+    if receivers - state.members.peers.keys():
         mark("a receiver is lost in a transfer")
     if type(message) is messages.Withdraw and transfer is not None:
         mark("a caller gives up in a transfer")
@@ -79,9 +79,9 @@ def mark_master(
 
 def remember(state: Any, event: Any) -> tuple[Any, set[int]]:
     """The transfer that the speaker has a part in, and who fetches in any."""
-    transfers = [group.consensus.transfer for group in state.groups.values() if group.consensus.transfer]
+    transfers = [group.consensus.transfer for group in state.members.groups.values() if group.consensus.transfer]
     receivers = {peer for transfer in transfers for peer in transfer.fetching}
-    peer = state.conns.get(getattr(event, "conn", 0))
+    peer = state.members.conns.get(getattr(event, "conn", 0))
     mine = [transfer for transfer in transfers if peer is not None and peer.id in transfer.votes]
     return (mine[0] if mine else None), receivers
 

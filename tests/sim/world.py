@@ -267,8 +267,10 @@ class World:
             if shell.alive
         ]
         state = self.master.state
-        lines += [f"group {number}: holds {group.collectives.held}" for number, group in state.groups.items()]
-        lines.append(f"master: accepted {state.accepted} registered {state.registered} votes {state.votes}")
+        lines += [f"group {number}: holds {group.collectives.held}" for number, group in state.members.groups.items()]
+        lines.append(
+            f"master: accepted {state.members.accepted} registered {state.members.registered} votes {state.votes}"
+        )
         return "\n  ".join(lines)
 
 

@@ -41,10 +41,10 @@ PAIRS_MAX = 128
 
 def observe(master: Any, event: Any) -> Before | None:
     """Note the phases before an event. None if the event is not about a peer that the master knows."""
-    peer = master.conns.get(event.conn) if type(event) in (PeerSaid, PeerWent) else None
+    peer = master.members.conns.get(event.conn) if type(event) in (PeerSaid, PeerWent) else None
     if peer is None:
         return None
-    group = master.groups.get(peer.group)
+    group = master.members.groups.get(peer.group)
     if group is None or peer.id not in group.ring:
         return Before(peer, peer.phase, None, set(), "", {})
     return Before(peer, peer.phase, group, set(group.ring), group.consensus.phase(), _tags_of(group))
@@ -92,32 +92,33 @@ def _next_phases(table: Table, phase: str, kinds: set[type[Any]]) -> set[str]:
 
 def check_master(master: Any) -> None:
     """Raises an AssertionError that says what was expected. The machine shows more of itself here than elsewhere."""
-    ids = set(master.peers)
-    assert {peer.id for peer in master.conns.values()} == ids, "a connection without its peer, or the reverse"
-    assert master.accepted | master.registered | master.admitting == ids, "a peer in no phase"
-    assert len(master.accepted) + len(master.registered) + len(master.admitting) == len(ids), "a peer in two phases"
-    assert master.admission or not master.admitting, "admitting outside a round"
-    assert not master.members.changed, f"groups {master.members.changed} changed, but were not ordered anew"
-    assert not master.members.unsettled, f"groups {master.members.unsettled} were not settled"
-    assert master.accepted or not master.registered or master.admission, "newcomers wait in a run without members"
-    in_rings = {peer_id for group in master.groups.values() for peer_id in group.ring}
-    assert in_rings == master.accepted | master.admitting, f"rings hold {in_rings}"
-    for number, group in master.groups.items():
+    members = master.members
+    ids = set(members.peers)
+    assert {peer.id for peer in members.conns.values()} == ids, "a connection without its peer, or the reverse"
+    assert members.accepted | members.registered | members.admitting == ids, "a peer in no phase"
+    assert len(members.accepted) + len(members.registered) + len(members.admitting) == len(ids), "a peer in two phases"
+    assert members.admission or not members.admitting, "admitting outside a round"
+    assert not members.changed, f"groups {members.changed} changed, but were not ordered anew"
+    assert not members.unsettled, f"groups {members.unsettled} were not settled"
+    assert members.accepted or not members.registered or members.admission, "newcomers wait in a run without members"
+    in_rings = {peer_id for group in members.groups.values() for peer_id in group.ring}
+    assert in_rings == members.accepted | members.admitting, f"rings hold {in_rings}"
+    for number, group in members.groups.items():
         group.check()
-        wired = number not in master.wiring
+        wired = number not in members.wiring
         group.collectives.check(group.ring, wired, wired and not group.newcomers)
         _check_consensus(master, group)
-        assert bool(group.waiting) == (number in master.wiring), f"group {number}: waiting {group.waiting}"
-        assert group.newcomers == master.admitting & set(group.ring), (
+        assert bool(group.waiting) == (number in members.wiring), f"group {number}: waiting {group.waiting}"
+        assert group.newcomers == members.admitting & set(group.ring), (
             f"group {number}: newcomers in the ring are not admitted"
         )
-        assert all(master.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
+        assert all(members.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
     for name, votes in master.votes.items():
-        assert set(votes) <= master.accepted, f"{name}: a vote of somebody who is no member"
-    assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(master.accepted), "an answer was forgotten"
+        assert set(votes) <= members.accepted, f"{name}: a vote of somebody who is no member"
+    assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(members.accepted), "an answer was forgotten"
     assert not master.on_hold or not master._is_a_voter_content(), "a round is held though somebody is content"
-    assert master.wiring or master.admission or not master._round_is_ripe(), "a unanimous round was left open"
-    assert not (master.admission and not master.wiring), "a wired round was left open"
+    assert members.wiring or members.admission or not master._round_is_ripe(), "a unanimous round was left open"
+    assert not (members.admission and not members.wiring), "a wired round was left open"
 
 
 def _check_consensus(master: Any, group: Any) -> None:

@@ -413,48 +413,6 @@ cdef class MasterState:
             group.consensus.schema = bytes.fromhex(saved["layout"])
         return state
 
-    # What readers of the machine ask for; the membership keeps it.
-
-    @property
-    def run(self):
-        return self.members.run
-
-    @property
-    def peers(self):
-        return self.members.peers
-
-    @property
-    def conns(self):
-        return self.members.conns
-
-    @property
-    def groups(self):
-        return self.members.groups
-
-    @property
-    def accepted(self):
-        return self.members.accepted
-
-    @property
-    def registered(self):
-        return self.members.registered
-
-    @property
-    def admitting(self):
-        return self.members.admitting
-
-    @property
-    def admission(self):
-        return self.members.admission
-
-    @property
-    def wiring(self):
-        return self.members.wiring
-
-    @property
-    def round(self):
-        return self.members.round
-
     def check(self):
         """Invariants between two events; run after every one in all tests."""
         check_master(self)

@@ -65,24 +65,25 @@ def report_pages(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
 
 def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MAX) -> dict[str, Any]:
     """The run at this moment. No list is longer than `most`."""
+    members = state.members
     votes = _votes(state)
     busy = _who_is_in_what(state, votes)
-    groups = sorted(state.groups)
+    groups = sorted(members.groups)
     return {
-        "run": state.run.hex(),
-        "round": state.round,
-        "uptime_seconds": _seconds(now_ns - state.members.began_ns),
-        "world": len(state.accepted),
-        "counters": dict(state.members.counters),
+        "run": members.run.hex(),
+        "round": members.round,
+        "uptime_seconds": _seconds(now_ns - members.began_ns),
+        "world": len(members.accepted),
+        "counters": dict(members.counters),
         "newcomers": {
-            "count": len(state.registered) + len(state.admitting),
-            "peers": _cut(state.registered | state.admitting, most),
+            "count": len(members.registered) + len(members.admitting),
+            "peers": _cut(members.registered | members.admitting, most),
             "reason": _why_newcomers_wait(state, votes),
         },
-        "peers_count": len(state.peers),
-        "peers": [_peer(state, state.peers[peer], busy.get(peer), now_ns) for peer in _cut(state.peers, most)],
+        "peers_count": len(members.peers),
+        "peers": [_peer(state, members.peers[peer], busy.get(peer), now_ns) for peer in _cut(members.peers, most)],
         "groups_count": len(groups),
-        "groups": [_group(state.groups[number], now_ns, most) for number in groups[:most]],
+        "groups": [_group(members.groups[number], now_ns, most) for number in groups[:most]],
         "votes_count": len(votes),
         "votes": [_vote(state, call, votes, now_ns, most) for call in votes[:most]],
     }
@@ -93,17 +94,18 @@ def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MA
 
 def _votes(state: MasterState) -> list[Call]:
     """Calls that members have made and that are not answered: those of the run, then each group's."""
+    members = state.members
     calls = []
     for name, votes in state.votes.items():
         if votes:
             since = {peer: vote.since_ns for peer, vote in votes.items()}
-            closed = name == TOPOLOGY and state.admission
-            missing = frozenset() if closed else frozenset(state.accepted - votes.keys())
+            closed = name == TOPOLOGY and members.admission
+            missing = frozenset() if closed else frozenset(members.accepted - votes.keys())
             calls.append(Call(name, None, min(since.values()), since, missing))
     if state.optimizer.waiting:
         since = {peer: vote.since_ns for peer, vote in state.optimizer.waiting.items()}
         calls.append(Call(OPTIMIZE, None, min(since.values()), since, frozenset()))
-    for number, group in sorted(state.groups.items()):
+    for number, group in sorted(members.groups.items()):
         for open_tag in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
             since = dict.fromkeys(open_tag.signatures, open_tag.began_ns)
             name = f"all_reduce (tag {open_tag.tag})"
@@ -117,7 +119,7 @@ def _votes(state: MasterState) -> list[Call]:
 def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[str, str, int]]:
     """Peer to what it does, in which call, since when. Votes come first: a peer that votes waits for others."""
     busy: dict[int, tuple[str, str, int]] = {}
-    for group in state.groups.values():
+    for group in state.members.groups.values():
         for run in islice(group.collectives.running.values(), REPORT_TAGS_MAX):
             for peer in run.members:
                 busy.setdefault(peer, ("reducing", f"all_reduce (tag {run.tag})", run.began_ns))
@@ -129,12 +131,13 @@ def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[st
 
 def _why_newcomers_wait(state: MasterState, votes: list[Call]) -> str:
     """Why newcomers wait; empty if there are none."""
-    if state.wiring and (state.registered or state.admitting):
-        late = chain.from_iterable(state.groups[number].waiting for number in state.wiring)
+    members = state.members
+    if members.wiring and (members.registered or members.admitting):
+        late = chain.from_iterable(members.groups[number].waiting for number in members.wiring)
         return f"rings are being wired; {name_peers(sorted(late))} have yet to report"
-    if not state.registered:
+    if not members.registered:
         return ""
-    missing = state.accepted - state.votes[TOPOLOGY].keys()
+    missing = members.accepted - state.votes[TOPOLOGY].keys()
     return f"they are admitted when all members call update_topology; missing: {_name_missing(missing, votes)}"
 
 
@@ -146,12 +149,13 @@ def _name_missing(missing: Iterable[int], votes: list[Call]) -> str:
 
 
 def _peer(state: MasterState, peer: Peer, busy: tuple[str, str, int] | None, now_ns: int) -> dict[str, Any]:
+    members = state.members
     what, call, since_ns = busy or ("idle", None, now_ns)
-    if peer.id in state.registered:
+    if peer.id in members.registered:
         what = "newcomer"
-    elif peer.id in state.admitting:
+    elif peer.id in members.admitting:
         what = "joining"
-    elif peer.id in state.groups[peer.group].waiting:
+    elif peer.id in members.groups[peer.group].waiting:
         what = "wiring"
     return {
         "id": peer.id,
@@ -202,7 +206,7 @@ def _vote(state: MasterState, call: Call, votes: list[Call], now_ns: int, most: 
     elif call.name == OPTIMIZE:
         measuring = sorted(number for number, one in state.optimizer.measurements.items() if not one.is_over())
         reason = f"all have voted; groups {measuring} measure their edges" if measuring else "the rings are being wired"
-    elif call.group is None and state.admission:
+    elif call.group is None and state.members.admission:
         reason = "all have voted; the rings are being wired"
     elif call.group is None and state.on_hold:
         reason = "all have voted, and each waits for a larger group (wait_for_world_size)"

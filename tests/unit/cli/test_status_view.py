@@ -47,7 +47,7 @@ def test_a_run_at_a_glance() -> None:
 def test_what_a_group_has_beside_its_ring() -> None:
     """Goal: shared state, pairs that cannot connect, bandwidths: shown when there are some."""
     scene = of(1, 2, 3)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     group.consensus.revision, group.consensus.content = 7, b"\xab\xcd"
     group.mark(1, 3, "no route to host", 60 * SECOND)
     group.bandwidths.put(1, 2, 5e6, 0)

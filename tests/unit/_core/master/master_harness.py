@@ -62,12 +62,14 @@ class Scene:
     def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
         """Let peers in: everybody who is already in votes for it."""
         actions = [action for peer in peers for action in self.come(peer, group, lanes)]
-        for voter in sorted(self.state.accepted):
+        for voter in sorted(self.state.members.accepted):
             actions += self.say(voter, m.VoteTopology(99, 0))
         while actions := self.wire(actions):
-            if any(is_sent(action, m.Accepted) for action in actions) and self.state.registered:
-                actions += [a for voter in sorted(self.state.accepted) for a in self.say(voter, m.VoteTopology(99, 0))]
-        assert set(peers) <= self.state.accepted
+            if any(is_sent(action, m.Accepted) for action in actions) and self.state.members.registered:
+                actions += [
+                    a for voter in sorted(self.state.members.accepted) for a in self.say(voter, m.VoteTopology(99, 0))
+                ]
+        assert set(peers) <= self.state.members.accepted
 
     def pass_time(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Any]:
         """Time passes in sweeps; who is not silent beats. Returns all actions but heartbeats."""
@@ -75,7 +77,7 @@ class Scene:
         end_ns = self.now_ns + int(seconds * SECOND)
         while self.now_ns < end_ns:
             self.now_ns = min(self.state.next_deadline_ns, end_ns)
-            for peer in list(self.state.peers):
+            for peer in list(self.state.members.peers):
                 if peer not in silent:
                     self.say(peer, m.Beat(self.now_ns))
             actions += self.feed(Tick())
@@ -113,7 +115,7 @@ def of(*peers: int, **options: Any) -> Scene:
 
 def agree(scene: Scene, revision: int, content: str) -> Scene:
     """All members of group 0 agree on this."""
-    members = list(scene.state.groups[0].ring)
+    members = list(scene.state.members.groups[0].ring)
     actions = [action for peer in members for action in scene.sync(peer, revision, content)]
     assert done(actions) == dict.fromkeys(members, revision)
     return scene
@@ -121,7 +123,7 @@ def agree(scene: Scene, revision: int, content: str) -> Scene:
 
 def agreed(scene: Scene, group: int = 0) -> tuple[int, str] | None:
     """What a group agreed on last."""
-    consensus = scene.state.groups[group].consensus
+    consensus = scene.state.members.groups[group].consensus
     return (consensus.revision, consensus.content.decode().strip(".")) if consensus.content else None
 
 
@@ -130,7 +132,7 @@ def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:
     scene = of(*peers, **options)
     for peer in peers:
         scene.reduce(peer, *tags)
-    assert list(scene.state.groups[0].collectives.running) == list(range(1, len(tags) + 1))
+    assert list(scene.state.members.groups[0].collectives.running) == list(range(1, len(tags) + 1))
     return scene
 
 

@@ -62,7 +62,7 @@ def test_awaiting_what_has_commenced_is_nobodys_business() -> None:
 
     assert scene.say(1, m.Awaiting(5)) == []
     assert scene.say(1, m.Awaiting(99)) == []
-    assert not scene.state.groups[0].collectives.open
+    assert not scene.state.members.groups[0].collectives.open
 
 
 def test_a_long_wait_names_the_missing_once() -> None:
@@ -122,4 +122,4 @@ def test_traffic_is_kept_by_peer() -> None:
     scene.now_ns += SECOND
     scene.say(1, m.Beat(1, 30, 40))
 
-    assert (scene.state.peers[1].tx_bytes, scene.state.peers[1].rx_bytes) == (30, 40)
+    assert (scene.state.members.peers[1].tx_bytes, scene.state.members.peers[1].rx_bytes) == (30, 40)

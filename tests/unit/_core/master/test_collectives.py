@@ -37,7 +37,7 @@ def say_all(scene: Scene, *said: tuple[int, Any]) -> list[Any]:
 def test_the_last_vote_commences_for_all() -> None:
     """Goal: the same order for everybody, at the epoch of the ring, and nothing before the last one is in."""
     scene = of(1, 2, 3)
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
 
     assert scene.reduce(1, 5) == []
     assert scene.reduce(3, 5) == []
@@ -50,7 +50,7 @@ def test_success_needs_every_vote() -> None:
 
     assert scene.say(1, m.Finished(1, True, "")) == []
     assert scene.say(2, m.Finished(1, True, "")) == [SendTo(1, m.ReduceDone(1)), SendTo(2, m.ReduceDone(1))]
-    assert scene.state.groups[0].collectives.is_idle()
+    assert scene.state.members.groups[0].collectives.is_idle()
 
 
 def test_several_tags_commence_in_one_message_with_growing_numbers() -> None:
@@ -97,7 +97,7 @@ def test_groups_do_not_concern_each_other() -> None:
     assert pairs(scene.reduce(4, 5)) == [[(5, 1)]]
 
     assert failures(lose(scene, 4)) == [(3, 5, 1, LOST)]
-    assert set(scene.state.groups[0].collectives.running) == {1}
+    assert set(scene.state.members.groups[0].collectives.running) == {1}
 
 
 # --- What members must agree on ---------------------------------------------
@@ -140,7 +140,7 @@ def test_alone_there_is_nothing_to_reduce() -> None:
     assert verdict.message.result == TOO_FEW
     numbers = verdict.message
     assert (numbers.global_world, numbers.group_world, numbers.groups, numbers.largest_group) == (3, 1, 2, 2)
-    assert (numbers.epoch, numbers.round) == (scene.state.groups[0].epoch, scene.state.round)
+    assert (numbers.epoch, numbers.round) == (scene.state.members.groups[0].epoch, scene.state.members.round)
 
 
 # --- A member that fails ----------------------------------------------------
@@ -197,11 +197,13 @@ def test_a_lost_member_fails_what_runs_once_the_survivors_are_wired() -> None:
     scene = running(1, 2, 3)
     scene.say(1, m.Finished(1, True, ""))
     orders = scene.feed(PeerWent(3, "connection reset"))
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
 
     assert not [action for action in orders if is_sent(action, m.AbortReduce) or is_sent(action, m.ReduceFailed)]
     assert scene.say(1, m.Wired(epoch)) == []
-    verdict = m.ReduceFailed(5, 1, LOST, "peer 3 was lost: connection reset", epoch, 2, 2, 1, 2, scene.state.round)
+    verdict = m.ReduceFailed(
+        5, 1, LOST, "peer 3 was lost: connection reset", epoch, 2, 2, 1, 2, scene.state.members.round
+    )
     assert scene.say(2, m.Wired(epoch)) == [SendTo(1, verdict), SendTo(2, verdict)]
 
 
@@ -246,7 +248,7 @@ def test_a_new_tag_waits_until_the_ring_is_wired() -> None:
 
     assert failures(actions) == [(1, 5, 1, LOST), (2, 5, 1, LOST)]
     assert pairs(actions) == [[(6, 2)]]
-    assert sent(actions, m.Commence)[1].epoch == scene.state.groups[0].epoch
+    assert sent(actions, m.Commence)[1].epoch == scene.state.members.groups[0].epoch
 
 
 def test_what_was_said_before_the_order_was_read_is_about_the_past() -> None:
@@ -291,7 +293,7 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
     scene.feed(PeerWent(2, "reset"))
     scene.feed(PeerWent(1, "reset"))
 
-    collectives = scene.state.groups[0].collectives
+    collectives = scene.state.members.groups[0].collectives
     assert (collectives.open, collectives.running, collectives.aborted, collectives.held) == ({}, {}, [], {})
 
 
@@ -308,13 +310,13 @@ def test_a_group_that_is_remembered_without_members_remembers_no_reduce() -> Non
 def test_whatever_changes_the_ring_ends_what_runs(said: Any, reason: str) -> None:
     """Goal: the reason that every survivor hears is what happened."""
     scene = running(1, 2, 3)
-    edge_epoch = scene.state.groups[0].edges[1, 2]
+    edge_epoch = scene.state.members.groups[0].edges[1, 2]
 
     actions = scene.wire(scene.say(1, said(edge_epoch)))
 
     assert {tag for _, tag, _, _ in failures(actions)} == {5}
     assert sent(actions, m.ReduceFailed)[3].reason.startswith(reason)
-    assert scene.state.groups[0].collectives.is_idle()
+    assert scene.state.members.groups[0].collectives.is_idle()
 
 
 def test_a_failure_waits_for_no_other_group_and_counts_nobody_who_is_being_admitted() -> None:

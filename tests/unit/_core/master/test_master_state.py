@@ -77,7 +77,7 @@ def test_who_comes_during_an_admission_waits_for_the_next() -> None:
     done = scene.wire(orders)
 
     assert set(sent(done, m.Accepted)) == {2}
-    assert scene.state.registered == {3}
+    assert scene.state.members.registered == {3}
 
 
 def test_an_empty_run_takes_those_who_wait() -> None:
@@ -100,7 +100,7 @@ def test_too_many_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     actions = scene.come(2, group=5)
 
     assert [type(getattr(action, "message", action)) for action in actions] == [m.Kick, Dismiss]
-    assert set(scene.state.peers) == {1}
+    assert set(scene.state.members.peers) == {1}
 
 
 # --- Loss -------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_lost_member_costs_its_own_group_one_order(event: Any) -> None:
     """Goal: survivors are rewired at once and unasked; standing edges keep their epoch; other groups hear nothing."""
     scene = of(1, 2, 3)
     scene.admit(4, group=1)
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
 
     orders = sent(scene.feed(event), m.RingOrder)
 
@@ -167,7 +167,7 @@ def test_a_silent_peer_is_kicked_and_told_why() -> None:
     actions = scene.pass_time(1.2, silent=(2,))
 
     assert actions[:2] == [SendTo(2, m.Kick(LOST, "nothing heard for 10 s (heartbeat_timeout)")), Dismiss(2)]
-    assert scene.state.accepted == {1}
+    assert scene.state.members.accepted == {1}
 
 
 def test_the_masters_own_pause_is_nobodys_silence() -> None:
@@ -200,7 +200,7 @@ def test_a_master_that_is_always_late_still_judges() -> None:
         scene.say(1, m.Beat(1))
         scene.wire(scene.feed(Tick()))
 
-    assert scene.state.accepted == {1}
+    assert scene.state.members.accepted == {1}
 
 
 # --- RingLinks -----------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_master_that_is_always_late_still_judges() -> None:
 def test_a_pair_that_cannot_connect_is_routed_around() -> None:
     """Goal: the same members in another order; nobody has to go while there is a ring."""
     scene = of(1, 2, 3)
-    ring, epoch = scene.state.groups[0].ring, scene.state.groups[0].epoch
+    ring, epoch = scene.state.members.groups[0].ring, scene.state.members.groups[0].epoch
     scene.say(1, m.EdgeLost(epoch, 1, ring[(ring.index(1) + 1) % 3], "reset"))
     target = ring[(ring.index(1) + 1) % 3]
 
@@ -217,13 +217,13 @@ def test_a_pair_that_cannot_connect_is_routed_around() -> None:
 
     assert set(sent(actions, m.RingOrder)) == {1, 2, 3}
     assert not sent(actions, m.Kick)
-    assert (1, target) not in scene.state.groups[0].edges
+    assert (1, target) not in scene.state.members.groups[0].edges
 
 
 def test_the_mark_of_an_unreachable_pair_expires() -> None:
     """Goal: routes and firewalls change; after a minute the pair may be tried again."""
     scene = of(1, 2, 3, unreachable_expiry=5.0)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     source, target = group.ring[0], group.ring[1]
     scene.wire(scene.say(source, m.WireFailed(group.edges[source, target], target, "no route")))
     assert (source, target) in group.marks
@@ -248,8 +248,8 @@ def test_without_a_ring_the_newcomer_goes_and_not_the_veteran() -> None:
     for _ in range(4):
         if sent(actions, m.Kick):
             break
-        source = next(pair[0] for pair in scene.state.groups[0].edges if pair[1] == 3)
-        actions = scene.say(source, m.WireFailed(scene.state.groups[0].edges[source, 3], 3, "refused"))
+        source = next(pair[0] for pair in scene.state.members.groups[0].edges if pair[1] == 3)
+        actions = scene.say(source, m.WireFailed(scene.state.members.groups[0].edges[source, 3], 3, "refused"))
 
     kick = sent(actions, m.Kick)
     assert set(kick) == {3}
@@ -261,19 +261,19 @@ def test_without_a_ring_the_newcomer_goes_and_not_the_veteran() -> None:
 def test_who_cannot_reach_the_silent_does_not_pay_for_them() -> None:
     """Goal: the only living peer of a ring stays, though it is the one with the dead pairs."""
     scene = of(1, 2)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     scene.pass_time(4, silent=(1,))
 
     actions = scene.say(2, m.WireFailed(group.edges[2, 1], 1, "no answer"))
 
     assert set(sent(actions, m.Kick)) == {1}
-    assert scene.state.accepted == {2}
+    assert scene.state.members.accepted == {2}
 
 
 def test_an_unreachable_pair_is_believed_whatever_else_changes_in_its_group() -> None:
     """Goal: a report names its edge, so that churn elsewhere in the ring does not make it stale."""
     scene = of(1, 2, 3, 4)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     source, target = group.ring[0], group.ring[1]
     edge_epoch = group.edges[source, target]
     scene.feed(PeerWent(group.ring[3], "gone"))
@@ -287,7 +287,7 @@ def test_an_unreachable_pair_is_believed_whatever_else_changes_in_its_group() ->
 def test_an_edge_that_never_holds_is_gone_around() -> None:
     """Goal: a lane that connects and breaks at once must not keep a ring from ever being whole."""
     scene = of(1, 2, 3)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     source, target = group.ring[0], group.ring[1]
     for _ in range(EDGE_LOSSES_MAX):
         assert not group.marks
@@ -300,7 +300,7 @@ def test_an_edge_that_never_holds_is_gone_around() -> None:
 def test_an_edge_that_held_for_a_while_starts_from_scratch() -> None:
     """Goal: workers that die once an hour do not add up to an unreachable pair."""
     scene = of(1, 2, 3)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     source, target = group.ring[0], group.ring[1]
     for _ in range(3 * EDGE_LOSSES_MAX):
         scene.wire(scene.say(source, m.EdgeLost(group.edges[source, target], source, target, "worker died")))
@@ -312,7 +312,7 @@ def test_an_edge_that_held_for_a_while_starts_from_scratch() -> None:
 def test_an_edge_that_breaks_is_ordered_anew_once() -> None:
     """Goal: both ends report the same loss; the first report counts, the second is an echo."""
     scene = of(1, 2)
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
 
     first = scene.say(1, m.EdgeLost(epoch, 1, 2, "reset"))
     second = scene.say(2, m.EdgeLost(epoch, 1, 2, "reset"))
@@ -327,11 +327,11 @@ def test_an_edge_that_breaks_is_ordered_anew_once() -> None:
 def test_a_report_of_a_past_epoch_is_ignored() -> None:
     """Goal: a report that crossed a newer order says nothing about it."""
     scene = of(1, 2)
-    scene.say(1, m.EdgeLost(scene.state.groups[0].epoch, 1, 2, "reset"))
-    stale = scene.state.groups[0].epoch - 1
+    scene.say(1, m.EdgeLost(scene.state.members.groups[0].epoch, 1, 2, "reset"))
+    stale = scene.state.members.groups[0].epoch - 1
 
     assert scene.say(1, m.Wired(stale)) == []
-    assert scene.state.groups[0].waiting == {1, 2}
+    assert scene.state.members.groups[0].waiting == {1, 2}
 
 
 def test_slow_wiring_ends_the_newcomer_first() -> None:
@@ -349,7 +349,7 @@ def test_slow_wiring_ends_the_newcomer_first() -> None:
 def test_slow_wiring_ends_a_veteran_when_there_is_no_newcomer() -> None:
     """Goal: a ring that is never reported is not waited for without a bound."""
     scene = of(1, 2, wire_timeout=5.0)
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
     scene.say(1, m.EdgeLost(epoch, 1, 2, "reset"))
     scene.say(1, m.Wired(epoch + 1))
 
@@ -375,7 +375,7 @@ def test_the_durable_part_survives_a_restart() -> None:
     state = MasterState.restore(saved, Options(check=True), 5)
 
     assert {**state.snapshot(), "next_id": 0} == {**saved, "next_id": 0}
-    assert (state.run, state.members.next_id, state.peers) == (RUN, IDS_AT_ONCE + 1, {})
+    assert (state.members.run, state.members.next_id, state.members.peers) == (RUN, IDS_AT_ONCE + 1, {})
     assert state.snapshot()["next_id"] == 2 * IDS_AT_ONCE + 1
     scene.state, scene.now_ns = state, 5
     orders = sent(scene.come(3), m.RingOrder)
@@ -401,7 +401,7 @@ def test_what_was_agreed_outlives_the_last_member() -> None:
     scene.feed(PeerWent(1, "gone"))
     scene.feed(PeerWent(2, "gone"))
 
-    assert set(scene.state.groups) == {1}
+    assert set(scene.state.members.groups) == {1}
 
 
 def test_an_error_inside_carries_the_story() -> None:

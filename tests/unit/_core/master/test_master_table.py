@@ -44,7 +44,7 @@ def in_phase(phase: str) -> Scene:
     orders = [*scene.say(1, m.VoteTopology(1, 0)), *scene.say(2, m.VoteTopology(1, 0))]
     if phase is ACCEPTED:
         scene.wire(orders)
-    assert scene.state.peers[3].phase == phase
+    assert scene.state.members.peers[3].phase == phase
     return scene
 
 
@@ -59,7 +59,7 @@ def test_every_row_of_the_table_is_legal(phase: str, kind: type[Any]) -> None:
     actions = scene.say(3, MESSAGES[kind])
 
     assert not sent(actions, m.Kick)
-    assert (3 in scene.state.peers) == (kind is not m.Leave)
+    assert (3 in scene.state.members.peers) == (kind is not m.Leave)
 
 
 ILLEGAL = [
@@ -83,7 +83,7 @@ def test_what_is_not_in_the_table_costs_the_connection(phase: str, kind: type[An
     reason = f"{kind.__name__} is not legal while {phase}"
     assert actions[:2] == [SendTo(3, m.Kick(INVALID_USAGE, reason)), Dismiss(3)]
     assert actions[2] == Log(WARNING, f"peer=3 kicked group=0 reason={reason!r}")
-    assert scene.state.accepted == {1, 2}
+    assert scene.state.members.accepted == {1, 2}
     assert scene.state.votes["update_topology"] == votes
 
 
@@ -121,6 +121,6 @@ def test_an_edge_of_others_is_none_of_its_business() -> None:
     """Goal: a peer can only break its own edges."""
     scene = of(1, 2, 3)
 
-    kick = sent(scene.say(1, m.EdgeLost(scene.state.groups[0].epoch, 2, 3, "x")), m.Kick)
+    kick = sent(scene.say(1, m.EdgeLost(scene.state.members.groups[0].epoch, 2, 3, "x")), m.Kick)
 
     assert "not its own" in kick[1].reason

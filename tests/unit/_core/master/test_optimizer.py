@@ -30,7 +30,7 @@ def measure(scene: Scene, actions: list[Any], rates: Rates, usual: int = 100) ->
     while orders:
         actions = []
         for peer, order in sorted(orders.items()):
-            if peer in scene.state.peers:
+            if peer in scene.state.members.peers:
                 rate = rates.get((peer, order.target), usual)
                 actions += scene.say(peer, m.Probed(order.round, order.target, rate, "" if rate else "refused"))
         orders = probes(actions)
@@ -61,10 +61,10 @@ def test_an_optimisation_measures_solves_wires_and_answers() -> None:
     assert probes(first)[1] == m.Probe(1, 2, 1, 1000, 1002, "host2")
     after = measure(scene, first, SLOW)
     assert not answered(after)
-    ring = scene.state.groups[0].ring
+    ring = scene.state.members.groups[0].ring
     assert all((source, target) not in SLOW for source, target in zip(ring, ring[1:] + ring[:1], strict=True))
     done = scene.wire(after)
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
     assert sent(done, m.OptimizeDone) == {peer: m.OptimizeDone(7, 2, epoch, 4, 4, 1, 4) for peer in (1, 2, 3, 4)}
     assert scene.state.optimizer.probe_round == 4
     assert not scene.state.optimizer.running
@@ -83,11 +83,11 @@ def test_fresh_edges_are_not_measured_again() -> None:
 def test_a_ring_that_is_hardly_better_is_not_taken() -> None:
     """Goal: nobody is rewired for the noise of measuring."""
     scene = of(1, 2, 3, 4)
-    before = list(scene.state.groups[0].ring)
+    before = list(scene.state.members.groups[0].ring)
     after = measure(scene, vote(scene, 1, 2, 3, 4), dict.fromkeys(SLOW, 96))
 
     assert answered(after) == {1, 2, 3, 4}
-    assert scene.state.groups[0].ring == before
+    assert scene.state.members.groups[0].ring == before
     assert not sent(after, m.RingOrder)
 
 
@@ -97,7 +97,7 @@ def test_an_edge_that_fails_is_gone_around_and_forgiven() -> None:
     done = complete(scene, vote(scene, 1, 2, 3), {(1, 2): 0})
 
     assert answered(done) == {1, 2, 3}
-    assert scene.state.groups[0].ring in ([1, 3, 2], [3, 2, 1], [2, 1, 3])
+    assert scene.state.members.groups[0].ring in ([1, 3, 2], [3, 2, 1], [2, 1, 3])
     assert any(isinstance(action, Log) and "not measured" in action.line for action in measure_log(scene))
     scene.pass_time(61)
     assert list(probes(vote(scene, 1, 2, 3))) == [1]
@@ -113,7 +113,7 @@ def test_no_ring_keeps_the_present_one() -> None:
     after = measure(scene, vote(scene, 1, 2, 3), {}, usual=0)
 
     assert answered(after) == {1, 2, 3}
-    assert scene.state.groups[0].ring == [1, 2, 3]
+    assert scene.state.members.groups[0].ring == [1, 2, 3]
 
 
 def test_rounds_per_call_have_a_bound_and_the_rest_comes_next_time() -> None:
@@ -123,8 +123,8 @@ def test_rounds_per_call_have_a_bound_and_the_rest_comes_next_time() -> None:
 
     assert answered(after) == {1, 2, 3, 4, 5}
     assert scene.state.optimizer.probe_round == 2
-    bandwidths = scene.state.groups[0].bandwidths
-    assert all(bandwidths.get(*edge) is not None for edge in scene.state.groups[0].edges)
+    bandwidths = scene.state.members.groups[0].bandwidths
+    assert all(bandwidths.get(*edge) is not None for edge in scene.state.members.groups[0].edges)
     assert len(bandwidths.missing([1, 2, 3, 4, 5], scene.now_ns)) == 10
     complete(scene, vote(scene, 1, 2, 3, 4, 5), {})
     assert not bandwidths.missing([1, 2, 3, 4, 5], scene.now_ns)
@@ -192,8 +192,8 @@ def test_a_loss_in_any_phase_disturbs_nobody(phase: str) -> None:
     after = complete(scene, [*(a for a in actions if is_sent(a, m.Probe)), *lost, *follow], {})
 
     assert answered(lost + follow + after) == {1, 2, 4}
-    assert sorted(scene.state.groups[0].ring) == [1, 2, 4]
-    assert 3 not in scene.state.groups[0].bandwidths.report(scene.now_ns)["peers"]
+    assert sorted(scene.state.members.groups[0].ring) == [1, 2, 4]
+    assert 3 not in scene.state.members.groups[0].bandwidths.report(scene.now_ns)["peers"]
 
 
 def test_a_round_without_a_report_ends_at_its_deadline() -> None:
@@ -206,11 +206,11 @@ def test_a_round_without_a_report_ends_at_its_deadline() -> None:
 
     second = scene.pass_time(2)
     assert set(probes(second)) == {1, 2, 3}
-    edge = scene.state.groups[0].bandwidths.get(3, 1)
+    edge = scene.state.members.groups[0].bandwidths.get(3, 1)
     assert edge is not None
     assert edge.rate == 0
     assert scene.say(3, m.Probed(first[3].round, first[3].target, 100, "")) == [], "too late"
-    assert scene.state.groups[0].bandwidths.get(3, 1) == edge
+    assert scene.state.members.groups[0].bandwidths.get(3, 1) == edge
 
 
 def test_who_gives_up_is_not_answered_but_measures_on() -> None:
@@ -221,7 +221,7 @@ def test_who_gives_up_is_not_answered_but_measures_on() -> None:
     assert scene.reduce(1, 5) == []
 
     assert answered(complete(scene, first, {})) == {2, 3}
-    assert 1 in scene.state.accepted
+    assert 1 in scene.state.members.accepted
 
 
 def test_nobody_is_left_who_waits() -> None:
@@ -311,7 +311,7 @@ def test_beats_tell_what_reduces_have_shown() -> None:
     scene.say(2, m.Beat(0, 0, 0, 1, 5000, True))
     scene.say(3, m.Beat(0, 0, 0, 1, 5000, True))
 
-    bandwidths = scene.state.groups[0].bandwidths
+    bandwidths = scene.state.members.groups[0].bandwidths
     assert [(e["source"], e["target"], e["origin"]) for e in bandwidths.report(0)["edges"]] == [(1, 2, "passive")]
     assert set(sent(scene.say(2, m.Beat(0, 0, 0, 1, 0, True)), m.Kick)) == {2}
     assert bandwidths.report(0)["edges"] == []
@@ -331,9 +331,9 @@ def test_a_large_group_is_searched_for_in_the_background() -> None:
 
     better = (1, *range(14, 1, -1))
     assert not sent(scene.feed(MoonshotFound(0, better)), m.RingOrder), "not before everybody is in the call"
-    ring = scene.state.groups[0].ring
+    ring = scene.state.members.groups[0].ring
     for source, target in zip(ring, ring[1:] + ring[:1], strict=True):
-        scene.state.groups[0].bandwidths.put(source, target, 10, scene.now_ns)
+        scene.state.members.groups[0].bandwidths.put(source, target, 10, scene.now_ns)
     after = vote(scene, *range(1, 15))
     assert sent(after, m.RingOrder)
 

@@ -360,7 +360,7 @@ def test_another_holder_is_asked_if_the_first_one_goes(how: str) -> None:
         actions = scene.sync(1, 0, "a")
 
     assert sorted(sent(actions, m.AskSchema)) == [2]
-    assert scene.state.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(LAYOUT)}
+    assert scene.state.members.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(LAYOUT)}
 
 
 def test_a_late_layout_is_ignored() -> None:
@@ -398,7 +398,7 @@ def test_what_no_honest_peer_does_costs_its_connection(before: Any, then: Any, r
     actions = then(scene)
 
     assert reason in sent(actions, m.Kick)[1].reason
-    assert scene.state.accepted == {2}
+    assert scene.state.members.accepted == {2}
 
 
 def test_a_round_does_not_close_over_a_sync() -> None:
@@ -407,7 +407,7 @@ def test_a_round_does_not_close_over_a_sync() -> None:
     scene.come(3)
     scene.sync(1, 0, "b")
     scene.sync(2, 0, "a")
-    assert scene.state.groups[0].consensus.transfer is not None
+    assert scene.state.members.groups[0].consensus.transfer is not None
     scene.say(2, m.Fetched(102, 1, True, ""))
     scene.say(1, m.VoteTopology(1, 0))
 
@@ -470,7 +470,7 @@ def test_calls_that_never_meet_are_explained() -> None:
         (2, 7, INVALID_USAGE),
     }
     assert "peer 1 in sync_shared_state; peer 2 in update_topology" in ends[1].reason
-    assert scene.state.groups[0].consensus.is_idle()
+    assert scene.state.members.groups[0].consensus.is_idle()
 
 
 def test_a_transfer_is_no_deadlock() -> None:

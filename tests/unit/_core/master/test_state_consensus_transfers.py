@@ -23,7 +23,7 @@ def transferring(**contents: str) -> Scene:
     scene.calls = 0
     for peer, content in votes.items():
         scene.sync(peer, 5, content)
-    assert scene.state.groups[0].consensus.transfer is not None
+    assert scene.state.members.groups[0].consensus.transfer is not None
     return scene
 
 
@@ -99,7 +99,7 @@ def test_all_sources_are_lost() -> None:
         4: (LOST, SOURCES_LOST),
     }
     assert agreed(scene) == (4, "z")
-    assert scene.state.groups[0].consensus.is_idle()
+    assert scene.state.members.groups[0].consensus.is_idle()
 
 
 def test_the_survivors_of_a_lost_source_agree_among_themselves() -> None:
@@ -195,7 +195,7 @@ def test_everybody_gives_up() -> None:
     assert set(failed(fetched(scene, 2, ok=False))) == {2}
 
     assert agreed(scene) == (4, "z")
-    assert scene.state.groups[0].consensus.is_idle()
+    assert scene.state.members.groups[0].consensus.is_idle()
 
 
 def test_who_gave_up_may_call_again_and_waits_for_the_others() -> None:
@@ -212,7 +212,7 @@ def test_who_gave_up_may_call_again_and_waits_for_the_others() -> None:
 def test_a_ring_that_is_rewired_does_not_disturb_a_transfer() -> None:
     """Goal: a broken edge ends reduces, and nothing else."""
     scene = transferring(p1="a", p2="b", p3="a")
-    epoch = scene.state.groups[0].epoch
+    epoch = scene.state.members.groups[0].epoch
 
     actions = scene.say(1, m.EdgeLost(epoch, 1, 2, "reset"))
 
@@ -233,7 +233,7 @@ def test_a_newcomer_of_the_next_round_is_no_part_of_a_transfer() -> None:
     scene.sync(1, 5, "a")
     scene.sync(2, 5, "b")
     scene.wire(orders)
-    assert 3 in scene.state.accepted
+    assert 3 in scene.state.members.accepted
 
     scene.sync(3, 0, "x")
     assert done(fetched(scene, 2)) == {1: 5, 2: 5}
@@ -279,8 +279,8 @@ def test_one_key_of_many_is_a_matter_between_peers() -> None:
     """Goal: the master orders a comparison of what is comparable, not of everything, where only content differs."""
     scene = transferring(p1="a", p2="a", p3="b")
 
-    assert scene.state.groups[0].consensus.transfer is not None
-    assert scene.state.groups[0].consensus.transfer.fetching == {3}
+    assert scene.state.members.groups[0].consensus.transfer is not None
+    assert scene.state.members.groups[0].consensus.transfer.fetching == {3}
 
 
 def test_an_outdated_sender_with_the_same_content_waits_for_the_others_and_learns_the_revision() -> None:

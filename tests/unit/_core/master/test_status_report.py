@@ -187,7 +187,7 @@ def test_a_counter_that_goes_back_is_no_negative_rate() -> None:
 def test_pairs_that_cannot_connect() -> None:
     """Goal: what is routed around is shown, with its reason, until it expires."""
     scene = of(1, 2, 3)
-    edge = scene.state.groups[0].edges[(1, 2)]
+    edge = scene.state.members.groups[0].edges[(1, 2)]
     scene.say(1, m.WireFailed(edge, 2, "no route to host"))
     scene.now_ns += 10 * SECOND
     (pair,) = described(scene)["groups"][0]["unreachable"]
@@ -200,7 +200,7 @@ def test_pairs_that_cannot_connect() -> None:
 def test_what_was_agreed_of_shared_state() -> None:
     """Goal: the expected revision and its digest."""
     scene = of(1)
-    consensus = scene.state.groups[0].consensus
+    consensus = scene.state.members.groups[0].consensus
     consensus.revision, consensus.content = 7, b"\xab\xcd"
     (group,) = described(scene)["groups"]
 

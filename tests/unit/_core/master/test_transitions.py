@@ -81,13 +81,13 @@ def fail_one(scene: Scene) -> None:
 
 
 def phases_of(scene: Scene) -> set[str]:
-    return set(scene.state.groups[0].collectives.phases().values())
+    return set(scene.state.members.groups[0].collectives.phases().values())
 
 
 def test_the_life_of_a_tag() -> None:
     """Goal: each phase is seen, and seen under its name."""
     scene = of(1, 2, 3)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
     scene.reduce(1, 5)
     assert group.collectives.phases() == {(1, 5): collectives.OPEN}
     scene.reduce(2, 5)
@@ -105,7 +105,7 @@ def test_the_life_of_a_tag() -> None:
 def test_the_life_of_a_consensus() -> None:
     """Goal: each phase is seen, and seen under its name."""
     scene = of(1, 2)
-    consensus = scene.state.groups[0].consensus
+    consensus = scene.state.members.groups[0].consensus
     assert consensus.phase() == state_consensus.IDLE
     scene.sync(1, 0, "a")
     assert consensus.phase() == state_consensus.VOTING
@@ -118,7 +118,7 @@ def test_the_life_of_a_consensus() -> None:
 def test_schemas_that_differ_are_asked_for() -> None:
     """Goal: the phase between a complete vote and its decision has a name."""
     scene = of(1, 2)
-    consensus = scene.state.groups[0].consensus
+    consensus = scene.state.members.groups[0].consensus
     scene.sync(1, 0, "a", strategy=SEND)
     scene.sync(2, 0, "a", strategy=SEND, packed=LAYOUT[:-1] + b"\x07")
 

@@ -13,8 +13,8 @@ def test_a_changed_world_is_told_ahead_of_the_next_collective() -> None:
     """Goal: after a loss that nobody was in a call for, every survivor hears the new numbers once, before it begins."""
     scene = of(1, 2, 3)
     lose(scene, 3)
-    epoch = scene.state.groups[0].epoch
-    world = m.World(epoch, 2, 2, 1, 2, scene.state.round)
+    epoch = scene.state.members.groups[0].epoch
+    world = m.World(epoch, 2, 2, 1, 2, scene.state.members.round)
 
     scene.reduce(1, 5)
     order = m.Commence(epoch, pack_pairs([(5, 1)]))
@@ -30,10 +30,10 @@ def test_a_loss_in_another_group_changes_the_numbers_of_this_one() -> None:
     scene = of(1, 2)
     scene.admit(3, 4, 5, group=1)
     lose(scene, 4)
-    group = scene.state.groups[0]
+    group = scene.state.members.groups[0]
 
     scene.reduce(1, 5)
-    world = m.World(group.epoch, 4, 2, 2, 2, scene.state.round)
+    world = m.World(group.epoch, 4, 2, 2, 2, scene.state.members.round)
     assert sent(scene.reduce(2, 5), m.World) == {1: world, 2: world}
 
 
@@ -53,5 +53,5 @@ def test_a_changed_world_is_told_ahead_of_a_sync() -> None:
     lose(scene, 2)
 
     told = [action.message for action in scene.sync(1, 0, "x") if isinstance(action, SendTo)]
-    world = m.World(scene.state.groups[0].epoch, 1, 1, 1, 1, scene.state.round)
+    world = m.World(scene.state.members.groups[0].epoch, 1, 1, 1, 1, scene.state.members.round)
     assert told == [world, m.SyncDone(scene.calls, 0)]

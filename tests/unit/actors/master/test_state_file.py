@@ -239,14 +239,14 @@ class Shell:
         """A peer comes, is alone in the run, and synchronises."""
         feed = self.actor._feed
         feed(PeerCame(1, m.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
-        feed(PeerSaid(1, m.Wired(self.actor.state.groups[0].epoch)))
+        feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
         self.vote(revision, content)
 
     def vote(self, revision: int, content: bytes) -> None:
         self.actor._feed(PeerSaid(1, m.VoteSync(1, revision, 0, False, 1, bytes(16), content)))
 
     def agreed(self) -> tuple[int, bytes]:
-        consensus = self.actor.state.groups[0].consensus
+        consensus = self.actor.state.members.groups[0].consensus
         return consensus.revision, consensus.content
 
 
@@ -276,9 +276,9 @@ def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
     """Goal: run and agreement are those of the file, peer ids are new, and only the agreed digest resumes."""
     with Shell(path) as before:
         before.sync(13, b"a" * 16)
-        run = before.actor.state.run
+        run = before.actor.state.members.run
     with Shell(path) as after:
-        assert after.actor.state.run == run
+        assert after.actor.state.members.run == run
         assert after.actor.state.members.next_id == 1025
         assert (INFO, f"goes on with the run in {path}: agreed revisions by group {{0: 13}}") in after.lines
         after.sync(0, b"x" * 16)
@@ -290,7 +290,7 @@ def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
 def test_a_new_run_has_its_name_in_the_file_from_the_start(path: str) -> None:
     """Goal: a master that is killed before anything was agreed is still the same run."""
     with Shell(path) as shell:
-        assert json.loads(Path(path).read_text())["state"]["run"] == shell.actor.state.run.hex()
+        assert json.loads(Path(path).read_text())["state"]["run"] == shell.actor.state.members.run.hex()
 
 
 @pytest.mark.parametrize("reason", ["nowhere", "a folder", "damaged"])
