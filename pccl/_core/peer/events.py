@@ -1,7 +1,8 @@
 """The events that the peer's machine takes, and the actions that it returns.
 
 Events are facts and actions are orders. Both are frozen records, so tests compare whole lists of them. Links are small
-numbers that the actor gives to connections; the machine never sees a socket.
+numbers that the actor gives to connections; the machine never sees a socket. What the parts of the machine tell each
+other is at the end.
 """
 
 from __future__ import annotations
@@ -379,3 +380,10 @@ class MembershipEnded:
 @record
 class EdgeDropped:
     """An edge is dropped with all its lanes."""
+
+
+class ProtocolViolationError(Exception):
+    """A part of the machine got a message that no honest master would send: `PeerState` ends the membership.
+
+    Caused by anything but a message of the master, it is a bug of this process.
+    """

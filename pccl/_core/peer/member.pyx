@@ -20,8 +20,7 @@ from .reduce_machine cimport ReduceMachine
 from .ring_links cimport RingLinks
 from .sync_machine cimport SyncMachine
 from .calls import Calls
-from .events import BeginProbe, Complete, EndProbe, SendMaster
-from .violation import ProtocolViolationError
+from .events import BeginProbe, Complete, EndProbe, ProtocolViolationError, SendMaster
 
 BYTES_MIN = 4 << 20  # below it votes and delays are most of what is measured
 LIMIT_SHARE = 0.9  # of a receiver's time in the middle of frames

@@ -41,10 +41,9 @@ from .outbox cimport Outbox
 from .calls import Call
 from .events import (
     AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
-    ProbeDone, ReduceBroken, ReduceEnded, ReduceProgress, ReduceDrained, SendMaster, StateFetched, StateUnfetched, Stop,
-    Tell, Traffic, TransferEnded, WorkerDied,
+    ProbeDone, ProtocolViolationError, ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster, StateFetched,
+    StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
 )
-from .violation import ProtocolViolationError
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
 

@@ -30,10 +30,9 @@ from pccl.options import nanoseconds
 
 from .outbox cimport Outbox
 from .events import (
-    AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ReduceBroken, ReduceEnded, ReduceProgress,
-    ReduceDrained, SendMaster,
+    AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ProtocolViolationError, ReduceBroken,
+    ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
 )
-from .violation import ProtocolViolationError
 
 INITIATED = "initiated"  # the master knows that this peer is ready; other members may not be
 AWAITED = "awaited"  # the same, and the master knows that the caller blocks

@@ -21,9 +21,9 @@ from pccl.options import EARLY_LINKS_MAX, LANES_MAX, nanoseconds
 
 from .outbox cimport Outbox
 from .events import (
-    AnswerLink, AttachLink, Dial, DropLink, EdgeDropped, KillLanes, LinkCame, LinkDown, LinkUp, SendMaster, SpawnLanes,
+    AnswerLink, AttachLink, Dial, DropLink, EdgeDropped, KillLanes, LinkCame, LinkDown, LinkUp, ProtocolViolationError,
+    SendMaster, SpawnLanes,
 )
-from .violation import ProtocolViolationError
 
 ABSENT = "absent"  # no connection yet
 DIALLING = "dialling"  # the actor connects and proves itself

@@ -31,10 +31,9 @@ from pccl._core.protocol.sources import unpack_sources
 
 from .outbox cimport Outbox
 from .events import (
-    AddSources, Complete, DropSource, EndTransfer, FetchState, MembershipEnded, SendMaster, SendSchema, ServeFetched,
-    ServeState, StateFetched, StateUnfetched, TransferEnded,
+    AddSources, Complete, DropSource, EndTransfer, FetchState, MembershipEnded, ProtocolViolationError, SendMaster,
+    SendSchema, ServeFetched, ServeState, StateFetched, StateUnfetched, TransferEnded,
 )
-from .violation import ProtocolViolationError
 
 VOTED = "voted"  # the master has the vote, and the caller waits
 DESCRIBING = "describing"  # the caller was asked to describe its state, for its schema
