@@ -1,4 +1,4 @@
-# Contents of `loop`: who is woken for a descriptor, and the loop that wakes them.
+# The loop of an actor, and the interface of the objects that it wakes; the bodies are in loop.pyx.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -9,12 +9,12 @@ cdef enum:
     EVENTS_MAX = 64                     # per wake-up, so that timers are looked at however busy the sockets are
 
 
-# Somebody who is woken when a descriptor is ready.
+# The interface of an object that is woken when a descriptor is ready; `ready` must be overridden.
 cdef class Watcher:
     cdef int ready(self, uint32_t events) except -1
 
 
-# Anybody else: a callable.
+# A callable that is told which events there are.
 cdef class Handler(Watcher):
     cdef object handle
 

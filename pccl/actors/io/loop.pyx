@@ -2,7 +2,7 @@
 """The loop of an actor: one thread, one epoll, a few timers, until told to stop.
 
 An actor registers its mailbox, its sockets and what it wants to be woken for; the loop calls back. Nothing in here
-knows about messages or machines. Everything Linux about waiting is in this file: another system would bring its own
+knows about messages or machines. All that is particular to Linux about waiting is in this file: another system would bring its own
 `Loop` with the same five verbs.
 
 Compiled, as `connection` is, because every word of a vote passes through here several times: half of an actor's time
@@ -27,7 +27,7 @@ cdef int64_t idle_ns = IDLE_NS
 
 
 cdef class Watcher:
-    """Somebody who is woken when a descriptor is ready."""
+    """The interface of an object that the loop wakes: `ready` is called when its descriptor is, and must be overridden."""
 
     cdef int ready(self, uint32_t events) except -1:
         raise NotImplementedError(f"{type(self).__name__} does not say what it is woken for")

@@ -1,12 +1,13 @@
 """The workers of a transfer: one process for one connection, which reads or writes the tensors of a state.
 
-A *serving* worker (`pccl-serve-3`) answers what the other side asks for, until it is killed or the connection ends. A
-*fetching* worker (`pccl-fetch-3`) asks for what its actor orders, reads it straight into the tensor, compares each
-block with its digest while it is still in the cache, and reports. Neither knows of any other connection, and both are
-given everything they need by the fork. Nothing that the other side says is believed: requests are checked against the
-description, answers against what was asked. The first thing that does not match ends the connection, with the reason.
+A *serving* worker (`pccl-serve-3`) answers the unit requests of the other side, until it is killed or the connection
+ends. A *fetching* worker (`pccl-fetch-3`) asks for the units that its actor orders, reads them straight into the
+tensor, compares each digest block with its digest while it is still in the cache, and reports. Neither knows of any
+other connection, and both are given everything they need by the fork. Nothing that the other side says is believed:
+requests are checked against the manifest, answers against the request. The first mismatch ends the connection, with the
+reason. Both own a `StateLink`, which holds what they have in common.
 
-The payload is megabytes a call, so Python is no burden here.
+A system call moves megabytes, so Python is fast enough here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .lane_worker import suit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from pccl._core.protocol.state_manifest import StateManifest
@@ -57,29 +58,26 @@ REQUEST_BYTES_MAX = 1 << 14  # read at once: more requests than a peer of ours h
 LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
 
 
-class StateWorker:
-    """What both kinds have: a mailbox, a connection, the tensors, and a report to make."""
+class StateLink:
+    """What both kinds of worker own: the mailbox to the actor, the connection, and the report to make."""
 
-    name = ""
-
-    def __init__(
-        self, mailbox: socket.socket, connection: socket.socket, own: StateManifest, memory: StateMemory, stall_ns: int
-    ) -> None:
-        self._mailbox = mailbox
-        self._connection = connection
-        self._own = own
-        self._memory = memory
+    def __init__(self, kind: str, mailbox: socket.socket, connection: socket.socket, stall_ns: int) -> None:
+        """`kind` is part of the names of fault points; `stall_ns` bounds how long no byte may move."""
+        self._kind = kind
+        self.mailbox = mailbox
+        self.connection = connection
         self._stall_ns = stall_ns
         self._moved_ns = monotonic_ns()  # when the last byte moved
-        self._units = self._nbytes = 0  # moved, not yet reported
+        self._units = 0  # moved, not yet reported
+        self.unreported = 0  # bytes of these units
         self._fault = planned()
         mailbox.setblocking(False)
         connection.setblocking(False)
 
-    def serve(self) -> None:
-        """Until the connection or the actor ends."""
+    def run(self, work: Callable[[], None]) -> None:
+        """Work until the connection or the actor ends, then tell the actor why the connection ended."""
         try:
-            self._work()
+            work()
             return
         except StateLinkError as error:
             last_word = StateLinkEnded(True, str(error))
@@ -87,41 +85,45 @@ class StateWorker:
             last_word = StateLinkEnded(False, str(error))
         except OSError as error:
             last_word = StateLinkEnded(False, os.strerror(error.errno or 0))
-        self._report()
-        wait_writable(self._mailbox, LAST_WORDS_MS)
-        self._mail(last_word)
+        self.report()
+        wait_writable(self.mailbox, LAST_WORDS_MS)
+        self.mail(last_word)
 
-    def _work(self) -> None:
-        raise NotImplementedError
-
-    def _visit(self, what: str) -> None:
+    def visit(self, what: str) -> None:
+        """Pass a fault point."""
         if self._fault is not None:
-            self._fault.visit(f"state.{self.name}.{what}")
+            self._fault.visit(f"state.{self._kind}.{what}")
 
-    def _has_moved(self) -> None:
+    def has_moved(self) -> None:
+        """A byte moved, or none is owed: the time until a stall begins anew."""
         self._moved_ns = monotonic_ns()
 
-    def _check_stall(self) -> None:
+    def check_stall(self) -> None:
+        """Raise EOFError if no byte has moved for too long."""
         if monotonic_ns() - self._moved_ns > self._stall_ns:
             raise EOFError(f"no byte moved for {self._stall_ns / 1e9:g} s (stall_timeout)")
 
-    def _report(self) -> None:
-        """Say what has moved; if the mailbox is full, later."""
-        if self._units and self._mail(UnitsMoved(self._units, self._nbytes)):
-            self._units = self._nbytes = 0
+    def count(self, nbytes: int) -> None:
+        """One more unit of that size has moved."""
+        self._units += 1
+        self.unreported += nbytes
 
-    def _mail(self, message: object, fds: tuple[int, ...] = ()) -> bool:
+    def report(self) -> None:
+        """Tell the actor what has moved; if its mailbox is full, the next report does."""
+        if self._units and self.mail(UnitsMoved(self._units, self.unreported)):
+            self._units = self.unreported = 0
+
+    def mail(self, message: object, fds: tuple[int, ...] = ()) -> bool:
+        """Send to the actor. False if its mailbox is full, or the actor is gone, which ends this process anyway."""
         try:
-            socket.send_fds(self._mailbox, [pack(message)], list(fds))
+            socket.send_fds(self.mailbox, [pack(message)], list(fds))
         except OSError:
-            return False  # full, or the actor is gone, which ends this process anyway
+            return False
         return True
 
 
-class ServeWorker(StateWorker):
+class ServeWorker:
     """Answers requests from one peer, in order."""
-
-    name = "serve"
 
     def __init__(
         self,
@@ -134,9 +136,15 @@ class ServeWorker(StateWorker):
         table: bytes,
         lanes: int,
     ) -> None:
-        super().__init__(mailbox, connection, own, memory, stall_ns)
+        self._link = StateLink("serve", mailbox, connection, stall_ns)
+        self._own = own
+        self._memory = memory
         self._table = table
         suit(connection, lanes)
+
+    def serve(self) -> None:
+        """Work until the connection or the actor ends."""
+        self._link.run(self._work)
 
     def _work(self) -> None:
         unread = b""
@@ -145,7 +153,7 @@ class ServeWorker(StateWorker):
             for begin in range(0, whole, REQUEST.size):
                 is_last = begin + REQUEST.size == whole
                 self._answer(unpack_request(unread[begin : begin + REQUEST.size], self._own), is_last=is_last)
-            self._report()  # what did not fit into the mailbox
+            self._link.report()  # what did not fit into the mailbox
             if not self._await_request():
                 return
             unread = unread[whole:] + self._read()
@@ -153,15 +161,15 @@ class ServeWorker(StateWorker):
     def _await_request(self) -> bool:
         """Sleep until there is one. The other side may take its time: the round has a bound of its own."""
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        poll.register(self._mailbox, select.POLLIN)
+        poll.register(self._link.connection, select.POLLIN)
+        poll.register(self._link.mailbox, select.POLLIN)
         ready = [fd for fd, _ in poll.poll()]
         # The actor has nothing to say to a serving worker: what is readable there is its end.
-        return self._mailbox.fileno() not in ready
+        return self._link.mailbox.fileno() not in ready
 
     def _read(self) -> bytes:
         try:
-            data = self._connection.recv(REQUEST_BYTES_MAX)
+            data = self._link.connection.recv(REQUEST_BYTES_MAX)
         except BlockingIOError:
             return b""
         if not data:
@@ -170,17 +178,16 @@ class ServeWorker(StateWorker):
 
     def _answer(self, request: Request, *, is_last: bool) -> None:
         """Send what is asked for. Count it first: after its last byte the round, and this process, may be over."""
-        self._has_moved()
-        self._visit("answer")
+        self._link.has_moved()
+        self._link.visit("answer")
         if request == ASK_TABLE:
             self._send(pack_answer(request, len(self._table)), socket.MSG_MORE)
             self._send(self._table)
             return
         nbytes = run_bytes(self._own.rows[request.key].nbytes, request.first, request.count)
-        self._units += 1
-        self._nbytes += nbytes
-        if is_last or self._nbytes >= REPORT_BYTES:
-            self._report()
+        self._link.count(nbytes)
+        if is_last or self._link.unreported >= REPORT_BYTES:
+            self._link.report()
         self._send(pack_answer(request, nbytes), socket.MSG_MORE)
         for piece in self._memory.read(request.key, request.first * STATE_BLOCK_BYTES, nbytes):
             self._send(piece)
@@ -189,19 +196,17 @@ class ServeWorker(StateWorker):
         view = memoryview(data)
         while view:
             try:
-                sent = self._connection.send(view, flags)
+                sent = self._link.connection.send(view, flags)
             except BlockingIOError:
-                self._check_stall()
-                wait_writable(self._connection, LOOK_MS)
+                self._link.check_stall()
+                wait_writable(self._link.connection, LOOK_MS)
             else:
                 view = view[sent:]
-                self._has_moved()
+                self._link.has_moved()
 
 
-class FetchWorker(StateWorker):
+class FetchWorker:
     """Asks one source for what the actor orders."""
-
-    name = "fetch"
 
     def __init__(
         self,
@@ -213,7 +218,9 @@ class FetchWorker(StateWorker):
         *,
         table_bytes: int,
     ) -> None:
-        super().__init__(mailbox, connection, own, memory, stall_ns)
+        self._link = StateLink("fetch", mailbox, connection, stall_ns)
+        self._own = own
+        self._memory = memory
         self._table_bytes = table_bytes  # of a table with our layout: the source's has as many, or it is wrong
         self._wanted: deque[Wanted] = deque()  # asked for, in the order in which the answers come
         self._unsent = b""  # requests
@@ -225,24 +232,28 @@ class FetchWorker(StateWorker):
         self._address = self._filled = self._compared = 0
         self._digests = b""  # of the blocks that are still to come
 
+    def serve(self) -> None:
+        """Work until the connection or the actor ends."""
+        self._link.run(self._work)
+
     def _work(self) -> None:
         poll = select.poll()
-        poll.register(self._mailbox, select.POLLIN)
-        poll.register(self._connection, select.POLLIN)
+        poll.register(self._link.mailbox, select.POLLIN)
+        poll.register(self._link.connection, select.POLLIN)
         while True:
-            self._report()
-            poll.modify(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            self._link.report()
+            poll.modify(self._link.connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             ready = dict(poll.poll(LOOK_MS))
-            if self._mailbox.fileno() in ready and not self._read_mailbox():
+            if self._link.mailbox.fileno() in ready and not self._read_mailbox():
                 return
             if self._unsent:
                 self._ask()
-            if ready.get(self._connection.fileno(), 0) & ~select.POLLOUT:
+            if ready.get(self._link.connection.fileno(), 0) & ~select.POLLOUT:
                 self._receive()
             if self._wanted:
-                self._check_stall()
+                self._link.check_stall()
             else:
-                self._has_moved()  # nothing is owed to us
+                self._link.has_moved()  # nothing is owed to us
 
     # ------------------------------------------------------------------------------------------ orders
 
@@ -250,13 +261,13 @@ class FetchWorker(StateWorker):
         """Take all orders that are there. False if there will never be one again."""
         while True:
             try:
-                data = self._mailbox.recv(MAILBOX_BYTES_MAX)
+                data = self._link.mailbox.recv(MAILBOX_BYTES_MAX)
             except BlockingIOError:
                 return True
             if not data:
                 return False
             message: Any = unpack(data)
-            self._visit(type(message).__name__)
+            self._link.visit(type(message).__name__)
             if isinstance(message, FetchTable):
                 self._want(Wanted(ASK_TABLE, self._table_bytes, b""))
             elif isinstance(message, FetchUnits):
@@ -265,13 +276,13 @@ class FetchWorker(StateWorker):
 
     def _want(self, wanted: Wanted) -> None:
         if not self._wanted:
-            self._has_moved()  # from here on something is owed
+            self._link.has_moved()  # from here on something is owed
         self._wanted.append(wanted)
         self._unsent += pack_request(wanted.request)
 
     def _ask(self) -> None:
         try:
-            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+            self._unsent = self._unsent[self._link.connection.send(self._unsent) :]
         except BlockingIOError:
             pass
 
@@ -281,17 +292,17 @@ class FetchWorker(StateWorker):
         """Read what is there, but not much more than is worth a report, so that the mailbox has its turn."""
         while True:
             try:
-                count = self._connection.recv_into(self._space[self._filled :])
+                count = self._link.connection.recv_into(self._space[self._filled :])
             except BlockingIOError:
                 return
             if not count:
                 raise EOFError("closed by the other side")
-            self._has_moved()
+            self._link.has_moved()
             self._filled += count
             self._compare()
             if self._filled == len(self._space):
                 self._turn_page()
-                if self._nbytes >= REPORT_BYTES:
+                if self._link.unreported >= REPORT_BYTES:
                     return
 
     def _turn_page(self) -> None:
@@ -305,7 +316,7 @@ class FetchWorker(StateWorker):
             self._close_answer()
             self._space, self._spaces = memoryview(self._header), None
         self._filled = self._compared = 0
-        self._has_moved()  # the window may have taken its time, which is not the source's fault
+        self._link.has_moved()  # the window may have taken its time, which is not the source's fault
 
     def _open_answer(self) -> Iterator[tuple[memoryview, int]]:
         if not self._wanted:
@@ -321,15 +332,14 @@ class FetchWorker(StateWorker):
     def _close_answer(self) -> None:
         wanted = self._wanted.popleft()
         if self._table is not None:
-            self._visit("table")
-            if not self._mail(TableFetched(wanted.nbytes), (self._table.fd,)):
+            self._link.visit("table")
+            if not self._link.mail(TableFetched(wanted.nbytes), (self._table.fd,)):
                 raise EOFError("the peer actor takes no mail")
             self._table.close()
             self._table = None
             return
-        self._visit("unit")
-        self._units += 1
-        self._nbytes += wanted.nbytes
+        self._link.visit("unit")
+        self._link.count(wanted.nbytes)
 
     def _compare(self) -> None:
         """See whether the blocks that are complete are what they should be."""
