@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from pccl._core.records import record
 
-from .deadlock import Waiting, describe_missing, explain_stuck, find_stuck
+from .deadlock import BlockingCall, describe_missing, explain_stuck, find_stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .collectives import OpenTag
+    from .collectives import OpenReduce
     from .state_consensus import StateConsensus
 
 
@@ -34,7 +34,7 @@ class OpenCall:
     name: str
     missing: frozenset[int]  # who has yet to make it
     waiting: dict[int, int]  # who blocks in it, since when; a peer that made it without blocking is in neither
-    tag: OpenTag | None = None  # the collective's own votes
+    tag: OpenReduce | None = None  # the collective's own votes
     consensus: StateConsensus | None = None  # the shared state's; neither: a call of all members of the run
 
     def waited_ns(self, now_ns: int) -> int:
@@ -111,7 +111,7 @@ def name_missing(missing: frozenset[int] | set[int], calls: list[OpenCall]) -> s
 
 def find_deadlock(calls: list[OpenCall], oldest_ns: int) -> tuple[str, list[tuple[OpenCall, int]]]:
     """The calls among these that can never meet, if all of them are that old: why, and who is in which."""
-    waits = [Waiting(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
+    waits = [BlockingCall(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
     stuck = find_stuck(waits) if len(waits) > 1 else set()
     involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & stuck)]
     if not stuck or any(call.waiting[peer] > oldest_ns for call, peer in involved):

@@ -38,8 +38,8 @@ TRUST = 0.5  # how much of a change that an operation saw is believed at once
 
 
 @record
-class Edge:
-    """One directed edge: what it carries, and how we know."""
+class EdgeRate:
+    """What the master knows about the rate of one edge."""
 
     rate: float  # bytes per second; 0: it could not be measured
     seen_ns: int
@@ -54,7 +54,7 @@ class Bandwidths:
     def __init__(self, fresh_ns: int, failed_ns: int) -> None:
         self._fresh_ns = fresh_ns  # how long a rate is believed
         self._failed_ns = failed_ns  # how long a failed probe is
-        self._edges: dict[int, dict[int, Edge]] = {}  # source -> target; a source for each member
+        self._edges: dict[int, dict[int, EdgeRate]] = {}  # source -> target; a source for each member
 
     # ------------------------------------------------------------------------------------------ what is told
 
@@ -90,16 +90,16 @@ class Bandwidths:
     def _store(self, source: int, target: int, rate: float, now_ns: int, origin: str) -> bool:
         if source == target or source not in self._edges or target not in self._edges:
             return False
-        self._edges[source][target] = Edge(float(rate), now_ns, origin)
+        self._edges[source][target] = EdgeRate(float(rate), now_ns, origin)
         return True
 
     # ------------------------------------------------------------------------------------------ what is asked
 
-    def get(self, source: int, target: int) -> Edge | None:
+    def get(self, source: int, target: int) -> EdgeRate | None:
         """What is known of an edge, however old; None if it was never measured."""
         return self._edges.get(source, {}).get(target)
 
-    def is_fresh(self, edge: Edge, now_ns: int) -> bool:
+    def is_fresh(self, edge: EdgeRate, now_ns: int) -> bool:
         """Whether it is still believed."""
         return now_ns - edge.seen_ns < (self._fresh_ns if edge.rate else self._failed_ns)
 

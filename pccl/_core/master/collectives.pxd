@@ -1,13 +1,13 @@
 # The collectives of one group; the bodies are in collectives.pyx.
 
-cdef class OpenTag:
+cdef class OpenReduce:
     cdef readonly object tag             # chosen by users
     cdef readonly long long began_ns     # when the first member initiated it
-    cdef readonly dict signatures            # peer -> the signature it gave, packed
+    cdef readonly dict signatures        # peer -> the signature it gave, packed
     cdef readonly dict awaiting          # peer -> since when its caller blocks
     cdef public bint warned              # its long wait was reported
 
-cdef class Running:
+cdef class RunningReduce:
     cdef readonly object tag
     cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly object sequence
@@ -18,8 +18,8 @@ cdef class Running:
 
 cdef class Collectives:
     cdef readonly object number          # the peer group's
-    cdef readonly dict open              # tag -> OpenTag
-    cdef readonly dict running           # sequence -> Running
+    cdef readonly dict open              # tag -> OpenReduce
+    cdef readonly dict running           # sequence -> RunningReduce
     cdef readonly list aborted           # Failures that are told when the ring is wired
     cdef readonly dict held              # peer -> tags that it initiated and that have no verdict
     cdef readonly object latest          # sequence number of the latest that commenced
@@ -32,8 +32,8 @@ cdef class Collectives:
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=*)
     cpdef str finished(self, peer, sequence, bint ok, str reason)
     cdef str _had_no_part(self, peer, sequence)
-    cdef int _succeed(self, Running run) except -1
-    cdef int _member_failed(self, Running run, peer, str reason) except -1
+    cdef int _succeed(self, RunningReduce run) except -1
+    cdef int _member_failed(self, RunningReduce run, peer, str reason) except -1
 
     # What the master decides, and whom it tells.
     cdef bint decide(self, list ring, bint wired, bint ready) except -1

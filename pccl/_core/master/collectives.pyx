@@ -58,12 +58,12 @@ class Failure:
     reason: str
 
 
-cdef class OpenTag:
+cdef class OpenReduce:
     """A tag that some members have initiated and that has not commenced."""
 
 
-cdef OpenTag _new_open_tag(tag, long long now_ns):
-    cdef OpenTag open_tag = OpenTag.__new__(OpenTag)
+cdef OpenReduce _new_open_tag(tag, long long now_ns):
+    cdef OpenReduce open_tag = OpenReduce.__new__(OpenReduce)
     open_tag.tag = tag
     open_tag.began_ns = now_ns
     open_tag.signatures = {}
@@ -71,12 +71,12 @@ cdef OpenTag _new_open_tag(tag, long long now_ns):
     return open_tag
 
 
-cdef class Running:
+cdef class RunningReduce:
     """A collective that commenced and has no verdict."""
 
 
-cdef Running _new_running(tag, sequence, list ring, long long began_ns):
-    cdef Running run = Running.__new__(Running)
+cdef RunningReduce _new_running(tag, sequence, list ring, long long began_ns):
+    cdef RunningReduce run = RunningReduce.__new__(RunningReduce)
     run.tag = tag
     run.began_ns = began_ns
     run.sequence = sequence
@@ -105,7 +105,7 @@ cdef class Collectives:
 
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=0):
         """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
-        cdef OpenTag open_tag
+        cdef OpenReduce open_tag
         cdef list votes
         cdef set held = self.held.get(peer)
         if held is None:
@@ -129,7 +129,7 @@ cdef class Collectives:
 
     cpdef str finished(self, peer, sequence, bint ok, str reason):
         """A member is through with its part. Returns what is wrong with that, or nothing."""
-        cdef Running run = self.running.get(sequence)
+        cdef RunningReduce run = self.running.get(sequence)
         if run is None or peer not in run.members:
             return self._had_no_part(peer, sequence)
         if run.failed is not None and peer in run.failed or ok and peer not in run.waiting:
@@ -148,7 +148,7 @@ cdef class Collectives:
                 return ""
         return f"finished collective {sequence}, which it has no part in"
 
-    cdef int _succeed(self, Running run) except -1:
+    cdef int _succeed(self, RunningReduce run) except -1:
         """All members finished: report success."""
         cdef set held
         for member in run.members:
@@ -158,7 +158,7 @@ cdef class Collectives:
         del self.running[run.sequence]
         return 0
 
-    cdef int _member_failed(self, Running run, peer, str reason) except -1:
+    cdef int _member_failed(self, RunningReduce run, peer, str reason) except -1:
         """The first failure ends it for all; the verdict waits until the last member has restored its memory."""
         if run.failed is None:
             run.failed = set()
@@ -173,13 +173,13 @@ cdef class Collectives:
 
     def awaits(self, peer, tag, long long now_ns):
         """A caller blocks on that tag. After it has commenced this changes nothing."""
-        cdef OpenTag open_tag = self.open.get(tag)
+        cdef OpenReduce open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             open_tag.awaiting.setdefault(peer, now_ns)
 
     def withdraw(self, peer, tag):
         """A caller gave up. Too late is no error: then a verdict is on its way, or comes."""
-        cdef OpenTag open_tag = self.open.get(tag)
+        cdef OpenReduce open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             self.fail(peer, tag, "given up by its caller")
 
@@ -187,7 +187,7 @@ cdef class Collectives:
 
     def fail(self, peer, tag, str reason):
         """End this vote without the others'."""
-        cdef OpenTag open_tag = self.open[tag]
+        cdef OpenReduce open_tag = self.open[tag]
         del open_tag.signatures[peer]
         open_tag.awaiting.pop(peer, None)
         if not open_tag.signatures:
@@ -196,8 +196,8 @@ cdef class Collectives:
 
     def remove(self, peer):
         """A member is gone, and its part in everything with it. The ring changes, so `abort` follows."""
-        cdef OpenTag open_tag
-        cdef Running run
+        cdef OpenReduce open_tag
+        cdef RunningReduce run
         if not self.held.pop(peer, None):
             return
         for open_tag in list(self.open.values()):
@@ -213,8 +213,8 @@ cdef class Collectives:
 
     def abort(self, str reason):
         """The ring changes: nothing that is under way can succeed. The first reason is kept."""
-        cdef OpenTag open_tag
-        cdef Running run
+        cdef OpenReduce open_tag
+        cdef RunningReduce run
         for run in self.running.values():
             if run.members:
                 why = run.reason or reason
@@ -254,7 +254,7 @@ cdef class Collectives:
 
     cdef int _commence(self, list ring) except -1:
         """Close every vote that is unanimous, and commence what can commence."""
-        cdef OpenTag open_tag
+        cdef OpenReduce open_tag
         for tag in self.ripe:
             open_tag = self.open.get(tag)
             if open_tag is None or len(open_tag.signatures) < len(ring):
@@ -295,8 +295,8 @@ cdef class Collectives:
 
     def phases(self):
         """(member, tag) -> its phase, of every tag without a verdict."""
-        cdef OpenTag open_tag
-        cdef Running run
+        cdef OpenReduce open_tag
+        cdef RunningReduce run
         found = {}
         for open_tag in self.open.values():
             found.update(dict.fromkeys([(peer, open_tag.tag) for peer in open_tag.signatures], OPEN))
@@ -309,7 +309,7 @@ cdef class Collectives:
 
     def open_calls(self, list ring):
         """Tags on which a caller blocks, as calls that wait for votes."""
-        cdef OpenTag one
+        cdef OpenReduce one
         return [
             OpenCall(f"all_reduce (tag {one.tag})", frozenset(ring) - one.signatures.keys(), one.awaiting, one)
             for one in self.open.values()
@@ -318,8 +318,8 @@ cdef class Collectives:
 
     def check(self, list ring, bint wired, bint ready):
         """Invariants between two events."""
-        cdef OpenTag open_tag
-        cdef Running run
+        cdef OpenReduce open_tag
+        cdef RunningReduce run
         where, members = f"group {self.number}", set(ring)
         assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
         assert not (wired and self.aborted or ready and self.ripe), f"{where}: a verdict or a vote was left over"
@@ -349,7 +349,7 @@ cdef class Collectives:
         assert self.held.keys() <= members, f"{where}: holds tags of peers that are no members"
 
 
-cdef bint _is_one_signature(OpenTag open_tag) except -1:
+cdef bint _is_one_signature(OpenReduce open_tag) except -1:
     # Whether all members gave the same.
     first = None
     for signature in open_tag.signatures.values():
@@ -360,7 +360,7 @@ cdef bint _is_one_signature(OpenTag open_tag) except -1:
     return True
 
 
-cdef str _explain_difference(OpenTag open_tag):
+cdef str _explain_difference(OpenReduce open_tag):
     """Which members gave which signature."""
     camps = {}
     for peer, signature in open_tag.signatures.items():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Waiting:
+class BlockingCall:
     """One call under way: its name, the peers that must make it, and those that have."""
 
     name: str
@@ -24,7 +24,7 @@ class Waiting:
     present: frozenset[int]
 
 
-def find_stuck(calls: list[Waiting]) -> set[int]:
+def find_stuck(calls: list[BlockingCall]) -> set[int]:
     """The peers that wait in calls which can never complete."""
     blocked: set[int] = set()
     for call in calls:
@@ -42,7 +42,7 @@ def find_stuck(calls: list[Waiting]) -> set[int]:
     return blocked - free
 
 
-def explain_stuck(calls: list[Waiting], stuck: set[int]) -> str:
+def explain_stuck(calls: list[BlockingCall], stuck: set[int]) -> str:
     """One sentence that names every call, the peers in it, and the remedy."""
     parts = []
     for call in sorted(calls, key=lambda call: call.name):

@@ -39,8 +39,8 @@ REPORT_TAGS_MAX = 32  # of a group's collectives, the oldest first: a loop may l
 
 
 @record
-class Call:
-    """A call that peers are in and that has not been answered."""
+class WaitingCall:
+    """A call that has no answer yet, and the peers that it waits for."""
 
     name: str
     group: int | None  # None: a call of all members of the run
@@ -92,7 +92,7 @@ def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MA
 # ---------------------------------------------------------------------------------------------- who is in which call
 
 
-def _votes(state: MasterState) -> list[Call]:
+def _votes(state: MasterState) -> list[WaitingCall]:
     """Calls that members have made and that are not answered: those of the run, then each group's."""
     members = state.members
     calls = []
@@ -101,22 +101,22 @@ def _votes(state: MasterState) -> list[Call]:
             since = {peer: vote.since_ns for peer, vote in votes.items()}
             closed = name == TOPOLOGY and members.admission
             missing = frozenset() if closed else frozenset(members.accepted - votes.keys())
-            calls.append(Call(name, None, min(since.values()), since, missing))
+            calls.append(WaitingCall(name, None, min(since.values()), since, missing))
     if state.optimizer.waiting:
         since = {peer: vote.since_ns for peer, vote in state.optimizer.waiting.items()}
-        calls.append(Call(OPTIMIZE, None, min(since.values()), since, frozenset()))
+        calls.append(WaitingCall(OPTIMIZE, None, min(since.values()), since, frozenset()))
     for number, group in sorted(members.groups.items()):
         for open_tag in islice(group.collectives.open.values(), REPORT_TAGS_MAX):
             since = dict.fromkeys(open_tag.signatures, open_tag.began_ns)
             name = f"all_reduce (tag {open_tag.tag})"
-            calls.append(Call(name, number, open_tag.began_ns, since, frozenset(group.ring) - since.keys()))
+            calls.append(WaitingCall(name, number, open_tag.began_ns, since, frozenset(group.ring) - since.keys()))
         if group.consensus.votes:
             since = {peer: vote.since_ns for peer, vote in group.consensus.votes.items()}
-            calls.append(Call(SYNC, number, min(since.values()), since, frozenset(group.ring) - since.keys()))
+            calls.append(WaitingCall(SYNC, number, min(since.values()), since, frozenset(group.ring) - since.keys()))
     return calls
 
 
-def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[str, str, int]]:
+def _who_is_in_what(state: MasterState, votes: list[WaitingCall]) -> dict[int, tuple[str, str, int]]:
     """Peer to what it does, in which call, since when. Votes come first: a peer that votes waits for others."""
     busy: dict[int, tuple[str, str, int]] = {}
     for group in state.members.groups.values():
@@ -129,7 +129,7 @@ def _who_is_in_what(state: MasterState, votes: list[Call]) -> dict[int, tuple[st
     return busy
 
 
-def _why_newcomers_wait(state: MasterState, votes: list[Call]) -> str:
+def _why_newcomers_wait(state: MasterState, votes: list[WaitingCall]) -> str:
     """Why newcomers wait; empty if there are none."""
     members = state.members
     if members.wiring and (members.registered or members.admitting):
@@ -141,7 +141,7 @@ def _why_newcomers_wait(state: MasterState, votes: list[Call]) -> str:
     return f"they are admitted when all members call update_topology; missing: {_name_missing(missing, votes)}"
 
 
-def _name_missing(missing: Iterable[int], votes: list[Call]) -> str:
+def _name_missing(missing: Iterable[int], votes: list[WaitingCall]) -> str:
     return name_missing(set(missing), [OpenCall(call.name, call.missing, call.present) for call in votes])
 
 
@@ -200,7 +200,7 @@ def _bandwidths(group: Group, now_ns: int, most: int) -> dict[str, Any]:
     return {"edges_count": len(edges), "edges": edges[:most], "stale": known["stale"], "unknown": known["unknown"]}
 
 
-def _vote(state: MasterState, call: Call, votes: list[Call], now_ns: int, most: int) -> dict[str, Any]:
+def _vote(state: MasterState, call: WaitingCall, votes: list[WaitingCall], now_ns: int, most: int) -> dict[str, Any]:
     if call.missing:
         reason = f"waits for {_name_missing(call.missing, votes)}"
     elif call.name == OPTIMIZE:

@@ -109,7 +109,7 @@ class Link:
         self.began_ns = 0  # when the first unit was ordered
 
 
-class Fetching:
+class StateFetch:
     """One state on its way to this peer."""
 
     def __init__(

@@ -2,9 +2,9 @@
 
 from .outbox cimport Outbox
 
-cdef class Lane:
+cdef class LaneLink:
     cdef readonly Edge edge              # the edge it belongs to
-    cdef readonly int index              # its place in the pool
+    cdef readonly int index              # its index in the pool
     cdef readonly object link            # the actor's number for the connection; 0: none
     cdef readonly str phase              # ABSENT, DIALLING, PAUSED or UP
     cdef int attempts                    # dials that failed
@@ -16,7 +16,7 @@ cdef class Edge:
     cdef readonly object epoch           # when the master ordered it
     cdef readonly str host               # where the other side listens; only of an edge that sends
     cdef readonly int port
-    cdef readonly list lanes             # one Lane per connection of the pool
+    cdef readonly list lanes             # one LaneLink per connection of the pool
 
 cdef class RingLinks:
     cdef readonly object options
@@ -28,7 +28,7 @@ cdef class RingLinks:
     cdef readonly object order            # the latest RingOrder
     cdef readonly Edge next_edge          # to the next peer; None if alone or broken
     cdef readonly Edge previous_edge      # from the previous peer; None if alone or broken
-    cdef readonly dict links              # link -> Lane, for every connection that has one
+    cdef readonly dict links              # link -> LaneLink, for every connection that has one
     cdef readonly dict early              # link -> (hello, deadline): lanes that came before their order
     cdef readonly int spawned             # pairs of workers that were asked for
     cdef object next_link                 # numbers the connections
@@ -36,4 +36,4 @@ cdef class RingLinks:
 
     cpdef bint is_whole(self)
     cdef long long soonest(self, long long soonest)
-    cdef int _step(self, Lane lane, subject, argument) except -1
+    cdef int _step(self, LaneLink lane, subject, argument) except -1

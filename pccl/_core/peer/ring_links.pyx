@@ -34,7 +34,7 @@ REDIAL_PAUSE_NS = 100_000_000  # a refused lane is dialled again after this: the
 NO_PROOF = bytes(32)  # the actor fills it in during the handshake
 
 
-cdef class Lane:
+cdef class LaneLink:
     """One connection of an edge, from the first dial until it is handed to a worker."""
 
     def __init__(self, Edge edge, index):
@@ -55,11 +55,11 @@ cdef class Edge:
         self.epoch = epoch
         self.host = host
         self.port = port
-        self.lanes = [Lane(self, index) for index in range(lanes)]
+        self.lanes = [LaneLink(self, index) for index in range(lanes)]
 
     def is_up(self):
         """Whether a worker serves every lane."""
-        cdef Lane lane
+        cdef LaneLink lane
         for lane in self.lanes:
             if lane.phase is not UP:
                 return False
@@ -86,7 +86,7 @@ cdef class RingLinks:
         self.spawned = 0
         self.next_link = 1
 
-    cdef int _step(self, Lane lane, subject, argument) except -1:
+    cdef int _step(self, LaneLink lane, subject, argument) except -1:
         """Take one lane through the table. A handler returns the next phase."""
         entry = steps.get((lane.phase, subject))
         if entry is None:
@@ -147,7 +147,7 @@ cdef class RingLinks:
         if self.previous_edge is None:
             self.previous_edge = Edge(False, order.previous_peer, order.previous_epoch, order.previous_lanes)
 
-    def _dial(self, Lane lane, order):
+    def _dial(self, LaneLink lane, order):
         edge = lane.edge
         lane.link = self.new_link()
         lane.deadline_ns = self.outbox.now_ns + nanoseconds(self.options.connect_timeout)
@@ -212,7 +212,7 @@ cdef class RingLinks:
         self._step(self.previous_edge.lanes[hello.lane], LinkCame, link)
         self._report_if_wired()
 
-    def _welcome(self, Lane lane, link):
+    def _welcome(self, LaneLink lane, link):
         lane.link = link
         self.links[link] = lane
         self.outbox.actions.append(AnswerLink(link))
@@ -232,18 +232,18 @@ cdef class RingLinks:
 
     def link_up(self, event):
         """A lane that this peer dialled was welcomed; dropped if the lane was dropped meanwhile."""
-        cdef Lane lane = self.links.get(event.link)
+        cdef LaneLink lane = self.links.get(event.link)
         if lane is not None:
             self._step(lane, LinkUp, event)
             self._report_if_wired()
 
-    def _attach(self, Lane lane, event):
+    def _attach(self, LaneLink lane, event):
         self.outbox.actions.append(AttachLink(lane.link, True, lane.index))
         return UP
 
     def link_down(self, event):
         """A connection failed, was refused, or broke."""
-        cdef Lane lane
+        cdef LaneLink lane
         if self.early.pop(event.link, None) is not None:
             return
         lane = self.links.pop(event.link, None)
@@ -251,7 +251,7 @@ cdef class RingLinks:
             lane.link = 0
             self._step(lane, LinkDown, event.reason)
 
-    def _dial_failed(self, Lane lane, str reason):
+    def _dial_failed(self, LaneLink lane, str reason):
         lane.attempts += 1
         if lane.attempts < self.options.dial_attempts:
             lane.deadline_ns = self.outbox.now_ns + REDIAL_PAUSE_NS
@@ -262,7 +262,7 @@ cdef class RingLinks:
         self.outbox.actions.append(SendMaster(WireFailed(edge.epoch, edge.peer, f"{where}: {reason}")))
         return ABSENT
 
-    def _lose(self, Lane lane, str reason):
+    def _lose(self, LaneLink lane, str reason):
         self._lose_edge(lane.edge, reason)
         return ABSENT
 
@@ -294,7 +294,7 @@ cdef class RingLinks:
         else:
             self.previous_edge = None
 
-    def _drop(self, Lane lane, argument):
+    def _drop(self, LaneLink lane, argument):
         if lane.link:
             del self.links[lane.link]
             self.outbox.actions.append(DropLink(lane.link))
@@ -316,7 +316,7 @@ cdef class RingLinks:
 
     def watch(self):
         """Give up on early lanes and dials whose time is over; dial again what was to be dialled again."""
-        cdef Lane lane
+        cdef LaneLink lane
         for link, (hello, deadline_ns) in list(self.early.items()):
             if self.outbox.now_ns >= deadline_ns:
                 del self.early[link]
@@ -328,7 +328,7 @@ cdef class RingLinks:
             if lane.phase is PAUSED or lane.phase is DIALLING:
                 self._step(lane, Tick, None)
 
-    def _watch_dial(self, Lane lane, argument):
+    def _watch_dial(self, LaneLink lane, argument):
         if self.outbox.now_ns < lane.deadline_ns:
             return DIALLING
         self.outbox.actions.append(DropLink(lane.link))
@@ -336,7 +336,7 @@ cdef class RingLinks:
         lane.link = 0
         return self._dial_failed(lane, f"no answer within {self.options.connect_timeout:g} s")
 
-    def _redial(self, Lane lane, argument):
+    def _redial(self, LaneLink lane, argument):
         return PAUSED if self.outbox.now_ns < lane.deadline_ns else self._dial(lane, argument)
 
     def forgive(self):
@@ -344,7 +344,7 @@ cdef class RingLinks:
 
         The master's own bound on wiring ends what would go on like this for ever.
         """
-        cdef Lane lane
+        cdef LaneLink lane
         dialled_ns = self.outbox.now_ns + nanoseconds(self.options.connect_timeout)
         arrived_ns = self.outbox.now_ns + nanoseconds(self.options.wire_timeout)
         self.early = {link: (hello, arrived_ns) for link, (hello, _) in self.early.items()}
@@ -355,7 +355,7 @@ cdef class RingLinks:
 
     cdef long long soonest(self, long long soonest):
         """The earliest of that time and every deadline in here."""
-        cdef Lane lane
+        cdef LaneLink lane
         if self.next_edge is not None and self.reported < self.epoch:
             for lane in self.next_edge.lanes:
                 if lane.phase is PAUSED or lane.phase is DIALLING:
@@ -368,7 +368,7 @@ cdef class RingLinks:
 
     def check(self):
         """Invariants between two events."""
-        cdef Lane lane
+        cdef LaneLink lane
         assert self.reported <= self.epoch, f"reported epoch {self.reported} of the future"
         assert self.order is not None or not (self.epoch or self.next_edge or self.previous_edge), "edges without an order"
         held = {}

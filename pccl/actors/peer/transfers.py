@@ -2,7 +2,7 @@
 
 A round of the master makes a peer either a source or a sink. As a source it welcomes links of that round and forks a
 worker for each. A link may come a moment before the order to serve: it is held for that long, and then refused. As a
-sink it calls its sources, forks a worker for each link that is up, and lets `Fetching` decide what they ask for.
+sink it calls its sources, forks a worker for each link that is up, and lets `StateFetch` decide what they ask for.
 
 Workers are disposable and die alone: a link is all that is lost with one. `end` kills those of a round, and when the
 last is reaped nobody has a hand on the tensors any more, which is what `TransferEnded` says.
@@ -15,7 +15,7 @@ import socket
 from functools import partial
 
 from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
-from pccl._core.peer.fetch import AskTable, CallSource, CloseLink, Done, Fetching, Order, Stranded
+from pccl._core.peer.fetch import AskTable, CallSource, CloseLink, Done, Order, StateFetch, Stranded
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import DEBUG, INFO
 from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
@@ -35,7 +35,7 @@ from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 from pccl.options import STATE_LINKS_MAX
 
-from .transfer import Transfer, Worker
+from .transfer_part import StateWorkerHandle, TransferPart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its
 
 
 class Transfers:
-    """All rounds that this peer takes part in: one, and those that are not all buried yet."""
+    """All rounds that this peer takes part in: one, and those that are not over yet."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Transfers:
         self._tell = tell
         self._descriptor = descriptor  # of shared memory, by its number
         self._identity = identity
-        self._rounds: dict[int, Transfer] = {}
+        self._rounds: dict[int, TransferPart] = {}
         self.windows: dict[tuple[int, int], Window] = {}  # by the slot of the call that is rung there
         self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served (yet)
 
@@ -108,7 +108,7 @@ class Transfers:
             self._later(StateUnfetched(action.round, f"this peer cannot take the shared state: {error}"))
             return
         transfer.sources = {source.peer: source for source in action.sources}
-        transfer.fetching = Fetching(
+        transfer.fetching = StateFetch(
             transfer.own,
             action.content,
             list(transfer.sources),
@@ -237,7 +237,7 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ links to sources
 
-    def _perform(self, transfer: Transfer, actions: list[Any]) -> None:
+    def _perform(self, transfer: TransferPart, actions: list[Any]) -> None:
         assert transfer.fetching is not None
         if self._identity().check:
             transfer.fetching.check()
@@ -276,7 +276,7 @@ class Transfers:
             number=action.link,
         )
 
-    def _link_up(self, transfer: Transfer, link: int, connection: Connection) -> None:
+    def _link_up(self, transfer: TransferPart, link: int, connection: Connection) -> None:
         assert transfer.fetching is not None
         del transfer.diallers[link]
         sock = _take_socket(connection)
@@ -287,7 +287,7 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ workers
 
-    def _fork(self, transfer: Transfer, link: int, sock: socket.socket) -> bool:
+    def _fork(self, transfer: TransferPart, link: int, sock: socket.socket) -> bool:
         """A worker for this connection; our own copy is closed whatever happens."""
         identity = self._identity()
         kind = "serve" if transfer.fetching is None else "fetch"
@@ -313,14 +313,14 @@ class Transfers:
             return False
         finally:
             sock.close()
-        worker = transfer.workers[link] = Worker(pid, mailbox, link, name, owner)
+        worker = transfer.workers[link] = StateWorkerHandle(pid, mailbox, link, name, owner)
         self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
         if transfer.fetching is not None:
             # By its number, because a timer that held the round would hold its memory long after it has ended.
             self._loop.after(identity.stall_ns, partial(self._look_after, transfer.round, worker))
         return True
 
-    def _look_after(self, number: int, worker: Worker) -> None:
+    def _look_after(self, number: int, worker: StateWorkerHandle) -> None:
         """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
         transfer = self._rounds.get(number)
         if transfer is None or transfer.fetching is None or transfer.workers.get(worker.link) is not worker:
@@ -331,7 +331,7 @@ class Transfers:
         else:
             self._loop.after(stall_ns, partial(self._look_after, number, worker))
 
-    def _order(self, transfer: Transfer, link: int, message: object) -> None:
+    def _order(self, transfer: TransferPart, link: int, message: object) -> None:
         worker = transfer.workers.get(link)
         if worker is not None:
             worker.heard_ns = monotonic_ns()
@@ -341,7 +341,7 @@ class Transfers:
                 # Its mailbox is full or broken: it is stopped or dead, and would never do what it is told.
                 self._close(transfer, link, f"{worker.name} takes no mail")
 
-    def _heard(self, transfer: Transfer, worker: Worker) -> None:
+    def _heard(self, transfer: TransferPart, worker: StateWorkerHandle) -> None:
         try:
             data, fds, _, _ = socket.recv_fds(worker.mailbox, MAILBOX_BYTES_MAX, 1)
         except BlockingIOError:
@@ -354,7 +354,7 @@ class Transfers:
             worker.heard_ns = monotonic_ns()
             self._hear(transfer, worker, unpack(data), fds)
 
-    def _hear(self, transfer: Transfer, worker: Worker, message: Any, fds: list[int]) -> None:
+    def _hear(self, transfer: TransferPart, worker: StateWorkerHandle, message: Any, fds: list[int]) -> None:
         if isinstance(message, StateLinkEnded):
             self._close(transfer, worker.link, message.reason, lied=message.lied)
         elif isinstance(message, TableFetched):
@@ -367,7 +367,7 @@ class Transfers:
             now_ns = monotonic_ns()
             self._perform(transfer, transfer.fetching.units_fetched(worker.link, message.units, now_ns))
 
-    def _take_table(self, transfer: Transfer, link: int, fd: int, nbytes: int) -> None:
+    def _take_table(self, transfer: TransferPart, link: int, fd: int, nbytes: int) -> None:
         assert transfer.fetching is not None
         with Segment.attach(fd, nbytes) as segment:
             try:
@@ -379,7 +379,7 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ ends
 
-    def _close(self, transfer: Transfer, link: int, reason: str, *, lied: bool = False) -> None:
+    def _close(self, transfer: TransferPart, link: int, reason: str, *, lied: bool = False) -> None:
         """End whatever the link consists of by now. The machine hears of it when nobody is left of it."""
         if any(zombie.link == link for zombie, _, _ in transfer.zombies.values()):
             return  # it is being ended
@@ -396,7 +396,7 @@ class Transfers:
             self._loop.after(0, lambda: self._reap(transfer))
         transfer.zombies[worker.pid] = worker, reason, lied
 
-    def _reap(self, transfer: Transfer) -> None:
+    def _reap(self, transfer: TransferPart) -> None:
         """Collect workers that have ended, and what they still had to say."""
         left = set(transfer.zombies)
         fork.reap(left)
@@ -414,7 +414,7 @@ class Transfers:
             del self._rounds[transfer.round]
             self._feed(TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
 
-    def _drain(self, transfer: Transfer, worker: Worker) -> StateLinkEnded | None:
+    def _drain(self, transfer: TransferPart, worker: StateWorkerHandle) -> StateLinkEnded | None:
         """Hear what a dead worker has reported: what it verified is not fetched again."""
         last_word = None
         while True:
@@ -434,13 +434,13 @@ class Transfers:
         worker.mailbox.close()
         return last_word
 
-    def _link_down(self, transfer: Transfer, link: int, reason: str, lied: bool) -> None:
+    def _link_down(self, transfer: TransferPart, link: int, reason: str, lied: bool) -> None:
         """A link is over; who fetches goes on without it."""
         if transfer.fetching is not None and not transfer.over:
             self._tell(DEBUG, f"lost a link to a source of the shared state: {reason}")
             self._perform(transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))
 
-    def _stop(self, transfer: Transfer) -> None:
+    def _stop(self, transfer: TransferPart) -> None:
         """Begin nothing more, and end what is there."""
         transfer.over = True
         for link in [*transfer.diallers, *transfer.workers]:
@@ -448,11 +448,11 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ memory
 
-    def _prepare(self, action: ServeState | FetchState) -> Transfer:
+    def _prepare(self, action: ServeState | FetchState) -> TransferPart:
         own = self.read_manifest(action.manifest, action.nbytes)
         segments = {row.segment: self._shared(row.segment) for row in own.rows if row.segment}
         window = self._descriptor(action.window)
-        return Transfer(action.round, own, StateMemory(own, segments, window, self._identity().stall_ns))
+        return TransferPart(action.round, own, StateMemory(own, segments, window, self._identity().stall_ns))
 
     def _shared(self, segment: int) -> tuple[int, int]:
         shared = self._descriptor(segment)

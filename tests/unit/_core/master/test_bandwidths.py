@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from pccl._core.master.bandwidths import CONFIRMED, PASSIVE, PROBE, Bandwidths, Edge
+from pccl._core.master.bandwidths import CONFIRMED, PASSIVE, PROBE, Bandwidths, EdgeRate
 from pccl._core.solver.solver import MEMBERS_MAX, RATE_MAX, solve
 
 SECOND = 1_000_000_000
@@ -27,7 +27,7 @@ def known() -> Bandwidths:
 
 
 def test_an_edge_has_one_direction(known: Bandwidths) -> None:
-    assert known.get(1, 2) == Edge(1000.0, 100 * SECOND, PROBE)
+    assert known.get(1, 2) == EdgeRate(1000.0, 100 * SECOND, PROBE)
     assert known.get(2, 1) is None
 
 
@@ -35,7 +35,7 @@ def test_a_probe_replaces_what_was_known(known: Bandwidths) -> None:
     known.saw(1, 2, 5000, 200 * SECOND, was_limit=False)
 
     assert known.put(1, 2, 10, 201 * SECOND)
-    assert known.get(1, 2) == Edge(10.0, 201 * SECOND, PROBE)
+    assert known.get(1, 2) == EdgeRate(10.0, 201 * SECOND, PROBE)
 
 
 def test_what_is_missing_is_unknown_or_old(known: Bandwidths) -> None:
@@ -55,18 +55,18 @@ def test_what_is_missing_is_unknown_or_old(known: Bandwidths) -> None:
 @pytest.mark.parametrize(
     ("rate", "was_limit", "told", "expected"),
     [
-        (100, False, False, Edge(1000.0, 100 * SECOND, PROBE)),  # slowed down by somebody else's link
-        (1000 * CONFIRMED - 1, False, False, Edge(1000.0, 100 * SECOND, PROBE)),
-        (1000 * CONFIRMED, False, True, Edge(1000.0, 500 * SECOND, PASSIVE)),  # as good as ever
-        (3000, False, True, Edge(3000.0, 500 * SECOND, PASSIVE)),  # it can do more than we thought
-        (100, True, True, Edge(550.0, 500 * SECOND, PASSIVE)),  # slow, and nobody else's fault
-        (3000, True, True, Edge(2000.0, 500 * SECOND, PASSIVE)),
-        (0, True, False, Edge(1000.0, 100 * SECOND, PROBE)),
-        (0, False, False, Edge(1000.0, 100 * SECOND, PROBE)),
+        (100, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),  # slowed down by somebody else's link
+        (1000 * CONFIRMED - 1, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
+        (1000 * CONFIRMED, False, True, EdgeRate(1000.0, 500 * SECOND, PASSIVE)),  # as good as ever
+        (3000, False, True, EdgeRate(3000.0, 500 * SECOND, PASSIVE)),  # it can do more than we thought
+        (100, True, True, EdgeRate(550.0, 500 * SECOND, PASSIVE)),  # slow, and nobody else's fault
+        (3000, True, True, EdgeRate(2000.0, 500 * SECOND, PASSIVE)),
+        (0, True, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
+        (0, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
     ],
 )
 def test_operations_tell_what_they_can_know(
-    known: Bandwidths, rate: float, was_limit: bool, told: bool, expected: Edge
+    known: Bandwidths, rate: float, was_limit: bool, told: bool, expected: EdgeRate
 ) -> None:
     """Goal: a lower bound raises or confirms; only an edge that was the limit itself is believed to be slower."""
     assert known.saw(1, 2, rate, 500 * SECOND, was_limit=was_limit) == told
@@ -93,7 +93,7 @@ def test_a_bound_is_no_measurement(known: Bandwidths) -> None:
     assert known.saw(2, 3, 50, 200 * SECOND, was_limit=True)
     assert known.saw(3, 1, 50, 200 * SECOND, was_limit=True)
     assert (2, 3) not in known.missing([2, 3], 200 * SECOND)
-    assert known.get(3, 1) == Edge(50.0, 200 * SECOND, PASSIVE)
+    assert known.get(3, 1) == EdgeRate(50.0, 200 * SECOND, PASSIVE)
 
 
 def test_who_is_gone_is_forgotten(known: Bandwidths) -> None:
@@ -125,7 +125,7 @@ def test_what_is_no_rate_is_refused(known: Bandwidths, rate: float) -> None:
         known.put(1, 2, rate, 0)
     with pytest.raises(ValueError, match="from peer 1 to 2"):
         known.saw(1, 2, rate, 0, was_limit=True)
-    assert known.get(1, 2) == Edge(1000.0, 100 * SECOND, PROBE)
+    assert known.get(1, 2) == EdgeRate(1000.0, 100 * SECOND, PROBE)
 
 
 def test_the_table_is_in_the_order_of_the_ring(known: Bandwidths) -> None:

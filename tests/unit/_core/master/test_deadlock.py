@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pccl._core.master.deadlock import Waiting, describe_missing, explain_stuck, find_stuck, name_peers
+from pccl._core.master.deadlock import BlockingCall, describe_missing, explain_stuck, find_stuck, name_peers
 
 
-def waiting(name: str, electorate: str, present: str) -> Waiting:
-    return Waiting(name, frozenset(map(int, electorate)), frozenset(map(int, present)))
+def waiting(name: str, electorate: str, present: str) -> BlockingCall:
+    return BlockingCall(name, frozenset(map(int, electorate)), frozenset(map(int, present)))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def waiting(name: str, electorate: str, present: str) -> Waiting:
         ([waiting("a", "12", "1"), waiting("b", "23", "2"), waiting("c", "31", "3")], "123"),
     ],
 )
-def test_who_waits_for_ever(calls: list[Waiting], stuck: str) -> None:
+def test_who_waits_for_ever(calls: list[BlockingCall], stuck: str) -> None:
     """Goal: exactly those who can never go on, whoever may still arrive."""
     assert find_stuck(calls) == set(map(int, stuck))
 

@@ -16,8 +16,8 @@ from pccl._core.peer.fetch import (
     CallSource,
     CloseLink,
     Done,
-    Fetching,
     Order,
+    StateFetch,
     Stranded,
 )
 from pccl._core.protocol.state_manifest import StateManifest, check_table
@@ -42,7 +42,7 @@ class Sink:
         self.asked: list[int] = []
         self.ends: list[Any] = []
         numbers = count(1)
-        self.machine = Fetching(
+        self.machine = StateFetch(
             own,
             table.content_digest(),
             sources,

@@ -1,6 +1,6 @@
-"""One transfer of the shared state as one peer has a part in it: its memory, its links, and the workers on them.
+"""One peer's part in a transfer: its memory, its links, and the workers that serve them.
 
-Only what is known about it; what is done is in `transfers`.
+Data only; what is done with it is in `transfers`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from pccl._core.peer.fetch import Fetching
+    from pccl._core.peer.fetch import StateFetch
     from pccl._core.protocol.sources import Source
     from pccl._core.protocol.state_manifest import StateManifest
     from pccl.actors.io.dialler import Dialler
     from pccl.actors.workers.state_memory import StateMemory
 
 
-class Worker:
-    """One child process, its mailbox, and the link that it serves."""
+class StateWorkerHandle:
+    """What the actor knows of one state worker: its process, its mailbox, and the link that it serves."""
 
     __slots__ = ("heard_ns", "link", "mailbox", "name", "number", "pid")
 
@@ -29,28 +29,30 @@ class Worker:
         self.link = link
         self.name = name
         self.number = number  # its owner's number in the window
-        self.heard_ns = monotonic_ns()  # when it last said something, or was last told to do something
+        self.heard_ns = monotonic_ns()  # when its last message came, or its last order was sent
 
 
-class Transfer:
-    """This peer's part in one round, from its order until the last worker is reaped."""
+class TransferPart:
+    """This peer's part in one transfer round, from its order until the last worker is reaped."""
 
     def __init__(self, number: int, own: StateManifest, memory: StateMemory) -> None:
         self.round = number
         self.own = own
         self.memory = memory
         self.table = own.table()
-        self.fetching: Fetching | None = None  # None: this peer is a source
+        self.fetching: StateFetch | None = None  # None: this peer is a source
         self.sources: dict[int, Source] = {}
-        self.workers: dict[int, Worker] = {}  # by link
+        self.workers: dict[int, StateWorkerHandle] = {}  # by link
         self.diallers: dict[int, Dialler] = {}  # by link
-        self.zombies: dict[int, tuple[Worker, str, bool]] = {}  # killed, not yet reaped; why, and if for a lie
+        self.zombies: dict[
+            int, tuple[StateWorkerHandle, str, bool]
+        ] = {}  # not yet reaped; why, and if for a lie
         self.forked = 0
         self.tx_bytes = self.rx_bytes = 0
         self.over = False  # it ends: nothing is begun any more
 
     def become_source(self) -> None:
-        """Everything is here: others may fetch it from now on."""
+        """The whole state is here: other peers may fetch it from now on."""
         assert self.fetching is not None
         self.table = self.fetching.held()
         self.fetching = None
