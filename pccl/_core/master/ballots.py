@@ -1,9 +1,9 @@
-"""Who is in which blocking call, and since when: the votes of a run.
+"""The votes of a run: which peer is in which blocking call, and since when.
 
 A call is known by the name its users know it by. It is open from its first vote until the master closes it; a vote may
-be withdrawn until then. What can be read off the votes alone is here: who is missing, how long the others have waited,
-and which calls can never meet. Collectives and the state consensus keep their own votes and show them as open calls
-too. What follows from all of it is the master's decision. Part of the master's machine; pure.
+be withdrawn until then. Here is what follows from the votes alone: which peers are missing, how long the others have
+waited, and which calls can never meet. Collectives and the state consensus keep their own votes and show them as open
+calls too. The master decides what follows from all of it. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class OpenCall:
     """A call under way, as the peers that wait in it see it."""
 
     name: str
-    missing: frozenset[int]  # who has yet to make it
-    waiting: dict[int, int]  # who blocks in it, since when; a peer that made it without blocking is in neither
+    missing: frozenset[int]  # peers that have yet to make it
+    waiting: dict[int, int]  # peers that block in it, since when; a peer that made it without blocking is in neither
     tag: OpenReduce | None = None  # the collective's own votes
     consensus: StateConsensus | None = None  # the shared state's; neither: a call of all members of the run
 
@@ -102,7 +102,7 @@ class Ballots:
 
 
 def name_missing(missing: frozenset[int] | set[int], calls: list[OpenCall]) -> str:
-    """Who is missing, and in which of these calls they are instead."""
+    """Name the missing peers, and the calls that they are in instead."""
     present: dict[str, dict[int, int]] = {}
     for call in calls:
         present.setdefault(call.name, {}).update(call.waiting)
@@ -110,7 +110,7 @@ def name_missing(missing: frozenset[int] | set[int], calls: list[OpenCall]) -> s
 
 
 def find_deadlock(calls: list[OpenCall], oldest_ns: int) -> tuple[str, list[tuple[OpenCall, int]]]:
-    """The calls among these that can never meet, if all of them are that old: why, and who is in which."""
+    """Find calls that can never meet, if all of them are that old. Returns why, and which peer is in which call."""
     waits = [BlockingCall(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
     stuck = find_stuck(waits) if len(waits) > 1 else set()
     involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & stuck)]

@@ -9,11 +9,11 @@ edge carried meanwhile is in general only a lower bound of what it could:
   believed after a few operations.
 - Otherwise a rate above the known one raises it. A rate near the known one confirms it, and it is fresh again. A rate
   below tells nothing, and changes nothing: neither the rate, nor its age. An edge that was never measured stays
-  missing, or a bound set by somebody else's slow link would be taken for its rate.
+  missing, or a bound set by another slow link would be taken for its rate.
 
 A probe that could not be made is a rate of 0: no way for a ring, until it is forgotten, sooner than other rates.
 Rates are bytes per second. Only edges between members are kept, so there are never more than their pairs; what a late
-report says of somebody who has left is ignored. Part of the master's machine; pure.
+message says of a peer that has left is ignored. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class Bandwidths:
         An old rate is better than none, so age does not matter here: what could be measured anew, was.
         """
         rates = array("d", bytes(8 * len(peers) ** 2))
-        place = {peer: index for index, peer in enumerate(peers)}
-        for source, row in place.items():
+        position = {peer: index for index, peer in enumerate(peers)}
+        for source, row in position.items():
             for target, edge in self._edges.get(source, {}).items():
-                if target in place and (source, target) not in forbidden:
-                    rates[row * len(peers) + place[target]] = edge.rate
+                if target in position and (source, target) not in forbidden:
+                    rates[row * len(peers) + position[target]] = edge.rate
         return rates
 
     def report(self, now_ns: int) -> dict[str, Any]:

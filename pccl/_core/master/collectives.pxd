@@ -11,7 +11,7 @@ cdef class RunningReduce:
     cdef readonly object tag
     cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly object sequence
-    cdef readonly set members            # the ring when it commenced, without those who are gone
+    cdef readonly set members            # the ring when it commenced, without members that are gone
     cdef readonly set waiting            # members that have not finished
     cdef readonly set failed             # members that gave up and restored their memory; None before the first one
     cdef readonly str reason             # why the first one did; empty: nobody did
@@ -35,7 +35,7 @@ cdef class Collectives:
     cdef int _succeed(self, RunningReduce run) except -1
     cdef int _member_failed(self, RunningReduce run, peer, str reason) except -1
 
-    # What the master decides, and whom it tells.
+    # What the master decides, and which members it tells.
     cdef bint decide(self, list ring, bint wired, bint ready) except -1
     cdef list tell(self, list ring, unsigned int epoch, tuple numbers)
     cdef int _commence(self, list ring) except -1

@@ -1,4 +1,4 @@
-"""Calls that can never meet, found from who waits for whom.
+"""Calls that can never meet, found from which peers wait for which.
 
 A blocking call completes when its whole electorate has made it. A peer that is in no call may still make any; a peer in
 a call goes on when one of its calls completes. Starting from the free peers, all peers that can ever go on are found by

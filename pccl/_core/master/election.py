@@ -122,7 +122,7 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decis
 def _elect(
     votes: Mapping[int, StateVote], candidates: Mapping[int, StateVote], revision: int, resumed: bytes | None
 ) -> Decision:
-    """The candidates' content with most votes; `resumed` is the agreed content if that alone says who is up to date."""
+    """The candidates' content with most votes; `resumed` is the agreed content if no other can be elected."""
     ballots = Counter(vote.content for vote in candidates.values())
     lowest: dict[bytes, int] = {}
     for peer in sorted(candidates, reverse=True):
@@ -147,15 +147,18 @@ def _elect(
 # ---------------------------------------------------------------------------------------------- reasons
 
 _NOTHING_WHOLE = (
-    "nobody here has a whole state: a transfer ended in the middle, and those who had the state are gone. "
+    "no peer here has a whole state: a transfer ended in the middle, and the peers that had the state are gone. "
     "Load a checkpoint and connect again."
 )
 
 
 def _kick_mixed(votes: Mapping[int, StateVote], popular: list[int]) -> dict[int, tuple[int, str]]:
-    who = name_peers(sorted(popular))
+    peers = name_peers(sorted(popular))
     return {
-        peer: (INVALID_USAGE, f"called sync_shared_state with {STRATEGIES[vote.strategy]}, {who} with ENFORCE_POPULAR")
+        peer: (
+            INVALID_USAGE,
+            f"called sync_shared_state with {STRATEGIES[vote.strategy]}, {peers} with ENFORCE_POPULAR",
+        )
         for peer, vote in votes.items()
         if vote.strategy != ENFORCE_POPULAR
     }

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""One peer group: its ring (members, order, edges, who has yet to report), its collectives and its consensus.
+"""One peer group: its ring (members, order, edges, members that have yet to report), its collectives and its consensus.
 
 A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
 which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
@@ -36,7 +36,7 @@ cdef class Group:
         self.consensus = StateConsensus(number)
 
     def add(self, peer):
-        """A newcomer stands at the end of the ring until an optimisation finds it a better place."""
+        """A newcomer stands at the end of the ring until an optimisation finds it a better position."""
         self.ring.append(peer)
         self.newcomers.add(peer)
         self.bandwidths.add(peer)

@@ -6,7 +6,7 @@ from .optimizer cimport Optimizer
 
 cdef class GroupDispatch:
     cdef Membership members             # peers and rings
-    cdef Optimizer optimizer            # knows who is in optimize_topology
+    cdef Optimizer optimizer            # knows which peers are in optimize_topology
     cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
 
     cdef bint _votes_elsewhere(self, Peer peer) except -1

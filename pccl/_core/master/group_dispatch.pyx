@@ -1,8 +1,8 @@
 # cython: language_level=3
 """Dispatch of what members say to their group's collectives and consensus, and of what follows to the members.
 
-Both are machines of their own, in `collectives` and in `state_consensus`. Here is what the master adds: which call a
-member may make beside its other calls, and whom it tells what follows. A group in which a member said something is
+Both are machines of their own, in `collectives` and in `state_consensus`. Here is what the master adds: which calls
+a member may make at the same time, and which members are told what follows. A group in which a member said something is
 *unsettled*, and is settled once, when the event is over; the others are not looked at.
 
 Part of the master's machine. A small reduce takes as long as its way through here, which it goes twice for each member:

@@ -114,15 +114,15 @@ def check_master(master: Any) -> None:
         )
         assert all(members.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
     for name, votes in master.votes.items():
-        assert set(votes) <= members.accepted, f"{name}: a vote of somebody who is no member"
+        assert set(votes) <= members.accepted, f"{name}: a vote of a peer that is no member"
     assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(members.accepted), "an answer was forgotten"
-    assert not master.on_hold or not master._is_a_voter_content(), "a round is held though somebody is content"
+    assert not master.on_hold or not master._is_a_voter_content(), "a round is held though a voter is content"
     assert members.wiring or members.admission or not master._round_is_ripe(), "a unanimous round was left open"
     assert not (members.admission and not members.wiring), "a wired round was left open"
 
 
 def _check_consensus(master: Any, group: Any) -> None:
-    """Whoever synchronises makes no other major call meanwhile."""
+    """A member in a sync makes no other major call meanwhile."""
     consensus = group.consensus
     if consensus.is_idle():
         consensus.check(set())

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The master's machine: which calls are agreed, and who may come in. Events in, actions out.
+"""The master's machine: which calls are agreed, and which peers are admitted. Events in, actions out.
 
 `MasterState` has the parts and joins them: peers and rings (`membership`), votes of all members (`ballots`), the
 optimisation of the rings (`optimizer`), and what members say to their own group (`group_dispatch`).
@@ -11,7 +11,7 @@ sent first.
 
 **A topology round** is unanimous over all accepted peers of all groups. When the last vote is in and no ring is being
 wired, the round closes: every registered peer is put into its group's ring, the changed rings are ordered, and when all
-their members have reported, the newcomers are accepted and everybody gets the same numbers. A run without members
+their members have reported, the newcomers are accepted and all members get the same numbers. A run without members
 admits a registered peer at once. Votes that wait for a larger group keep the round open while there is no newcomer.
 
 **A lost member** (closed connection, silence, goodbye, kick) leaves its votes and its ring; its group is ordered anew
@@ -325,8 +325,8 @@ cdef class MasterState:
 
     def _kick_stragglers(self, call, waited_ns, oldest_ns):
         cdef Membership members = self.members
-        who = name_peers(sorted(call.waiting))
-        reason = f"straggler: {who} waited {waited_ns / 1e9:.1f} s for it in {call.name} (vote_timeout)"
+        others = name_peers(sorted(call.waiting))
+        reason = f"straggler: {others} waited {waited_ns / 1e9:.1f} s for it in {call.name} (vote_timeout)"
         for peer_id in sorted(call.missing & members.accepted):
             if members.peers[peer_id].phase_ns <= oldest_ns:  # a vote that is older than its membership is not its own
                 members.kick(members.peers[peer_id], RANK_CONNECTION_LOST, reason)

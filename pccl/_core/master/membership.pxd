@@ -12,7 +12,7 @@ cdef class Peer:
     cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
-    cdef public bint warned             # it was told once whom it waits for
+    cdef public bint warned             # it was told once which peers it waits for
     cdef public long long told_world    # up to which change of the world it knows the numbers
     cdef readonly object tx_bytes       # what its lanes have sent since it came, as of its latest heartbeat
     cdef readonly object rx_bytes

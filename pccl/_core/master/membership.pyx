@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Who is in the run, and in which ring: the peers, their phases, and the rings of their groups.
+"""The peers of the run, their phases, and the rings of their groups.
 
 A peer is *registered* when it comes, *accepted* when a topology round has wired it into its group's ring, and *gone*
 the moment it is lost, leaves, or is kicked. Its group's ring is then ordered anew, at once; so is a ring whose edge

@@ -8,7 +8,7 @@ cdef class Optimizer:
     cdef object ballots                 # votes of all members
     cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
     cdef readonly bint running          # a vote on the rings was closed and is not answered
-    cdef readonly dict waiting          # peer id -> Vote, of those who wait for that answer
+    cdef readonly dict waiting          # peer id -> Vote, of peers that wait for that answer
     cdef readonly dict measurements     # number of a group -> its Measurement, while it measures
     cdef readonly object probe_round    # how many rounds of probes were begun in this run
     cdef readonly object searched       # number of the group that a moonshot searches for, or None

@@ -4,14 +4,14 @@
     voted by all ──▶ measuring ──▶ solved ──▶ wiring, if another ring is better ──▶ answered, when all groups are done
                      (each group, beside the others)
 
-**Measuring** goes round by round (see `probe_rounds`): a source is told whom to send to, and reports what arrived. Only
+**Measuring** goes round by round (see `probe_rounds`): a source is told its target, and reports what arrived. Only
 edges that are missing or stale are measured, and none that is avoided anyway. Rates seen in operations come with the
 heartbeats, and keep the edges of the present ring fresh. **Solving** (see `ring_choice`) takes well under a second and
 is done within the event that completes the last round. **Wiring** is the same as for every changed ring.
 
 **A loss** in any of these phases is handled as ever: the group is wired anew, at once, and measures what is left.
-Nobody waits for the lost peer. A peer that gives the call up is not answered, but measures with the others until they
-are; if nobody waits any more, the optimisation is over.
+No peer waits for the lost one. A peer that gives the call up is not answered, but measures with the others until they
+are; if no peer waits any more, the optimisation is over.
 
 **A moonshot** goes on searching for a large group after the answer. What it finds is a candidate of the next
 optimisation, for as long as the group has the same members.
@@ -146,7 +146,7 @@ cdef class Optimizer:
         return True
 
     def _begin_probes(self, Group group, measurement):
-        """Begin the next round: tell every source whom to send to."""
+        """Begin the next round: tell every source its target."""
         cdef Peer source, target
         options = self.members.options
         self.probe_round += 1

@@ -30,8 +30,8 @@ def choose_ring(
     best = solve(rates, count, range(count), seed, STEPS)
     order, worth = (list(range(count)), present) if best is None else (best.order, (best.bottleneck, best.total))
     if found is not None and set(found) == set(ring):
-        place = {peer: index for index, peer in enumerate(ring)}
-        there = [place[peer] for peer in found]
+        position = {peer: index for index, peer in enumerate(ring)}
+        there = [position[peer] for peer in found]
         value = evaluate(rates, there)
         if is_better(value, worth):
             order, worth = there, value

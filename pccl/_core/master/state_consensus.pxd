@@ -5,11 +5,11 @@ cdef class Transfer:
     cdef readonly object revision        # what is agreed when it is done
     cdef readonly bytes content
     cdef readonly bytes schema
-    cdef readonly dict votes             # who takes part and has no answer yet -> its vote
-    cdef readonly set sources            # who can still be fetched from
-    cdef readonly set fetching           # who has not said that it holds the state
-    cdef readonly dict places            # who takes part, or did -> where it can be dialled
-    cdef readonly dict stranded          # of those who fetch: who has no source left -> why
+    cdef readonly dict votes             # peer that takes part and has no answer yet -> its vote
+    cdef readonly set sources            # peers that can still be fetched from
+    cdef readonly set fetching           # peers that have not said that they hold the state
+    cdef readonly dict endpoints         # peer that takes part, or did -> where it can be dialled
+    cdef readonly dict stranded          # peer that fetches and has no source left -> why
 
 cdef class StateConsensus:
     cdef readonly object number          # the peer group's

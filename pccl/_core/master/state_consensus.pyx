@@ -32,8 +32,8 @@ from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
 from .ballots import OpenCall
 from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
 
-# Phases of one group's synchronisation (see `group_phases`). A member that gave up while the others transfer may vote again meanwhile; the
-# group is TRANSFERRING until that ends.
+# Phases of one group's sync (see `group_phases`). A member that gave up while the others transfer may vote again
+# meanwhile; the group is TRANSFERRING until that ends.
 IDLE = "idle"  # no member is in sync_shared_state
 VOTING = "voting"  # some members have voted, not all
 ASKING = "asking"  # schemas differ: one holder of each was asked for it
@@ -54,7 +54,7 @@ cdef class Transfer:
         self.votes = votes
         self.sources = set(decision.sources)
         self.fetching = {peer for peer, _ in decision.receivers}
-        self.places = {}
+        self.endpoints = {}
         self.stranded = {}
 
 
@@ -223,8 +223,8 @@ cdef class StateConsensus:
             return
         for peer in decision.sources:
             self.outbox.append((peer, Serve(self.votes[peer].call, self.latest)))
-        self.transfer.places = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
-        sources = [self.transfer.places[peer] for peer in decision.sources]
+        self.transfer.endpoints = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
+        sources = [self.transfer.endpoints[peer] for peer in decision.sources]
         for turn, (peer, whole) in enumerate(decision.receivers):
             # Every receiver begins with another source, so that none of them is asked by all.
             first = turn % len(sources)
@@ -269,7 +269,7 @@ cdef class StateConsensus:
         transfer.sources |= heirs
         for peer in sorted(heirs):
             self.outbox.append((peer, Serve(transfer.votes[peer].call, transfer.round)))
-        packed = pack_sources([transfer.places[peer] for peer in sorted(heirs)])
+        packed = pack_sources([transfer.endpoints[peer] for peer in sorted(heirs)])
         for peer in sorted(transfer.stranded):
             self.outbox.append((peer, MoreSources(transfer.votes[peer].call, transfer.round, packed)))
         transfer.stranded.clear()

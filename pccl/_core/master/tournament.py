@@ -3,13 +3,13 @@
 Two probes that share an uplink or a downlink would each measure half of it; one that sends while another is received
 would not, since links carry both ways at once. So sources and targets are the two sides of a graph, a round is a set of
 edges that share no end on either side, and rounds are colours of edges. The peer with most edges on one side needs one
-round for each; by König's theorem that many rounds are enough for everybody, and they are found by the proof of it: a
+round for each; by König's theorem that many rounds are enough for all peers, and its proof finds them: a
 new edge takes a round that is free for both its ends; if there is none, it takes one that is free for its source, and
 the edges that stand in the way at its target, alternately of this round and of one that is free there, change their
 rounds with each other.
 
-All edges among n peers take n - 1 rounds. Edges are taken in the order of the circle: first everybody to the next, then
-everybody to the next but one; so a complete set falls into its rounds without anybody in the way.
+All edges among n peers take n - 1 rounds. Edges are taken in the order of the circle: first each peer to the next,
+then each peer to the next but one; so a complete set falls into its rounds without a conflict.
 Pure functions over peer ids; deterministic.
 """
 
@@ -37,11 +37,13 @@ def schedule(edges: Iterable[Pair]) -> list[list[Pair]]:
     wanted = set(edges)
     if any(source == target for source, target in wanted):
         raise ValueError("a peer does not measure the way to itself")
-    place = {peer: index for index, peer in enumerate(sorted({peer for edge in wanted for peer in edge}))}
+    position = {peer: index for index, peer in enumerate(sorted({peer for edge in wanted for peer in edge}))}
     count = rounds_needed(wanted)
-    targets: dict[int, dict[int, int]] = {peer: {} for peer in place}  # source -> round -> target
-    sources: dict[int, dict[int, int]] = {peer: {} for peer in place}  # target -> round -> source
-    for source, target in sorted(wanted, key=lambda edge: ((place[edge[1]] - place[edge[0]]) % len(place), edge)):
+    targets: dict[int, dict[int, int]] = {peer: {} for peer in position}  # source -> round -> target
+    sources: dict[int, dict[int, int]] = {peer: {} for peer in position}  # target -> round -> source
+    for source, target in sorted(
+        wanted, key=lambda edge: ((position[edge[1]] - position[edge[0]]) % len(position), edge)
+    ):
         ours = _free_round(count, targets[source], sources[target])
         if ours is None:
             ours = _free_round(count, targets[source], {})
@@ -82,7 +84,7 @@ def _make_way(
         here = targets[source].get(theirs)
         if here is not None:
             path.append((source, here))
-    # All leave before the first arrives: neighbours on the path take each other's places.
+    # All leave before the first arrives: neighbours on the path exchange their rounds.
     for index, (source, goal) in enumerate(path):
         former = theirs if index % 2 else ours
         del targets[source][former], sources[goal][former]

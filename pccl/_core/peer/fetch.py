@@ -1,4 +1,4 @@
-"""Fetching a state from those who have it: what is asked of whom, so that each block is fetched once and soon.
+"""The fetch of a state: which unit is asked for from which source, so that each block is fetched once and soon.
 
 Every source is called over the same number of links. The first table that arrives and is the elected state's says what
 to fetch: *units*, runs of adjacent blocks that differ from ours. They are handed out to all links, and each link has
@@ -10,7 +10,7 @@ Entries in which peers may differ (`unequal`) are taken from one source alone, t
 adopted. If it is lost before they are complete, another table is adopted, and what differs from that is fetched.
 
     link_up ──▶ AskTable ──▶ table_came ──▶ Order ──▶ units_fetched ──▶ Order ... ──▶ Done
-    link_down ──▶ CallSource (again), Order (to others), or Stranded when nobody is left ──▶ sources_came
+    link_down ──▶ CallSource (again), Order (to others), or Stranded when no source is left ──▶ sources_came
 
 Pure: links are numbers, tables are descriptions, time is an argument.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 UNIT_BYTES_MAX = RUN_BLOCKS_MAX * STATE_BLOCK_BYTES
-LIES_MAX = 2  # a bit may flip on the way, once; whoever sends wrong bytes again has them wrong
+LIES_MAX = 2  # a bit may flip on the way, once; a source that sends wrong bytes again has them wrong
 
 
 @record
@@ -72,8 +72,7 @@ class Order:
 class CloseLink:
     """The link is of no use any more.
 
-    `link_down` answers when nobody writes on its behalf any more; not before that is anybody else asked for what it had
-    under way.
+    `link_down` answers when no worker writes on its behalf any more; until then no other link is asked for its units.
     """
 
     link: int
@@ -134,7 +133,7 @@ class StateFetch:
         self._reasons: dict[int, str] = {}  # why a source was lost the last time
         self._links: dict[int, Link] = {}
         self._first_links = [source for _ in range(links) for source in sources]
-        self._equal: deque[Unit] = deque()  # to do; from anybody
+        self._equal: deque[Unit] = deque()  # to do; from any source
         self._unequal: deque[Unit] = deque()  # to do; from the holder
         # Of entries that may differ: the digests of what is here by now, and the blocks that may be half overwritten.
         self._present: dict[int, bytearray] = {}
@@ -148,7 +147,7 @@ class StateFetch:
     # ------------------------------------------------------------------------------------------ events
 
     def begin(self) -> list[Any]:
-        """Call everybody."""
+        """Call all sources."""
         actions = [self._call(source) for source in self._first_links]
         return actions or self._strand()
 
@@ -170,7 +169,7 @@ class StateFetch:
     def link_down(self, link: int, reason: str, now_ns: int, *, lied: bool = False) -> list[Any]:
         """A source was not reached, the connection broke, or it carried what does not match (`lied`).
 
-        Nobody writes to our memory on its behalf any more.
+        No worker writes to our memory on its behalf any more.
         """
         lost = self._links.pop(link, None)
         if lost is None or self.over:
@@ -191,14 +190,14 @@ class StateFetch:
         return actions + self._go_on(now_ns)
 
     def source_gone(self, source: int, now_ns: int) -> list[Any]:
-        """The master says that it will answer no more."""
+        """The master says that this source will answer no more."""
         if source not in self._failures or self.over:
             return []
         self._reasons[source] = "it was lost"
         return self._give_up_on(source) + self._go_on(now_ns)
 
     def sources_came(self, sources: Sequence[int], now_ns: int) -> list[Any]:
-        """These have the state as well, by now."""
+        """These sources have the state as well, by now."""
         if self.over:
             return []
         self.stranded = False
@@ -217,7 +216,7 @@ class StateFetch:
         return pack_manifest(rows)
 
     def table_came(self, link: int, table: StateManifest, now_ns: int) -> list[Any]:
-        """A source told what it has. Raises nothing, whatever it is."""
+        """A source has sent its table. Raises nothing, whatever it contains."""
         if not self.expects(link):
             return []
         teller = self._links[link]
@@ -293,8 +292,8 @@ class StateFetch:
         """Blocks that may be half overwritten differ from whatever is wanted."""
         digests = bytearray(present)
         for _, block in (torn for torn in self._torn if torn[0] == key):
-            place = slice(block * DIGEST_BYTES, (block + 1) * DIGEST_BYTES)
-            digests[place] = bytes(255 - byte for byte in wanted[place])
+            span = slice(block * DIGEST_BYTES, (block + 1) * DIGEST_BYTES)
+            digests[span] = bytes(255 - byte for byte in wanted[span])
         return digests
 
     def _note(self, unit: Unit) -> None:
@@ -303,8 +302,8 @@ class StateFetch:
         if row.unequal:
             assert self.table is not None
             digests = self._present.setdefault(unit.key, bytearray(row.blocks))
-            place = slice(unit.first * DIGEST_BYTES, (unit.first + unit.count) * DIGEST_BYTES)
-            digests[place] = self.table.blocks(unit.key)[place]
+            span = slice(unit.first * DIGEST_BYTES, (unit.first + unit.count) * DIGEST_BYTES)
+            digests[span] = self.table.blocks(unit.key)[span]
             self._torn -= {(unit.key, block) for block in range(unit.first, unit.first + unit.count)}
 
     def _go_on(self, now_ns: int) -> list[Any]:
@@ -362,7 +361,7 @@ class StateFetch:
         return [Order(number, tuple(units)) for number, units in orders.items()]
 
     def check(self) -> None:
-        """Invariants: no block is in two places, the books are right, and nothing waits that could be under way."""
+        """Invariants: no block is queued twice, the counts are right, and nothing waits that could be under way."""
         units = [*self._equal, *self._unequal, *(unit for link in self._links.values() for unit in link.units)]
         blocks = [(unit.key, block) for unit in units for block in range(unit.first, unit.first + unit.count)]
         assert len(blocks) == len(set(blocks)), "a block is to be fetched twice"
@@ -372,5 +371,5 @@ class StateFetch:
             assert link.up or link.closing or not link.units, number
             assert len(link.units) <= FETCH_UNITS_AHEAD, number
             assert not (link.up and self._equal and not link.units) or self.over, number
-        assert self.over or self.stranded or self._links, "nobody is left, and nobody was told"
+        assert self.over or self.stranded or self._links, "no link is left, and the machine was not told"
         assert self.holder is None or self.table is not None

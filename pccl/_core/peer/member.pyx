@@ -91,7 +91,7 @@ cdef class Member:
         return len(self.reduces.tags) > 0 or len(self.calls.open) > 0 or self.syncs.sync is not None
 
     def owes(self, slot, generation):
-        """Whether somebody waits for the end of that call."""
+        """Whether a caller waits for the end of that call."""
         return (
             self.reduces.owes(slot, generation) or self.syncs.owes(slot, generation)
             or any(call.slot == slot and call.generation == generation for call in self.calls.open.values())

@@ -10,9 +10,9 @@ whole life. Here is how a membership begins and ends, which phase understands wh
 `TRANSITIONS` at the end names a handler, here or in Member, and the phases that may follow.
 
 **The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close() is
-answered after that: no thread that waits for a reduce is left behind. Without a training process nobody waits.
+answered after that: no thread that waits for a reduce is left behind. Without a training process no thread waits.
 
-**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear nobody,
+**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear nothing,
 which says nothing about the master; it notices because its Tick comes late, and does not count that time.
 
 No socket, clock, process or random source in here.
@@ -90,7 +90,7 @@ cdef class PeerState:
         return self.member.is_busy()
 
     def owes(self, slot, generation):
-        """Whether somebody waits for the end of that call."""
+        """Whether a caller waits for the end of that call."""
         return self.member.owes(slot, generation) or any(
             call is not None and call.slot == slot and call.generation == generation
             for call in (*self.leaving, self.connecting)

@@ -77,7 +77,7 @@ cdef class Connection(Watcher):
                 self.end_soon(os.strerror(error.errno or 0))
 
     def end_soon(self, str reason):
-        """It ends with an error, but not before the loop has its turn: whoever is sending is not told in the middle."""
+        """It ends with an error, but not before the loop has its turn: a sender is not told in the middle of a send."""
         self.loop.after(0, lambda: self.end("error", reason))
 
     def finish(self, long long linger_ns=LINGER_NS):

@@ -50,7 +50,7 @@ class Dialler:
     ) -> None:
         self._loop = loop
         self._addresses = list(addresses)
-        self._several = len(addresses) > 1  # with a single address, whoever hears the reason knows which one it is
+        self._several = len(addresses) > 1  # with a single address, the owner knows which one it is
         self._token = token
         self._hello = hello
         self._on_up = on_up

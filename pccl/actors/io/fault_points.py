@@ -1,4 +1,4 @@
-"""Fault points: places with a name at which a test may make a process die, stop or dawdle, or ruin its connections.
+"""Fault points: named points at which a test can make a process die, stop or slow down, or damage its connections.
 
 `PCCL_FAULT=point:count:action` is read once, when a process starts. The point is where: `training.CallReduce` is just
 before a training process posts that call, `peer.AttachLink` just before the peer actor performs that action,
@@ -28,7 +28,7 @@ GARBAGE = b"\xa5"
 
 
 class Fault:
-    """One planned mishap."""
+    """One planned fault."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -50,7 +50,7 @@ class Fault:
 
 
 def planned() -> Fault | None:
-    """The mishap that the environment asks for; normally none."""
+    """The fault that the environment asks for; normally none."""
     text = os.environ.get(VARIABLE)
     return Fault(text) if text else None
 

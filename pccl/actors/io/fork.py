@@ -23,7 +23,7 @@ DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
 
 def fork(name: str, kept: Iterable[int], serve: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
     """A child that holds these descriptors and does nothing but `serve` its mailbox; its pid and our end of that."""
-    actor = os.getpid()  # asked before the fork: the child could only learn who its parent is by then
+    actor = os.getpid()  # asked before the fork: the child could only learn what its parent is by then
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = os.fork()

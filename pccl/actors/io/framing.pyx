@@ -2,7 +2,7 @@
 """Frames on stream sockets: where one message ends and the next begins, and that it arrived intact.
 
 Here live the header, the checksum, and the buffers of one connection. What a body means is the business of
-`wire`; who may send what, and what happens to those who break the rules, is decided by the callers.
+`codec`; which message is legal, and what follows a broken rule, is decided by the callers.
 
 A frame is a header of 12 bytes, little endian, and a body:
 
@@ -11,7 +11,7 @@ A frame is a header of 12 bytes, little endian, and a body:
             u16     u8         u8        u32            u32
 
 The checksum is the CRC-32 of the first 8 header bytes followed by the body. TCP's own sum of 16 bits misses
-errors that happen in practice, and a flipped bit in a vote would be believed by everybody.
+errors that happen in practice, and a flipped bit in a vote would be believed by all members.
 
 The reader trusts nothing. Each field is checked as soon as its bytes are there, in the order of the wire: magic,
 version, opcode, length. Only a header that passed makes the buffer grow, to exactly the frame announced; so a
@@ -147,7 +147,7 @@ cdef class FrameReader:
     """The receiving half of one connection.
 
     `limits` maps each opcode that is legal now to its largest body. With `exact`, a read ends with the header or
-    the body under way, so that what follows stays in the socket, for whoever takes it over.
+    the body under way, so that what follows stays in the socket, for its next owner.
     """
 
     def __cinit__(self, dict limits not None, uint8_t version, bint exact=False):

@@ -28,7 +28,7 @@ cdef class Bell(Watcher):
 cdef class Loop:
     cdef int epoll
     cdef int bell                       # written by stop(), also from a signal handler, so that a sleeping loop notices
-    cdef dict watchers                  # descriptor -> who is woken for it
+    cdef dict watchers                  # descriptor -> the Watcher that is woken for it
     cdef list timers                    # a heap of (due, number, callback)
     cdef int64_t numbers                # of timers so far: those that are due at once keep their order
     cdef bint running

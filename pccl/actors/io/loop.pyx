@@ -1,12 +1,12 @@
 # cython: language_level=3, auto_pickle=False
 """The loop of an actor: one thread, one epoll, a few timers, until told to stop.
 
-An actor registers its mailbox, its sockets and what it wants to be woken for; the loop calls back. Nothing in here
+An actor registers its mailbox and its sockets; the loop calls back. Nothing in here
 knows about messages or machines. All that is particular to Linux about waiting is in this file: another system would bring its own
 `Loop` with the same five verbs.
 
-Compiled, as `connection` is, because every word of a vote passes through here several times: half of an actor's time
-for a vote was spent by the interpreter in these two files (by `perf`), and is not any more.
+Compiled, as `connection` is, because every message of a vote passes through here several times: the interpreter spent
+half of an actor's time for a vote in these two files (measured with `perf`).
 """
 
 import gc
@@ -58,7 +58,7 @@ cdef class Bell(Watcher):
 
     cdef int ready(self, uint32_t events) except -1:
         cdef uint64_t rung
-        if posix.eventfd_read(self.fd, &rung) == 0:  # else nobody has rung, or a colleague was quicker
+        if posix.eventfd_read(self.fd, &rung) == 0:  # else it was not rung, or another process was quicker
             self.handle()
         return 0
 
@@ -112,7 +112,7 @@ cdef class Loop:
         heappush(self.timers, (now_ns() + delay_ns, self.numbers, callback))
 
     def collect(self, int64_t interval_ns):
-        """Now and this often take away what only refers to itself: callbacks that are over, and what they were for.
+        """Collect garbage now and in every interval: callbacks that are over, and the objects that they refer to.
 
         For a process that has no other garbage collection, which would come at any time, and into its children.
         """
@@ -123,7 +123,7 @@ cdef class Loop:
         """Something is likely to follow at once.
 
         Being woken takes tens of microseconds, more than handling a vote; so the loop looks for it for a moment, and
-        lets everybody else have the processor between two looks.
+        lets other processes have the processor between two looks.
         """
         self.expecting = True
 

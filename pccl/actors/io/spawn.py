@@ -38,7 +38,7 @@ class ActorProcess:
         die = int(threading.current_thread() is threading.main_thread())
         command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), _ROOT]
         command += [str(argument) for argument in (*arguments, os.getpid(), die)]
-        # A Ctrl-C that comes while the actor boots must find it deaf, as it will be later: it waits for its handlers.
+        # A Ctrl-C while the actor boots must not end it: these signals stay blocked until its handlers are set.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
         try:
             self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
@@ -73,5 +73,5 @@ class ActorProcess:
             self.wait(KILL_WAIT)
 
     def disown(self) -> None:
-        """Forget it without waiting: in a forked child, where it is somebody else's."""
+        """Forget it without waiting: in a forked child, whose process it is not."""
         self._process.returncode = 0

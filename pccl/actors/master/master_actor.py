@@ -1,10 +1,10 @@
 """The master as a process: a listening port, one control connection per peer, and the machine that decides.
 
-Everything here is delivery. Bytes become events for `MasterState`, its actions become bytes and log lines; what they
-mean is decided there. The actor owns a compiled fast path (`master_fastpath`), which nearly every message takes; here
-is the rest. An operator that asks for the status gets a report and is disconnected: the machine never hears of it. Runs
-until `stop`, in the process that called `run`. With a state file, what groups agreed on is on the disk before any peer
-is told; if the file cannot be written any more the run goes on, and the log says so.
+Nothing is decided here: bytes become events for `MasterState`, and its actions become bytes and log lines. The actor
+owns a compiled fast path (`master_fastpath`), which nearly every message takes; the rest is here. An operator that asks
+for the status gets a status report and is disconnected; the machine is not involved. Runs until `stop`, in the process
+that called `run`. With a state file, what groups agreed on is on the disk before any peer is told; if the file cannot
+be written any more the run goes on, and the log says so.
 """
 
 from __future__ import annotations
@@ -252,9 +252,9 @@ def main(arguments: list[str]) -> int:
     try:
         parent_fd = open_pidfd(parent)
     except ProcessLookupError:
-        return 0  # the process that wanted a master is gone
+        return 0  # the parent is gone
     if os.getppid() != parent:
-        return 0  # the same, and its number means another process by now
+        return 0  # the same, and its process id belongs to another process by now
     set_process_name("pccl-master")
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)

@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
-"""The short way of a message through the master: from the connection it came on to the connections it is answered on.
+"""The fast path of the master: from the connection on which a message came to the connections that get the answers.
 
-A message becomes an event, the machine is asked, and what it wants to be sent is sent. That is all that happens for
-nearly every message, four times for a reduce of two peers, and always just after a sleep, when nothing of it is in any
-cache: so it is compiled and short. The actor owns this object; every rare action (log, dismiss, save, search) goes to
+A message becomes an event for the machine, and the messages that the machine returns are sent. That is all for nearly
+every message, four times for a reduce of two peers, and always just after a sleep, when nothing of it is in any cache:
+so it is compiled and short. The actor owns this object; every rare action (log, dismiss, save, search) goes to
 the callback that the actor gave. Nothing is decided here.
 """
 

@@ -78,7 +78,7 @@ class Moonshot:
         self._dying: set[_Child] = set()  # killed, not yet reaped
         self._peers: tuple[int, ...] = ()  # the members that the question is about, in the order of their ring
         self._question: Question | None = None
-        self._order: list[int] | None = None  # the best answer: places in `_peers`
+        self._order: list[int] | None = None  # the best answer: positions in `_peers`
 
     @property
     def pid(self) -> int:
@@ -111,8 +111,8 @@ class Moonshot:
         """
         if self._order is None or sorted(ring) != sorted(self._peers):
             return None
-        place = {peer: index for index, peer in enumerate(ring)}
-        found = [place[self._peers[index]] for index in self._order]
+        position = {peer: index for index, peer in enumerate(ring)}
+        found = [position[self._peers[index]] for index in self._order]
         begin = found.index(0)
         found = found[begin:] + found[:begin]
         if not is_better(evaluate(rates, found), evaluate(rates, range(len(ring)))):

@@ -1,4 +1,4 @@
-"""What the parts of a peer actor that deal with other peers need to know of their own peer. Data only."""
+"""What this peer is called and how long it waits, for the parts of its actor that deal with other peers. Data only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Identity:
     lanes: int  # size of the pool, which the links to all sources share
     token: bytes
     stall_ns: int
-    dial_ns: int  # for one call with its handshake
-    connect_ns: int  # for one call to somebody who is known to answer
+    dial_ns: int  # to connect, with the handshake
+    connect_ns: int  # to connect to a peer that is known to answer
     new_link: Callable[[], int]  # numbers the connections
     check: bool  # machines verify their invariants after every event

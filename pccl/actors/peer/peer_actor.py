@@ -115,7 +115,7 @@ class PeerActor:
         self._master_dialler: Dialler | None = None
         self._join: CallConnect | None = None
         self._patience_ns = 0  # how long the training process may be stopped
-        self._stopped_ns = 0  # how long it has been, as far as this process was awake to see it
+        self._stopped_ns = 0  # how long it has been, as far as this process ran meanwhile
         self._token = b""
         self._addresses: list[tuple[str, int]] = []
         self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
@@ -184,7 +184,7 @@ class PeerActor:
         self._join = call
         options = Options.decode(call.options.decode())
         self._lanes.size = max(call.lanes, 1)
-        # Ahead of the stall limit, so that the link itself is blamed, and not whoever noticed first.
+        # Shorter than the stall timeout, so that the broken link is named, and not the peer that noticed first.
         self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
         self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
@@ -240,7 +240,7 @@ class PeerActor:
             self._feed(AppGone(reason))
 
     def _tell(self, level: int, line: str) -> None:
-        """A line for the user's log. Nobody reads while the training process computes; what does not fit is lost."""
+        """Send a line for the user's log; it is lost if the mailbox is full, because the training process computes."""
         try:
             self._mailbox.send(pack(Notice(level, line)))
         except OSError:
@@ -261,7 +261,7 @@ class PeerActor:
             self._feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
-        """A training process that is stopped says nothing to anybody: after the usual silence it counts as gone."""
+        """A training process that is stopped does nothing: after `heartbeat_timeout` it counts as gone."""
         self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
         if self._stopped_ns > self._patience_ns:
             self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
@@ -324,7 +324,7 @@ class PeerActor:
         self._lanes.kill()
 
     def _stop(self, _: Stop) -> None:
-        """Last words were queued by HangUp; the kernel sends them though we close, because we read nothing more."""
+        """End the loop. The kernel still sends the last messages that HangUp queued, because we read nothing more."""
         self.loop.stop()
 
     # ------------------------------------------------------------------------------------------ links
@@ -358,7 +358,7 @@ class PeerActor:
         self._feed(LinkCame(connection.number, hello))
 
     def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
-        """A lane that waits for the machine's decision says nothing; if it does, or ends, it is no lane."""
+        """Keep a connection until the machine decides. One that sends a message or ends meanwhile is dropped."""
         self._links[link] = (connection, welcome)
         connection.become(
             {},
@@ -436,7 +436,7 @@ def main(arguments: list[str]) -> int:
     except ProcessLookupError:
         return 0  # the training process died before this one was ready
     if os.getppid() != parent:
-        return 0  # the same, and its number means another process by now
+        return 0  # the same, and its process id belongs to another process by now
     set_process_name("pccl-peer")
     held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in held:

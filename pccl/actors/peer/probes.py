@@ -1,8 +1,8 @@
-"""The actor's side of measurements: the one that this peer makes, and those that others make to it.
+"""The actor's side of probes: the one of which this peer is the source, and those of which it is the target.
 
 As a source it dials all connections of an edge, and forks a worker when the last is up. As a target it welcomes
-connections from whoever proved to be of the run, and forks a worker when all of one measurement are there; it is told
-of it by nobody else, so what it holds has a bound in number and in time. The two never wait for each other's actors: a
+connections of peers of the run, and forks a worker when all of one measurement are there; no order announces them, so
+what it holds has a bound in number and in time. The two never wait for each other's actors: a
 round that the master has given up ends by itself.
 
 Workers are disposable, and found by their mailboxes: a worker that ended has said why, or was killed.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .identity import Identity
 
 GRACE_NS = 1_000_000_000  # beyond dialling and counting: a worker that is not done by then was stopped or starved
-DURATION_NS_MAX = 60_000_000_000  # that a target counts for somebody: no master asks for more
+DURATION_NS_MAX = 60_000_000_000  # for which a target counts: no master asks for more
 REAP_NS = 1_000_000  # a killed process is gone within this
 
 
@@ -112,7 +112,7 @@ class Probes:
             self._fork(probe, "probe", be_source, course, lambda rate, reason: self._own_ended(probe, rate, reason))
 
     def end(self, action: EndProbe) -> None:
-        """Nobody waits for it any more."""
+        """End the probe: its result is not wanted any more."""
         if self._own is not None and self._own.round == action.round:
             self._drop(self._own)
             self._own = None
@@ -162,12 +162,12 @@ class Probes:
         if not 1 <= hello.lanes <= LANES_MAX or hello.lane >= hello.lanes:
             return f"lane {hello.lane} of {hello.lanes} is none"
         if not 0 < hello.milliseconds * 1_000_000 <= DURATION_NS_MAX:
-            return f"nobody counts for {hello.milliseconds} ms"
+            return f"a probe of {hello.milliseconds} ms is too long or too short"
         probe = self._others.get((hello.round, hello.source))
         if probe is not None and (probe.pid or hello.lane in probe.sockets or hello.lanes != probe.lanes):
             return f"lane {hello.lane} of round {hello.round} is taken"
         if sum(len(other.sockets) for other in self._others.values()) >= PROBES_MAX + LANES_MAX:
-            return "too many measure the way to this peer"
+            return "too many peers measure the edge to this peer"
         return ""
 
     def _other_ended(self, key: tuple[int, int], probe: Probe, rate: int, reason: str) -> None:
@@ -241,7 +241,7 @@ class Probes:
             self._loop.after(REAP_NS, self._reap)
 
     def kill(self) -> None:
-        """This process ends: so does everything here."""
+        """End all probes, because this process ends."""
         probes = [*self._others.values(), *([] if self._own is None else [self._own])]
         self._own = None
         self._others.clear()

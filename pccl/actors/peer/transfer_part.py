@@ -44,9 +44,7 @@ class TransferPart:
         self.sources: dict[int, Source] = {}
         self.workers: dict[int, StateWorkerHandle] = {}  # by link
         self.diallers: dict[int, Dialler] = {}  # by link
-        self.zombies: dict[
-            int, tuple[StateWorkerHandle, str, bool]
-        ] = {}  # not yet reaped; why, and if for a lie
+        self.zombies: dict[int, tuple[StateWorkerHandle, str, bool]] = {}  # not yet reaped; why, and if for a lie
         self.forked = 0
         self.tx_bytes = self.rx_bytes = 0
         self.over = False  # it ends: nothing is begun any more

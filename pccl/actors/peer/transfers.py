@@ -1,11 +1,11 @@
-"""The actor's side of shared state: who may fetch from here, what is fetched from whom, and the workers that do it.
+"""The actor's side of transfers: which peers may fetch from here, what is fetched from which source, and the workers.
 
-A round of the master makes a peer either a source or a sink. As a source it welcomes links of that round and forks a
+A transfer round makes a peer either a source or a target. As a source it welcomes links of that round and forks a
 worker for each. A link may come a moment before the order to serve: it is held for that long, and then refused. As a
-sink it calls its sources, forks a worker for each link that is up, and lets `StateFetch` decide what they ask for.
+target it calls its sources, forks a worker for each link that is up, and lets `StateFetch` decide what they ask for.
 
-Workers are disposable and die alone: a link is all that is lost with one. `end` kills those of a round, and when the
-last is reaped nobody has a hand on the tensors any more, which is what `TransferEnded` says.
+Workers are disposable and die alone: a link is all that is lost with one. `end` kills those of a round. When
+the last is reaped, no process can touch the tensors any more, and `TransferEnded` says so.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ orders of the machine
 
     def serve(self, action: ServeState) -> None:
-        """Let other peers fetch. Links that came early are let in."""
+        """Let other peers fetch. Links that came early are admitted."""
         try:
             self._rounds[action.round] = self._prepare(action)
         except (OSError, ValueError) as error:
-            # Those who want to fetch are refused, and go elsewhere.
+            # Peers that want to fetch are refused, and use other sources.
             self._tell(INFO, f"cannot serve the shared state: {error}")
             return
         self._admit_held(action.round)
@@ -120,7 +120,7 @@ class Transfers:
         self._perform(transfer, transfer.fetching.begin())
 
     def add_sources(self, action: AddSources) -> None:
-        """There are others who have the state by now; the answer comes later."""
+        """Fetch from these sources too, which have the state by now; the answer comes later."""
         transfer = self._rounds.get(action.round)
         if transfer is None or transfer.fetching is None:
             self._later(StateUnfetched(action.round, "this peer cannot take the shared state"))
@@ -130,7 +130,7 @@ class Transfers:
         self._perform(transfer, transfer.fetching.sources_came(came, monotonic_ns()))
 
     def serve_fetched(self, action: ServeFetched) -> None:
-        """Let other peers fetch what has been fetched. Links that came early are let in."""
+        """Let other peers fetch what has been fetched. Links that came early are admitted."""
         transfer = self._rounds[action.round]
         transfer.become_source()
         for link in [*transfer.diallers, *transfer.workers]:
@@ -154,7 +154,7 @@ class Transfers:
             self._loop.after(0, lambda: self._reap(transfer))
 
     def kill(self) -> None:
-        """This process ends: so does everything here."""
+        """End all transfers, because this process ends."""
         for transfer in self._rounds.values():
             self._stop(transfer)
             fork.wait_for_exit(set(transfer.zombies))
@@ -219,7 +219,7 @@ class Transfers:
         connection.send(welcome)
         sock = _take_socket(connection)
         if sock is not None:
-            # If the fork fails, the connection closes, and whoever came tries elsewhere.
+            # If the fork fails, the connection closes, and the other peer tries another source.
             self._fork(transfer, link, sock)
 
     def _refuse(self, link: int, reason: str) -> None:
@@ -321,7 +321,7 @@ class Transfers:
         return True
 
     def _look_after(self, number: int, worker: StateWorkerHandle) -> None:
-        """A worker gives a silent source up by itself; one that does not even do that is stopped, and never will."""
+        """A worker gives up a silent source by itself; one that does not was stopped, and is killed."""
         transfer = self._rounds.get(number)
         if transfer is None or transfer.fetching is None or transfer.workers.get(worker.link) is not worker:
             return
@@ -380,7 +380,7 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ ends
 
     def _close(self, transfer: TransferPart, link: int, reason: str, *, lied: bool = False) -> None:
-        """End whatever the link consists of by now. The machine hears of it when nobody is left of it."""
+        """End whatever the link consists of by now. The fetch is told when its worker is reaped."""
         if any(zombie.link == link for zombie, _, _ in transfer.zombies.values()):
             return  # it is being ended
         dialler = transfer.diallers.pop(link, None)
@@ -405,7 +405,7 @@ class Transfers:
             if transfer.memory.window is not None:
                 transfer.memory.window.reclaim(worker.number)
             last_word = self._drain(transfer, worker)
-            if last_word is not None and not lied:  # what we caught it at ourselves weighs more
+            if last_word is not None and not lied:  # what we found out ourselves weighs more
                 reason, lied = last_word.reason, last_word.lied
             self._link_down(transfer, worker.link, reason, lied)
         if transfer.zombies:
@@ -435,7 +435,7 @@ class Transfers:
         return last_word
 
     def _link_down(self, transfer: TransferPart, link: int, reason: str, lied: bool) -> None:
-        """A link is over; who fetches goes on without it."""
+        """A link is over; a fetch goes on without it."""
         if transfer.fetching is not None and not transfer.over:
             self._tell(DEBUG, f"lost a link to a source of the shared state: {reason}")
             self._perform(transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))

@@ -1,7 +1,7 @@
 """A lane's worker process: one mailbox, one connection, one loop.
 
 A sender serves the connection to the next peer, a receiver the one from the previous peer. The loops themselves are
-`_core.sender` and `_core.receiver`, which move blocks without a word of Python; here is what they return for. A worker
+`sender` and `receiver`, which move blocks without the GIL; here is what they return for. A worker
 is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and
 closes it when told to. A segment is mapped when the first block needs it: lanes that never work never pay for it.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pccl._core.dataplane.board import Board
 
-MAP_TIMEOUT_MS = 5000  # a segment is announced before any block in it; this long it cannot be under way
+MAP_TIMEOUT_MS = 5000  # a segment is announced before any block in it; the announcement is under way for less than this
 LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
 UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what waits there, no other lane can take
 UNSENT_BYTES_FAR = 1 << 18  # the same for a link of long round trips: one block
@@ -149,10 +149,10 @@ def suit(connection: socket.socket, lanes: int) -> None:
     No link wants a backlog in the kernel that other lanes could carry. A local one wants no pacing, which costs half
     of its throughput. Inside one host there is no delay to fill, and what is not in flight is still in the cache when
     it is read: at 256 MB between two peers 3.0 GB/s were measured with this little in flight, and 2.4 with as much as
-    the system allows. A far one has the smallest backlog, because its slowest lane takes long to send it, and everybody
-    waits for that at the end. What it may have in flight is its throughput: at 1 Gbit/s and 100 ms a pool of 1 reduces
-    256 MiB in 3.9 s with a wide buffer and in 7.2 s without. Many lanes have enough of it together, and wide buffers
-    only let them lose more packets: a pool of 8 takes 3.0 s with them and 2.85 s without.
+    the system allows. A far one has the smallest backlog, because its slowest lane takes long to send it, and all
+    peers wait for that at the end. What it may have in flight is its throughput: at 1 Gbit/s and 100 ms a pool of 1
+    reduces 256 MiB in 3.9 s with a wide buffer and in 7.2 s without. Many lanes have enough of it together, and wide
+    buffers only let them lose more packets: a pool of 8 takes 3.0 s with them and 2.85 s without.
     """
     far = tcp.round_trip_us(connection) >= FAR_ROUND_TRIP_US
     tcp.limit_unsent(connection, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)

@@ -8,8 +8,8 @@ that costs a timeout, or a machine that was busy with something else, stops one 
 the end the target says on the first connection how much came in how long. The source takes that as the answer and
 closes everything at once, so that what is still in its buffers does not disturb the next round.
 
-Each side has a bound on the whole, and whatever ends early ends it with a reason. Megabytes move in a call, so Python
-is no burden here.
+Each side has a bound on the whole, and whatever ends early ends it with a reason. A system call moves megabytes, so
+Python is fast enough here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _work(mailbox: socket.socket, connections: Sequence[socket.socket], measure:
         last_word = ProbeEnded(0, os.strerror(error.errno or 0))
     finally:
         for connection in connections:
-            tcp.reset_on_close(connection)  # what is in the buffers is of no use to anybody
+            tcp.reset_on_close(connection)  # what is in the buffers is not needed any more
             connection.close()
     wait_writable(mailbox, LAST_WORDS_MS)
     try:

@@ -23,7 +23,7 @@ PIECES_AHEAD = 2  # of the window: one to send or fill, one to be copied meanwhi
 
 
 class StateMemory:
-    """All tensors that a description names."""
+    """All tensors that a manifest names."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class StateMemory:
         self._segments = segments  # number -> descriptor and size
         self._mappings: dict[int, Mapping] = {}
         self._patience_ns = patience_ns  # how long the training process may take for a copy
-        self.owner = 1  # who this process is to the window
+        self.owner = 1  # the number of this process in the window
         for row in own.rows:
             if row.segment and row.offset + row.nbytes > segments.get(row.segment, (-1, -1))[1]:
                 raise ValueError(f"{row.name!r} does not lie in the segment that it should lie in")
@@ -78,7 +78,7 @@ class StateMemory:
     def write(self, key: int, begin: int, nbytes: int) -> Iterator[tuple[memoryview, int]]:
         """Where a part of a tensor is to be put: pieces of memory and their addresses.
 
-        Whoever asks for the next has filled the last, and found it right. After the last one everything is in place.
+        A caller that asks for the next piece has filled and verified this one. After the last, the tensor is complete.
         """
         row = self._own.rows[key]
         if row.segment:
