@@ -12,7 +12,7 @@ cdef class Group:
     cdef readonly set waiting          # members that have not reported this epoch
     cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
-    cdef readonly long long ordered_ns # when the latest order was given
+    cdef readonly long long ordered_ns  # when the latest order was given
     cdef readonly object bandwidths    # what its directed edges carry, as far as it was measured
     cdef readonly Collectives collectives  # what its members reduce together
     cdef readonly StateConsensus consensus    # on their shared state

@@ -37,7 +37,7 @@ cdef class Membership:
     cdef readonly object reserved_id    # the first id that is not set aside for this master
     cdef readonly dict counters         # what happened how often
     cdef public object on_removed       # called with a Peer that was removed, and whether it was in a ring
-    cdef readonly long long interval_ns # heartbeat interval
+    cdef readonly long long interval_ns  # heartbeat interval
     cdef readonly long long silence_ns  # heartbeat timeout
     cdef readonly long long now_ns      # of the event being handled
     cdef list actions                   # of the event being handled

@@ -5,15 +5,15 @@
                         ▲  └─ retry ─┘ │                  (left, kicked, master lost, training process gone)
                         └──────────────┘
 
-What a member takes part in (its ring, votes, reduces, the shared state) is in `member`: PeerState owns one Member for its
-whole life. Here is how a membership begins and ends, which phase understands what, and the passing of time. The table
-`TRANSITIONS` at the end names a handler, here or in Member, and the phases that may follow.
+What a member takes part in (its ring, votes, reduces, the shared state) is in `member`: PeerState owns one Member for
+its whole life. Here is how a membership begins and ends, which phase understands what, and the passing of time. The
+table `TRANSITIONS` at the end names a handler, here or in Member, and the phases that may follow.
 
-**The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close() is
-answered after that: no thread that waits for a reduce is left behind. Without a training process no thread waits.
+**The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close()
+is answered after that: no thread that waits for a reduce is left behind. Without a training process no thread waits.
 
-**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear nothing,
-which says nothing about the master; it notices because its Tick comes late, and does not count that time.
+**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear
+nothing, which says nothing about the master; it notices because its Tick comes late, and does not count that time.
 
 No socket, clock, process or random source in here.
 """
@@ -40,9 +40,9 @@ from .member cimport Member
 from .outbox cimport Outbox
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp,
-    ProbeDone, ProtocolViolationError, ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster, StateFetched,
-    StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
+    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
+    MasterUp, ProbeDone, ProtocolViolationError, ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
+    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
 )
 
 LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
@@ -192,7 +192,8 @@ cdef class PeerState:
         if type(call) is CallReduce:
             self.member.reduces.refuse(call.operations, *self.ending)
         elif type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
-            self.member.calls.complete(call, INVALID_USAGE, KIND_PLAIN, "connect() was already called on this communicator")
+            reason = "connect() was already called on this communicator"
+            self.member.calls.complete(call, INVALID_USAGE, KIND_PLAIN, reason)
         elif type(call) is not CallCancel and type(call) is not CallAwait:
             self.member.calls.complete(call, *self.ending)
 
@@ -314,12 +315,13 @@ cdef class PeerState:
         drained = self.member.has_drained()
         assert self.phase in (MEMBER, GONE) or drained, f"reduces or a sync while {self.phase}"
         assert not self.leaving or self.phase is GONE and not drained, "close() was not answered"
-        assert (self.connecting is not None) == (self.phase in (DIALLING, JOINING)), f"connect() lost while {self.phase}"
+        connecting = self.phase in (DIALLING, JOINING)
+        assert (self.connecting is not None) == connecting, f"connect() lost while {self.phase}"
 
 
-# (phase, event) -> (handler, phases that may follow); the same phase: it stays. A mailbox call that is not here gets the
-# reason why there is no membership; a message of the master that is not here, or that is wrong, ends the membership; late
-# echoes of what was dropped are in IGNORED.
+# (phase, event) -> (handler, phases that may follow); the same phase: it stays. A mailbox call that is not here gets
+# the reason why there is no membership; a message of the master that is not here, or that is wrong, ends the
+# membership; late events of what was dropped are in IGNORED.
 TRANSITIONS = {
     (NEW, CallConnect): (PeerState._on_connect, (DIALLING,)),
     (NEW, CallLeave): (PeerState._on_leave, (GONE,)),
@@ -406,8 +408,8 @@ cdef dict dispatch = {
     key: (handler, next_phases, handler in vars(Member).values()) for key, (handler, next_phases) in TRANSITIONS.items()
 }
 
-# Echoes of connections and processes that the machine has already let go of.
+# Late events of connections and processes that the machine has already dropped.
 IGNORED = frozenset({
-    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceDrained, ReduceProgress, Traffic,
-    StateFetched, StateUnfetched, TransferEnded, ProbeDone,
+    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceDrained, ReduceProgress,
+    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone,
 })

@@ -4,10 +4,10 @@
 The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
 it as a diagram.
 
-**The memory** of a reduce belongs to the lanes until its slot completes. So a slot completes only when no worker touches
-the memory any more: at once if the reduce was never begun, with the success verdict, or after an abort when the actor
-has said that the memory is drained (everything restored) *and* the master, or the end of the membership, has given the
-verdict.
+**The memory** of a reduce belongs to the lanes until its slot completes. So a slot completes only when no worker
+touches the memory any more: at once if the reduce was never begun, with the success verdict, or after an abort when the
+actor has said that the memory is drained (everything restored) *and* the master, or the end of the membership, has
+given the verdict.
 
 **Aborts** come from the lanes (the master is told when the memory is drained, and aborts the others), from the master
 (another member failed: answered when drained), from a new order for the ring (the master waits for no answer and must
@@ -25,7 +25,9 @@ from pccl._core.protocol.mailbox import CallAwait, CallCancel
 from pccl._core.protocol.messages import (
     AbortReduce, Awaiting, Commence, Finished, Initiate, ReduceDone, ReduceFailed, RingOrder, WithdrawReduce,
 )
-from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_PLAIN, SUCCESS
+from pccl._core.protocol.outcomes import (
+    INVALID_ARGUMENT, INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_PLAIN, SUCCESS,
+)
 from pccl.options import nanoseconds
 
 from .outbox cimport Outbox
@@ -371,7 +373,7 @@ cdef class ReduceMachine:
             if reduce.sequence:
                 commenced[reduce.sequence] = reduce
         assert commenced == self.sequences, f"{sorted(commenced)} commenced, {sorted(self.sequences)} known"
-        assert all(sequence <= self.latest for sequence in commenced), f"a collective of the future: {sorted(commenced)}"
+        assert all(sequence <= self.latest for sequence in commenced), f"not yet commenced: {sorted(commenced)}"
         assert list(self.sequences) == sorted(self.sequences), f"commenced out of order: {list(self.sequences)}"
 
 

@@ -4,9 +4,9 @@
 An edge is named by the peer on the other side and by the epoch in which the master ordered it. Both ends hold the same
 name, so a connection that arrives late, early or twice is told apart without guessing.
 
-An order names both neighbours, each with the epoch of its edge. An edge that already matches stays; any other is dropped
-and made anew: the next peer is dialled, the previous one is awaited. A lane that arrives before its order waits for it;
-one that belongs to the past is refused. When both edges are up, the epoch is reported, once.
+An order names both neighbours, each with the epoch of its edge. An edge that already matches stays; any other is
+dropped and made anew: the next peer is dialled, the previous one is awaited. A lane that arrives before its order waits
+for it; one that belongs to the past is refused. When both edges are up, the epoch is reported, once.
 
 An edge breaks as a whole: one lost lane, or one dead worker, and the master is told; it decides what comes next.
 
@@ -123,7 +123,9 @@ cdef class RingLinks:
             raise ProtocolViolationError(f"{order!r} at epoch {self.epoch} with {self.lanes} lanes")
         self.epoch = order.epoch
         self.order = order
-        if self.next_edge is not None and not self.next_edge.matches(order.next_peer, order.next_epoch, order.next_lanes):
+        if self.next_edge is not None and not self.next_edge.matches(
+            order.next_peer, order.next_epoch, order.next_lanes
+        ):
             self._drop_edge(self.next_edge)
         if self.previous_edge is not None and not self.previous_edge.matches(
             order.previous_peer, order.previous_epoch, order.previous_lanes
@@ -141,7 +143,9 @@ cdef class RingLinks:
             self.spawned = needed
             self.outbox.actions.append(SpawnLanes(needed))
         if self.next_edge is None:
-            self.next_edge = Edge(True, order.next_peer, order.next_epoch, order.next_lanes, order.next_host, order.next_port)
+            self.next_edge = Edge(
+                True, order.next_peer, order.next_epoch, order.next_lanes, order.next_host, order.next_port
+            )
             for lane in self.next_edge.lanes:
                 self._step(lane, RingOrder, order)
         if self.previous_edge is None:
@@ -370,7 +374,8 @@ cdef class RingLinks:
         """Invariants between two events."""
         cdef LaneLink lane
         assert self.reported <= self.epoch, f"reported epoch {self.reported} of the future"
-        assert self.order is not None or not (self.epoch or self.next_edge or self.previous_edge), "edges without an order"
+        if self.order is None:
+            assert not (self.epoch or self.next_edge or self.previous_edge), "edges without an order"
         held = {}
         for edge in (self.next_edge, self.previous_edge):
             if edge is None:
@@ -384,7 +389,7 @@ cdef class RingLinks:
                     held[lane.link] = lane
         assert held == self.links, f"links {sorted(self.links)}, but the edges hold {sorted(held)}"
         assert not set(self.early) & set(self.links), "a link both early and attached"
-        assert all(self._judge(hello) == "" for hello, _ in self.early.values()), "an early link has nothing to wait for"
+        assert all(self._judge(hello) == "" for hello, _ in self.early.values()), "an early link waits for nothing"
 
 
 # (phase of a lane, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.

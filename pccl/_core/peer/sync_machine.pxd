@@ -7,7 +7,7 @@ cdef class Sync:
     cdef readonly object slot            # where the caller waits, or waited before it was asked to describe its state
     cdef readonly object generation
     cdef readonly str phase              # see the table in sync_machine.pyx
-    cdef readonly bint schema_wanted     # the master asked for the schema, and the caller has not described its state yet
+    cdef readonly bint schema_wanted     # the master asked for the schema, and the manifest is not there yet
     cdef readonly object described       # the caller's CallManifest
     cdef readonly object order           # the master's Serve or Fetch; None: there is none
     cdef readonly tuple sources          # of a Fetch: peers that are still there, until it begins

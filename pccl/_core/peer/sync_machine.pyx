@@ -4,19 +4,19 @@
 The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
 it as a diagram.
 
-**The manifest** of a state is made only when it is needed. The first order completes the caller's slot with KIND_DESCRIBE;
-the caller makes the manifest and waits in another slot. Orders that come before that wait for it too, and so does an
-answer: it goes to the slot in which the caller waits next.
+**The manifest** of a state is made only when it is needed. The first order completes the caller's slot with
+KIND_DESCRIBE; the caller makes the manifest and waits in another slot. Orders that come before that wait for it too,
+and so does an answer: it goes to the slot in which the caller waits next.
 
-**A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on with
-those. A peer that has finished may be made a source in its turn, in the same round.
+**A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on
+with those. A peer that has finished may be made a source in its turn, in the same round.
 
 **The memory** belongs to the actor from ServeState or FetchState until TransferEnded. So every end (agreed, failed,
 cancelled, the membership over) is EndTransfer first, and the slot completes when the actor has answered.
 
-**A torn state**: if a transfer ends after something was received and before all of it was, the memory is neither the old
-state nor the new. The training process finds that out by its digest, whatever the reason was, and says so when it calls
-again; then nobody takes that state over.
+**A torn state**: if a transfer ends after something was received and before all of it was, the memory is neither the
+old state nor the new. The training process finds that out by its digest, whatever the reason was, and says so when it
+calls again; then no peer takes that state over.
 
 Part of the peer's machine, which passes on what concerns the shared state; pure, and knows nothing of links.
 """
@@ -26,7 +26,9 @@ from pccl._core.protocol.mailbox import CallCancel, CallManifest
 from pccl._core.protocol.messages import (
     AskSchema, CallFailed, Fetch, Fetched, MoreSources, Serve, SourceGone, SyncDone, VoteSync, Withdraw,
 )
-from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, SUCCESS
+from pccl._core.protocol.outcomes import (
+    INVALID_USAGE, KIND_CANCELLED, KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, SUCCESS,
+)
 from pccl._core.protocol.sources import unpack_sources
 
 from .outbox cimport Outbox
@@ -117,7 +119,9 @@ cdef class SyncMachine:
     def owes(self, slot, generation):
         """Whether the caller waits for that slot."""
         cdef Sync sync = self.sync
-        return sync is not None and sync.phase not in UNDESCRIBED and sync.slot == slot and sync.generation == generation
+        if sync is None or sync.phase in UNDESCRIBED:
+            return False
+        return sync.slot == slot and sync.generation == generation
 
     def _withdraw(self, call):
         """Nobody waits, because the caller describes its state: no slot to complete."""
@@ -225,7 +229,8 @@ cdef class SyncMachine:
     def _agree_later(self, message):
         """The caller learns it when it has described its state."""
         if type(self.sync.order) is Fetch:
-            raise ProtocolViolationError(f"SyncDone in transfer {self.sync.order.round}, in which this peer still fetches")
+            number = self.sync.order.round
+            raise ProtocolViolationError(f"SyncDone in transfer {number}, in which this peer still fetches")
         self.sync.ending = (SUCCESS, KIND_PLAIN, message.revision)
         return ANSWERED
 
@@ -343,7 +348,8 @@ def unpacked(message):
     try:
         return unpack_sources(message.sources)
     except ValueError:
-        raise ProtocolViolationError(f"{type(message).__name__} with sources that cannot be read: {message!r}") from None
+        name = type(message).__name__
+        raise ProtocolViolationError(f"{name} with sources that cannot be read: {message!r}") from None
 
 
 UNDESCRIBED = (DESCRIBING, ORDERED, ANSWERED)  # the caller describes its state, and waits for no slot

@@ -63,10 +63,10 @@ cdef uint32_t crc_table[8][256]
 
 cdef void fill_crc_table() noexcept nogil:
     cdef uint32_t crc
-    cdef int byte, bit, table
+    cdef int byte, _, table
     for byte in range(256):
         crc = byte
-        for bit in range(8):
+        for _ in range(8):
             crc = (crc >> 1) ^ (CRC_POLYNOMIAL if crc & 1 else 0)
         crc_table[0][byte] = crc
     for table in range(1, 8):

@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
 """The loop of an actor: one thread, one epoll, a few timers, until told to stop.
 
-An actor registers its mailbox and its sockets; the loop calls back. Nothing in here
-knows about messages or machines. All that is particular to Linux about waiting is in this file: another system would bring its own
-`Loop` with the same five verbs.
+An actor registers its mailbox and its sockets; the loop calls back. Nothing in here knows about messages or machines.
+All that is particular to Linux about waiting is in this file: another system would bring its own `Loop` with the same
+five verbs.
 
 Compiled, as `connection` is, because every message of a vote passes through here several times: the interpreter spent
 half of an actor's time for a vote in these two files (measured with `perf`).
@@ -27,7 +27,7 @@ cdef int64_t idle_ns = IDLE_NS
 
 
 cdef class Watcher:
-    """The interface of an object that the loop wakes: `ready` is called when its descriptor is, and must be overridden."""
+    """The interface of an object that the loop wakes; `ready` is called for its descriptor and must be overridden."""
 
     cdef int ready(self, uint32_t events) except -1:
         raise NotImplementedError(f"{type(self).__name__} does not say what it is woken for")

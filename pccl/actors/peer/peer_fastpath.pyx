@@ -39,7 +39,7 @@ cdef class PeerFastpath(Watcher):
     """The machine of a peer actor and the objects that it uses most. Watches the mailbox of the training process.
 
     `perform(action)` is called with every action that is not in PERFORMED_HERE, `receive(call, descriptor)` with every
-    call that is no reduce, with the descriptor that came with it or -1, and `app_gone(reason)` when the training process
+    call that is no reduce and the descriptor that came with it or -1, and `app_gone(reason)` when the training process
     closed its end. `fault` is a planned fault or None.
     """
 
