@@ -416,8 +416,8 @@ def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
 @pytest.mark.parametrize(
     ("fault", "title", "error"),
     [
-        ("state.fetch.table:1:stop", "All peers with the state were lost", PeerLostError),
-        ("state.fetch.FetchTable:1:kill", "The state cannot be fetched", KickedError),
+        ("state.fetch.manifest:1:stop", "All peers with the state were lost", PeerLostError),
+        ("state.fetch.FetchManifest:1:kill", "The state cannot be fetched", KickedError),
     ],
 )
 def test_a_state_that_does_not_come(

@@ -61,7 +61,7 @@ SENT = sorted(
     for name in ("VoteTopology", "VotePending", "Wired", "Leave", "Initiate", "Finished", "VoteSync", "Fetched")
 )
 LANE = ["lane.Attach", "lane.Detach", "lane.MapSegment", "lane.send.frame", "lane.receive.frame"]
-STATE = ["state.serve.answer", "state.fetch.FetchTable", "state.fetch.FetchUnits", "state.fetch.table"]
+STATE = ["state.serve.answer", "state.fetch.FetchManifest", "state.fetch.FetchUnits", "state.fetch.manifest"]
 STATE += ["state.fetch.unit"]
 # What this victim's life never comes to: calls that end early, failures of others, and what only its own end brings.
 UNREACHED = {

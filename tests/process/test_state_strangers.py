@@ -20,7 +20,16 @@ from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
 from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState, Refused
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import StateManifest, pack_manifest
-from pccl._core.protocol.state_stream import ANSWER, ASK_TABLE, MAGIC, REQUEST, UNIT, Request, pack_answer, pack_request
+from pccl._core.protocol.state_stream import (
+    ANSWER,
+    ASK_MANIFEST,
+    MAGIC,
+    REQUEST,
+    UNIT,
+    Request,
+    pack_answer,
+    pack_request,
+)
 from pccl._core.records import replace
 from pccl.actors.io.framing import FrameReader
 
@@ -103,10 +112,10 @@ def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data
 
 def test_half_a_request_keeps_nobody() -> None:
     """Goal: while a peer owes the rest of a request, others are served; the rest is answered; a round ends without."""
-    request = pack_request(ASK_TABLE)
+    request = pack_request(ASK_MANIFEST)
     with peers_with(STATE, STALE) as (source, sink):
         content = source.serve().content_digest()
-        answer = table_answer(pack_manifest(manifest_of(STATE, source).rows))
+        answer = manifest_answer(pack_manifest(manifest_of(STATE, source).rows))
         with joined(source) as guest:
             guest.send(request[:7])
             waiting = source.worker()
@@ -194,14 +203,14 @@ class Liar:
 
 def manifest_of(state: dict[str, bytes], peer: StatePeer) -> StateManifest:
     """What an honest peer of that state says."""
-    return StateManifest(StateManifest(pack_manifest([peer._row(name) for name in sorted(state)])).table())
+    return StateManifest(StateManifest(pack_manifest([peer._row(name) for name in sorted(state)])).without_locations())
 
 
-TABLE_HEADER = ANSWER.pack(MAGIC, 1, 0, 0, 0, 1 << 40)
+MANIFEST_HEADER = ANSWER.pack(MAGIC, 1, 0, 0, 0, 1 << 40)
 
 
-def table_answer(table: bytes) -> bytes:
-    return pack_answer(ASK_TABLE, len(table)) + table
+def manifest_answer(manifest: bytes) -> bytes:
+    return pack_answer(ASK_MANIFEST, len(manifest)) + manifest
 
 
 @pytest.mark.parametrize(
@@ -209,15 +218,19 @@ def table_answer(table: bytes) -> bytes:
     [
         pytest.param(lambda _: b"", None, "closed by the other side", id="hangs up"),
         pytest.param(lambda _: Random(3).randbytes(100), None, "something else than it was asked for", id="noise"),
-        pytest.param(lambda _: TABLE_HEADER, None, "announced 1099511627776 bytes, where", id="a huge table"),
-        pytest.param(lambda table: table_answer(table[:-1]), None, "bytes, where", id="a short table"),
-        pytest.param(lambda table: table_answer(bytes(len(table))), None, "cannot be read", id="zeros"),
-        pytest.param(lambda table: table_answer(table)[:-1], None, "closed by the other side", id="half a table"),
-        pytest.param(lambda table: table_answer(table[:-8] + bytes(8)), None, "do not add up", id="wrong digests"),
-        pytest.param(None, lambda unit: unit[:-1] + b"!", "is not what its table says", id="a flipped byte"),
+        pytest.param(lambda _: MANIFEST_HEADER, None, "announced 1099511627776 bytes, where", id="a huge manifest"),
+        pytest.param(lambda manifest: manifest_answer(manifest[:-1]), None, "bytes, where", id="a short manifest"),
+        pytest.param(lambda manifest: manifest_answer(bytes(len(manifest))), None, "cannot be read", id="zeros"),
+        pytest.param(
+            lambda manifest: manifest_answer(manifest)[:-1], None, "closed by the other side", id="half a manifest"
+        ),
+        pytest.param(
+            lambda manifest: manifest_answer(manifest[:-8] + bytes(8)), None, "do not add up", id="wrong digests"
+        ),
+        pytest.param(None, lambda unit: unit[:-1] + b"!", "is not what its manifest says", id="a flipped byte"),
         pytest.param(None, lambda unit: b"?" + unit, "something else than it was asked for", id="a byte too many"),
         pytest.param(None, lambda unit: unit[: MIB // 2], "closed by the other side", id="half a unit"),
-        pytest.param(None, lambda _: TABLE_HEADER, "something else than it was asked for", id="a table again"),
+        pytest.param(None, lambda _: MANIFEST_HEADER, "something else than it was asked for", id="a manifest again"),
     ],
 )
 def test_a_source_that_lies_is_left(
@@ -226,19 +239,19 @@ def test_a_source_that_lies_is_left(
     """Goal: the link ends with the reason, the source is not called for ever, and an honest one gives everything."""
     with peers_with(STATE, STALE) as (honest, sink):
         content = honest.serve().content_digest()
-        table = pack_manifest(manifest_of(STATE, honest).rows)
+        manifest = pack_manifest(manifest_of(STATE, honest).rows)
         blocks = STATE["a"][: 16 * BLOCK]
         unit = pack_answer(Request(UNIT, 0, 0, 16), len(blocks)) + blocks
 
         def lie(sock: socket.socket) -> None:
             while request := sock.recv(REQUEST.size, socket.MSG_WAITALL):
-                asked_for_table = request == pack_request(ASK_TABLE)
-                distort = distort_table if asked_for_table else distort_unit
+                asked_for_manifest = request == pack_request(ASK_MANIFEST)
+                distort = distort_table if asked_for_manifest else distort_unit
                 if distort is not None:
-                    sock.sendall(distort(table if asked_for_table else unit))
+                    sock.sendall(distort(manifest if asked_for_manifest else unit))
                     sock.shutdown(socket.SHUT_WR)
                     return
-                sock.sendall(table_answer(table) if asked_for_table else unit)
+                sock.sendall(manifest_answer(manifest) if asked_for_manifest else unit)
 
         liar = Liar(lie)
         try:
@@ -259,8 +272,8 @@ def test_a_source_that_lies_is_left(
 def test_what_nobody_asked_for_ends_the_link() -> None:
     with peers_with(STATE, STALE) as (honest, sink):
         content = honest.serve().content_digest()
-        table = table_answer(pack_manifest(manifest_of(STATE, honest).rows))
-        liar = Liar(lambda sock: sock.sendall(table + table))
+        manifest = manifest_answer(pack_manifest(manifest_of(STATE, honest).rows))
+        liar = Liar(lambda sock: sock.sendall(manifest + manifest))
         try:
             sink.fetch(content, sources=(liar.source,))
             failed = sink.hear()

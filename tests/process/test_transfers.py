@@ -223,8 +223,8 @@ def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> Non
 @pytest.mark.parametrize(
     "fault",
     [
-        *("state.serve.answer:1:kill", "state.serve.answer:4:kill", "state.fetch.FetchTable:1:kill"),
-        *("state.fetch.table:1:kill", "state.fetch.FetchUnits:1:kill", "state.fetch.unit:3:kill"),
+        *("state.serve.answer:1:kill", "state.serve.answer:4:kill", "state.fetch.FetchManifest:1:kill"),
+        *("state.fetch.manifest:1:kill", "state.fetch.FetchUnits:1:kill", "state.fetch.unit:3:kill"),
     ],
 )
 def test_a_worker_that_is_killed_costs_a_link(fault: str) -> None:
@@ -233,7 +233,7 @@ def test_a_worker_that_is_killed_costs_a_link(fault: str) -> None:
     faults = {1 if "serve" in fault else 2: fault}
     with peers_with(state, stale, outside={"b"}, faults=faults) as (source, sink):
         source.serve()
-        if fault.endswith(("table:1:kill", "Table:1:kill", "answer:1:kill", "Units:1:kill")):
+        if fault.endswith(("manifest:1:kill", "Manifest:1:kill", "answer:1:kill", "Units:1:kill")):
             # Every worker of this peer dies at its first step: the bound on calls is what ends it.
             sink.fetch(source.describe().content_digest(), source)
             failed = sink.hear()

@@ -1,18 +1,18 @@
 """The fetch of a state: which unit is asked for from which source, so that each block is fetched once and soon.
 
-Every source is called over the same number of links. The first table that arrives and is the elected state's says what
-to fetch: *units*, runs of adjacent blocks that differ from ours. They are handed out to all links, and each link has
-about as much under way as it moves in a second: a fast one is never idle, and a slow one is not what all wait for in
-the end. A link that is lost gives back what it had not finished, and its source is called again a few times, as long
-as that helps. A source that sends what does not match the table, twice, is called no more.
+Every source is called over the same number of links. The first manifest that arrives and is the elected state's says
+what to fetch: *units*, runs of adjacent blocks that differ from ours. They are handed out to all links, and each link
+has about as much under way as it moves in a second: a fast one is never idle, and a slow one does not delay the end. A
+link that is lost gives back what it had not finished, and its source is called again a few times, as long as that
+helps. A source that sends what does not match the manifest, twice, is called no more.
 
-Entries in which peers may differ (`unequal`) are taken from one source alone, the *holder*: the one whose table was
-adopted. If it is lost before they are complete, another table is adopted, and what differs from that is fetched.
+Entries in which peers may differ (`unequal`) are taken from one source alone, the *holder*: the one whose manifest was
+adopted. If it is lost before they are complete, another manifest is adopted, and what differs from that is fetched.
 
-    link_up ──▶ AskTable ──▶ table_came ──▶ Order ──▶ units_fetched ──▶ Order ... ──▶ Done
+    link_up ──▶ AskManifest ──▶ manifest_came ──▶ Order ──▶ units_fetched ──▶ Order ... ──▶ Done
     link_down ──▶ CallSource (again), Order (to others), or Stranded when no source is left ──▶ sources_came
 
-Pure: links are numbers, tables are descriptions, time is an argument.
+Pure: links are numbers, manifests are records, time is an argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pccl._core.kernels.digest import STATE_BLOCK_BYTES
 from pccl._core.protocol.state_manifest import (
     DIGEST_BYTES,
     RUN_BLOCKS_MAX,
-    check_table,
+    check_manifest,
     differing_runs,
     pack_manifest,
     run_bytes,
@@ -54,8 +54,8 @@ class CallSource:
 
 
 @record
-class AskTable:
-    """Have the source tell its table."""
+class AskManifest:
+    """Have the source tell its manifest."""
 
     link: int
 
@@ -99,8 +99,8 @@ class Link:
         self.source = source
         self.up = False
         self.closing = False  # it is being closed, but may still be written through
-        self.wrong = ""  # what was wrong with its table
-        self.asked = False  # for the table, and has not answered
+        self.wrong = ""  # what was wrong with its manifest
+        self.asked = False  # for the manifest, and has not answered
         self.units: deque[Unit] = deque()  # ordered, in the order in which they will come
         self.under_way = 0  # bytes of them
         self.room = 2 * UNIT_BYTES_MAX  # how many bytes may be under way; before the first has come, nobody knows
@@ -138,8 +138,8 @@ class StateFetch:
         # Of entries that may differ: the digests of what is here by now, and the blocks that may be half overwritten.
         self._present: dict[int, bytearray] = {}
         self._torn: set[tuple[int, int]] = set()
-        self.table: StateManifest | None = None  # adopted
-        self.holder: int | None = None  # whose table it is; None once it is lost
+        self.manifest: StateManifest | None = None  # adopted
+        self.holder: int | None = None  # whose manifest it is; None once it is lost
         self.over = False  # done
         self.stranded = False
         self.fetched_bytes = 0
@@ -206,26 +206,26 @@ class StateFetch:
         return [self._call(source) for _ in range(self._links_each) for source in sources] + self._go_on(now_ns)
 
     def held(self) -> bytes:
-        """The table of what is here when all is done, with which this peer can be a source itself."""
+        """The manifest of what is here when all is done, with which this peer can be a source itself."""
         assert self.over
-        assert self.table is not None
+        assert self.manifest is not None
         rows = []
-        for ours, theirs in zip(self._own.rows, self.table.rows, strict=True):
+        for ours, theirs in zip(self._own.rows, self.manifest.rows, strict=True):
             is_ours = ours.digest == theirs.digest or (ours.unequal and not self._whole)
             rows.append(replace(ours if is_ours else theirs, segment=0, offset=0))
         return pack_manifest(rows)
 
-    def table_came(self, link: int, table: StateManifest, now_ns: int) -> list[Any]:
-        """A source has sent its table. Raises nothing, whatever it contains."""
+    def manifest_came(self, link: int, manifest: StateManifest, now_ns: int) -> list[Any]:
+        """A source has sent its manifest. Raises nothing, whatever it contains."""
         if not self.expects(link):
             return []
         teller = self._links[link]
         teller.asked = False
-        teller.wrong = check_table(table, self._own, self._content)
+        teller.wrong = check_manifest(manifest, self._own, self._content)
         if teller.wrong:
             return [*self._close([link]), *self._go_on(now_ns)]
         if self.holder is None:
-            self._adopt(teller.source, table)
+            self._adopt(teller.source, manifest)
         return self._go_on(now_ns)
 
     def units_fetched(self, link: int, count: int, now_ns: int) -> list[Any]:
@@ -273,12 +273,12 @@ class StateFetch:
             queue.appendleft(unit)
         link.units.clear()
 
-    def _adopt(self, source: int, table: StateManifest) -> None:
-        """This table says what to fetch. A later one can only say something else of entries that may differ."""
-        first = self.table is None
-        self.table, self.holder = table, source
+    def _adopt(self, source: int, manifest: StateManifest) -> None:
+        """This manifest says what to fetch. A later one can only say something else of entries that may differ."""
+        first = self.manifest is None
+        self.manifest, self.holder = manifest, source
         self._unequal.clear()
-        for key, (ours, theirs) in enumerate(zip(self._own.rows, table.rows, strict=True)):
+        for key, (ours, theirs) in enumerate(zip(self._own.rows, manifest.rows, strict=True)):
             if (ours.unequal and not self._whole) or not (first or ours.unequal):
                 continue
             present: bytes | bytearray = self._present.get(key, ours.blocks)
@@ -297,13 +297,13 @@ class StateFetch:
         return digests
 
     def _note(self, unit: Unit) -> None:
-        """Remember what is here by now, where another table may be adopted."""
+        """Remember what is here by now, where another manifest may be adopted."""
         row = self._own.rows[unit.key]
         if row.unequal:
-            assert self.table is not None
+            assert self.manifest is not None
             digests = self._present.setdefault(unit.key, bytearray(row.blocks))
             span = slice(unit.first * DIGEST_BYTES, (unit.first + unit.count) * DIGEST_BYTES)
-            digests[span] = self.table.blocks(unit.key)[span]
+            digests[span] = self.manifest.blocks(unit.key)[span]
             self._torn -= {(unit.key, block) for block in range(unit.first, unit.first + unit.count)}
 
     def _go_on(self, now_ns: int) -> list[Any]:
@@ -311,14 +311,14 @@ class StateFetch:
         if self.over or self.stranded:
             return []
         sources = {link.source for link in self._links.values()}
-        if self.holder not in sources and (self._unequal or self.table is None):
+        if self.holder not in sources and (self._unequal or self.manifest is None):
             self.holder = None
-        if self.table is not None and not self._equal and not self._unequal and self._is_idle():
+        if self.manifest is not None and not self._equal and not self._unequal and self._is_idle():
             self.over = True
             return [Done()]
         if not sources:
             return self._strand()
-        return self._ask_tables() + self._hand_out(now_ns)
+        return self._ask_manifests() + self._hand_out(now_ns)
 
     def _is_idle(self) -> bool:
         return not any(link.units for link in self._links.values())
@@ -328,7 +328,7 @@ class StateFetch:
         reasons = "; ".join(f"peer {source}: {reason}" for source, reason in sorted(self._reasons.items()))
         return [Stranded(f"no peer is left to fetch the state from: {reasons}" if reasons else "there is no source")]
 
-    def _ask_tables(self) -> list[Any]:
+    def _ask_manifests(self) -> list[Any]:
         """Ask one link of each source, as long as there is no holder."""
         if self.holder is not None:
             return []
@@ -338,7 +338,7 @@ class StateFetch:
             if link.up and link.source not in asked:
                 link.asked = True
                 asked.add(link.source)
-                actions.append(AskTable(number))
+                actions.append(AskManifest(number))
         return actions
 
     def _hand_out(self, now_ns: int) -> list[Any]:
@@ -372,4 +372,4 @@ class StateFetch:
             assert len(link.units) <= FETCH_UNITS_AHEAD, number
             assert not (link.up and self._equal and not link.units) or self.over, number
         assert self.over or self.stranded or self._links, "no link is left, and the machine was not told"
-        assert self.holder is None or self.table is not None
+        assert self.holder is None or self.manifest is not None

@@ -177,8 +177,8 @@ class UnmapSegment:
 
 
 @message(0x65, "peer actor to fetching worker")
-class FetchTable:
-    """Ask the source for its table."""
+class FetchManifest:
+    """Ask the source for its manifest."""
 
 
 @message(0x66, "peer actor to fetching worker")
@@ -189,8 +189,8 @@ class FetchUnits:
 
 
 @message(0x67, "fetching worker to peer actor")
-class TableFetched:
-    """The source's table, not checked in any way; the descriptor comes along."""
+class ManifestFetched:
+    """The source's manifest, not checked in any way; the descriptor comes along."""
 
     nbytes: u64
 

@@ -1,14 +1,14 @@
-"""A shared state in words: its keys in order, what they hold by digest, and where that lies in this host's memory.
+"""The manifest of a shared state: its keys in order, the digests of their content, and their locations in memory.
 
-A training process writes the *description* of its state when peers differ; its actor reads it. Without the places in
-memory it is a *table*, which is what a source tells whoever fetches from it. The bytes are, in little-endian order:
+A training process writes the manifest of its state when peers differ; its actor reads it. A source sends its manifest
+without the locations to the peers that fetch from it. The bytes are, in little-endian order:
 
     header   magic, number of keys, bytes of all names, number of all blocks
     rows     for each key, sorted by name: length of the name, datatype, inequality flag, bytes, digest, segment, offset
     names    UTF-8, one behind the other
     blocks   the digest of every block of STATE_BLOCK_BYTES, key by key
 
-A table may come from anybody, so every number is checked against what is there before anything is made of it: the
+A manifest may come from another host, so every number is checked against the bytes before anything is made of it: the
 length of the whole follows from the header, and nothing larger than what came is ever allocated. Pure: bytes in,
 records out.
 """
@@ -37,7 +37,7 @@ RUN_BLOCKS_MAX = 16  # blocks that travel as one unit: 4 MiB, many round trips' 
 
 
 class ManifestError(ValueError):
-    """Bytes that are no description, and why."""
+    """Bytes that are no manifest, and why."""
 
 
 @record
@@ -55,7 +55,7 @@ class Row:
 
 
 class StateManifest:
-    """What a description or a table says."""
+    """A manifest that was read."""
 
     def __init__(self, buffer: Buffer) -> None:
         """Parse all of it, or raise ManifestError."""
@@ -64,7 +64,7 @@ class StateManifest:
             raise ManifestError(f"{len(data)} bytes are less than a header")
         magic, keys, name_bytes, blocks = HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise ManifestError("it does not begin as a description does")
+            raise ManifestError("it does not begin as a manifest does")
         if not 1 <= keys <= KEYS_MAX:
             raise ManifestError(f"{keys} keys, it may be 1 to {KEYS_MAX}")
         names_at = HEADER.size + keys * ROW.size
@@ -78,8 +78,8 @@ class StateManifest:
         """The digests of all blocks of a key."""
         return self.rows[index].blocks
 
-    def table(self) -> bytes:
-        """The same without places in memory, for somebody else."""
+    def without_locations(self) -> bytes:
+        """The same without locations, packed, for other peers."""
         return pack_manifest([replace(row, segment=0, offset=0) for row in self.rows])
 
     def schema(self) -> bytes:
@@ -97,7 +97,7 @@ class StateManifest:
 
 
 def pack_manifest(rows: Sequence[Row]) -> bytes:
-    """The bytes of a description; the rows are sorted by name."""
+    """The bytes of a manifest; the rows are sorted by name."""
     names = [row.name.encode() for row in rows]
     parts = [HEADER.pack(MAGIC, len(rows), sum(map(len, names)), sum(block_count(row.nbytes) for row in rows))]
     for row, name in zip(rows, names, strict=True):
@@ -136,17 +136,17 @@ def differing_runs(blocks: bytes | bytearray, others: bytes) -> Iterator[tuple[i
                 yield first, end - first
 
 
-def check_table(table: StateManifest, own: StateManifest, content: bytes) -> str:
-    """Why this table is not the elected state's, in words; empty if it is. `content` is the elected digest."""
-    if len(table.rows) != len(own.rows):
-        return f"its table has {len(table.rows)} keys instead of {len(own.rows)}"
-    for theirs, ours in zip(table.rows, own.rows, strict=True):
+def check_manifest(manifest: StateManifest, own: StateManifest, content: bytes) -> str:
+    """Why this manifest is not the elected state's, in words; empty if it is. `content` is the elected digest."""
+    if len(manifest.rows) != len(own.rows):
+        return f"its manifest has {len(manifest.rows)} keys instead of {len(own.rows)}"
+    for theirs, ours in zip(manifest.rows, own.rows, strict=True):
         if _shape(theirs) != _shape(ours):
             return f"its key {theirs.name!r} is not our {ours.name!r}, or of another datatype, size or inequality flag"
         # Only what differs is ever fetched, so only there do the digests of blocks matter.
         if theirs.digest != ours.digest and digest_of_blocks(theirs.blocks, theirs.nbytes) != theirs.digest:
             return f"the blocks of its key {theirs.name!r} do not add up to its digest"
-    if table.content_digest() != content:
+    if manifest.content_digest() != content:
         return "it has another content than the elected one"
     return ""
 

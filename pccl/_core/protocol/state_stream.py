@@ -6,9 +6,9 @@ repeats what was asked for, and its bytes follow raw:
     request   magic, kind, key, first block, number of blocks
     answer    magic, kind, key, first block, number of blocks, bytes that follow
 
-A table is asked for with zeros in place of key and blocks. Both sides know the layout, so both know how many bytes an
-answer has before it is there: whatever differs from that ends the connection. Here are also the orders that a fetching
-worker gets from its actor: units with the digests that their blocks must have. Pure.
+A manifest is asked for with zeros in place of key and blocks. Both sides know the schema, so both know how many bytes
+an answer has before it is there: whatever differs from that ends the connection. Here are also the orders that a
+fetching worker gets from its actor: units with the digests that their blocks must have. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .state_manifest import StateManifest
 
 MAGIC = 0x31545350  # "PST1"
-TABLE = 1  # everything but the content
+MANIFEST = 1  # all digests, without the content
 UNIT = 2  # adjacent blocks of one key
 
 REQUEST = struct.Struct("<IIIII")
@@ -51,7 +51,7 @@ class StateLinkError(ValueError):
 
 @record
 class Request:
-    """The table, or so many blocks of a key from the first one on."""
+    """The manifest, or so many blocks of a key from the first one on."""
 
     kind: int
     key: int = 0
@@ -59,7 +59,7 @@ class Request:
     count: int = 0
 
 
-ASK_TABLE = Request(TABLE)
+ASK_MANIFEST = Request(MANIFEST)
 
 
 def pack_request(request: Request) -> bytes:
@@ -67,19 +67,19 @@ def pack_request(request: Request) -> bytes:
     return REQUEST.pack(MAGIC, request.kind, request.key, request.first, request.count)
 
 
-def unpack_request(data: bytes, description: StateManifest) -> Request:
-    """A request that can be answered from this description; StateLinkError if it is none."""
+def unpack_request(data: bytes, manifest: StateManifest) -> Request:
+    """A request that can be answered from this manifest; StateLinkError if it is none."""
     magic, kind, key, first, count = REQUEST.unpack(data)
     request = Request(kind, key, first, count)
     if magic != MAGIC:
         raise StateLinkError("it does not speak the language of state links")
-    if request == ASK_TABLE:
+    if request == ASK_MANIFEST:
         return request
     if kind != UNIT:
         raise StateLinkError(f"it asked for kind {kind}, which there is not")
-    if key >= len(description.rows):
-        raise StateLinkError(f"it asked for key {key} of {len(description.rows)}")
-    blocks = block_count(description.rows[key].nbytes)
+    if key >= len(manifest.rows):
+        raise StateLinkError(f"it asked for key {key} of {len(manifest.rows)}")
+    blocks = block_count(manifest.rows[key].nbytes)
     if not 1 <= count <= RUN_BLOCKS_MAX or first + count > blocks:
         raise StateLinkError(f"it asked for {count} blocks from {first} on, of a key that has {blocks}")
     return request
@@ -108,11 +108,11 @@ class Wanted:
     digests: bytes
 
 
-def pack_orders(units: Iterable[Unit], table: StateManifest) -> list[bytes]:
+def pack_orders(units: Iterable[Unit], manifest: StateManifest) -> list[bytes]:
     """Units as a worker is told them, in as many blobs as it takes."""
     blobs = [bytearray()]
     for unit in units:
-        digests = table.blocks(unit.key)[unit.first * DIGEST_BYTES : (unit.first + unit.count) * DIGEST_BYTES]
+        digests = manifest.blocks(unit.key)[unit.first * DIGEST_BYTES : (unit.first + unit.count) * DIGEST_BYTES]
         if len(blobs[-1]) + _ORDER.size + len(digests) > BLOB_BYTES_MAX:
             blobs.append(bytearray())
         blobs[-1] += _ORDER.pack(unit.key, unit.first, unit.count) + digests

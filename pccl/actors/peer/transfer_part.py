@@ -39,7 +39,7 @@ class TransferPart:
         self.round = number
         self.own = own
         self.memory = memory
-        self.table = own.table()
+        self.manifest = own.without_locations()
         self.fetching: StateFetch | None = None  # None: this peer is a source
         self.sources: dict[int, Source] = {}
         self.workers: dict[int, StateWorkerHandle] = {}  # by link
@@ -52,7 +52,7 @@ class TransferPart:
     def become_source(self) -> None:
         """The whole state is here: other peers may fetch it from now on."""
         assert self.fetching is not None
-        self.table = self.fetching.held()
+        self.manifest = self.fetching.held()
         self.fetching = None
 
     def expects(self, link: int) -> bool:

@@ -15,10 +15,10 @@ import socket
 from functools import partial
 
 from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
-from pccl._core.peer.fetch import AskTable, CallSource, CloseLink, Done, Order, StateFetch, Stranded
+from pccl._core.peer.fetch import AskManifest, CallSource, CloseLink, Done, Order, StateFetch, Stranded
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import DEBUG, INFO
-from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
+from pccl._core.protocol.mailbox import FetchManifest, FetchUnits, ManifestFetched, StateLinkEnded, UnitsMoved
 from pccl._core.protocol.messages import JoinState, Refused, Schema
 from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
 from pccl._core.protocol.state_manifest import StateManifest
@@ -245,11 +245,11 @@ class Transfers:
             kind = type(action)
             if kind is CallSource:
                 self._loop.after(REDIAL_NS * action.attempt, partial(self._dial, transfer.round, action))
-            elif kind is AskTable:
-                self._order(transfer, action.link, FetchTable())
+            elif kind is AskManifest:
+                self._order(transfer, action.link, FetchManifest())
             elif kind is Order:
-                assert transfer.fetching.table is not None
-                for blob in pack_orders(action.units, transfer.fetching.table):
+                assert transfer.fetching.manifest is not None
+                for blob in pack_orders(action.units, transfer.fetching.manifest):
                     self._order(transfer, action.link, FetchUnits(blob))
             elif kind is CloseLink:
                 self._close(transfer, action.link, "it was of no use any more")
@@ -299,9 +299,9 @@ class Transfers:
             transfer.memory.owner = owner
             common = (mailbox, sock, transfer.own, transfer.memory, identity.stall_ns)
             if kind == "serve":
-                ServeWorker(*common, table=transfer.table, lanes=identity.lanes).serve()
+                ServeWorker(*common, manifest=transfer.manifest, lanes=identity.lanes).serve()
             else:
-                FetchWorker(*common, table_bytes=len(transfer.table)).serve()
+                FetchWorker(*common, manifest_bytes=len(transfer.manifest)).serve()
 
         try:
             # A link that swallows everything is given up by the kernel, ahead of our own bound.
@@ -357,8 +357,8 @@ class Transfers:
     def _hear(self, transfer: TransferPart, worker: StateWorkerHandle, message: Any, fds: list[int]) -> None:
         if isinstance(message, StateLinkEnded):
             self._close(transfer, worker.link, message.reason, lied=message.lied)
-        elif isinstance(message, TableFetched):
-            self._take_table(transfer, worker.link, fds[0], message.nbytes)
+        elif isinstance(message, ManifestFetched):
+            self._take_manifest(transfer, worker.link, fds[0], message.nbytes)
         elif isinstance(message, UnitsMoved) and transfer.fetching is None:
             transfer.tx_bytes += message.nbytes
         elif isinstance(message, UnitsMoved):
@@ -367,15 +367,15 @@ class Transfers:
             now_ns = monotonic_ns()
             self._perform(transfer, transfer.fetching.units_fetched(worker.link, message.units, now_ns))
 
-    def _take_table(self, transfer: TransferPart, link: int, fd: int, nbytes: int) -> None:
+    def _take_manifest(self, transfer: TransferPart, link: int, fd: int, nbytes: int) -> None:
         assert transfer.fetching is not None
         with Segment.attach(fd, nbytes) as segment:
             try:
-                table = StateManifest(segment.view)
+                manifest = StateManifest(segment.view)
             except ValueError as error:
-                self._close(transfer, link, f"its table cannot be read: {error}", lied=True)
+                self._close(transfer, link, f"its manifest cannot be read: {error}", lied=True)
                 return
-        self._perform(transfer, transfer.fetching.table_came(link, table, monotonic_ns()))
+        self._perform(transfer, transfer.fetching.manifest_came(link, manifest, monotonic_ns()))
 
     # ------------------------------------------------------------------------------------------ ends
 

@@ -19,11 +19,11 @@ from collections import deque
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES, block_digests
 from pccl._core.protocol.codec import pack, unpack
-from pccl._core.protocol.mailbox import FetchTable, FetchUnits, StateLinkEnded, TableFetched, UnitsMoved
+from pccl._core.protocol.mailbox import FetchManifest, FetchUnits, ManifestFetched, StateLinkEnded, UnitsMoved
 from pccl._core.protocol.state_manifest import DIGEST_BYTES, run_bytes
 from pccl._core.protocol.state_stream import (
     ANSWER,
-    ASK_TABLE,
+    ASK_MANIFEST,
     REQUEST,
     StateLinkError,
     Wanted,
@@ -133,13 +133,13 @@ class ServeWorker:
         memory: StateMemory,
         stall_ns: int,
         *,
-        table: bytes,
+        manifest: bytes,
         lanes: int,
     ) -> None:
         self._link = StateLink("serve", mailbox, connection, stall_ns)
         self._own = own
         self._memory = memory
-        self._table = table
+        self._manifest = manifest
         suit(connection, lanes)
 
     def serve(self) -> None:
@@ -180,9 +180,9 @@ class ServeWorker:
         """Send what is asked for. Count it first: after its last byte the round, and this process, may be over."""
         self._link.has_moved()
         self._link.visit("answer")
-        if request == ASK_TABLE:
-            self._send(pack_answer(request, len(self._table)), socket.MSG_MORE)
-            self._send(self._table)
+        if request == ASK_MANIFEST:
+            self._send(pack_answer(request, len(self._manifest)), socket.MSG_MORE)
+            self._send(self._manifest)
             return
         nbytes = run_bytes(self._own.rows[request.key].nbytes, request.first, request.count)
         self._link.count(nbytes)
@@ -216,16 +216,16 @@ class FetchWorker:
         memory: StateMemory,
         stall_ns: int,
         *,
-        table_bytes: int,
+        manifest_bytes: int,
     ) -> None:
         self._link = StateLink("fetch", mailbox, connection, stall_ns)
         self._own = own
         self._memory = memory
-        self._table_bytes = table_bytes  # of a table with our layout: the source's has as many, or it is wrong
+        self._manifest_bytes = manifest_bytes  # of a manifest with our schema: the source's has as many, or it is wrong
         self._wanted: deque[Wanted] = deque()  # asked for, in the order in which the answers come
         self._unsent = b""  # requests
         self._header = bytearray(ANSWER.size)
-        self._table: Segment | None = None  # that is being read
+        self._manifest: Segment | None = None  # that is being read
         # What is being read: memory and its address, how much of it is filled, and how much of that was compared.
         self._spaces: Iterator[tuple[memoryview, int]] | None = None  # None: a header
         self._space = memoryview(self._header)
@@ -268,8 +268,8 @@ class FetchWorker:
                 return False
             message: Any = unpack(data)
             self._link.visit(type(message).__name__)
-            if isinstance(message, FetchTable):
-                self._want(Wanted(ASK_TABLE, self._table_bytes, b""))
+            if isinstance(message, FetchManifest):
+                self._want(Wanted(ASK_MANIFEST, self._manifest_bytes, b""))
             elif isinstance(message, FetchUnits):
                 for wanted in unpack_orders(message.units, self._own):
                     self._want(wanted)
@@ -324,19 +324,19 @@ class FetchWorker:
         wanted = self._wanted[0]
         check_answer(bytes(self._header), wanted.request, wanted.nbytes)
         self._digests = wanted.digests
-        if wanted.request == ASK_TABLE:
-            self._table = Segment.create("pccl-table", wanted.nbytes)
-            return iter([(self._table.view, 0)])
+        if wanted.request == ASK_MANIFEST:
+            self._manifest = Segment.create("pccl-manifest", wanted.nbytes)
+            return iter([(self._manifest.view, 0)])
         return self._memory.write(wanted.request.key, wanted.request.first * STATE_BLOCK_BYTES, wanted.nbytes)
 
     def _close_answer(self) -> None:
         wanted = self._wanted.popleft()
-        if self._table is not None:
-            self._link.visit("table")
-            if not self._link.mail(TableFetched(wanted.nbytes), (self._table.fd,)):
+        if self._manifest is not None:
+            self._link.visit("manifest")
+            if not self._link.mail(ManifestFetched(wanted.nbytes), (self._manifest.fd,)):
                 raise EOFError("the peer actor takes no mail")
-            self._table.close()
-            self._table = None
+            self._manifest.close()
+            self._manifest = None
             return
         self._link.visit("unit")
         self._link.count(wanted.nbytes)
@@ -353,6 +353,6 @@ class FetchWorker:
             if found != self._digests[: len(found)]:
                 request = self._wanted[0].request
                 where = f"block {request.first + request.count - len(self._digests) // DIGEST_BYTES} or one behind it"
-                raise StateLinkError(f"{self._own.rows[request.key].name!r}: {where} is not what its table says")
+                raise StateLinkError(f"{self._own.rows[request.key].name!r}: {where} is not what its manifest says")
             self._digests = self._digests[len(found) :]
             self._compared = whole

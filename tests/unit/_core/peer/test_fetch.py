@@ -12,7 +12,7 @@ import pytest
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.peer.fetch import (
     UNIT_BYTES_MAX,
-    AskTable,
+    AskManifest,
     CallSource,
     CloseLink,
     Done,
@@ -20,7 +20,7 @@ from pccl._core.peer.fetch import (
     StateFetch,
     Stranded,
 )
-from pccl._core.protocol.state_manifest import StateManifest, check_table
+from pccl._core.protocol.state_manifest import StateManifest, check_manifest
 from pccl._core.protocol.state_stream import Unit
 from pccl.options import FETCH_BYTES_AHEAD, FETCH_UNITS_AHEAD
 from tests.unit._core.protocol.manifests import describe, row
@@ -32,9 +32,9 @@ class Sink:
     """The machine, and what its owner knows of links."""
 
     def __init__(
-        self, own: StateManifest, table: StateManifest, sources: list[int], links: int = 1, **other: Any
+        self, own: StateManifest, manifest: StateManifest, sources: list[int], links: int = 1, **other: Any
     ) -> None:
-        self.table = table
+        self.manifest = manifest
         self.now_ns = 0
         self.links: dict[int, int] = {}  # link -> source, called or up
         self.closing: list[int] = []
@@ -44,7 +44,7 @@ class Sink:
         numbers = count(1)
         self.machine = StateFetch(
             own,
-            table.content_digest(),
+            manifest.content_digest(),
             sources,
             whole=other.get("whole", False),
             links=links,
@@ -57,7 +57,7 @@ class Sink:
         for action in actions:
             if isinstance(action, CallSource):
                 self.links[action.link] = action.source
-            elif isinstance(action, AskTable):
+            elif isinstance(action, AskManifest):
                 self.asked.append(action.link)
             elif isinstance(action, Order):
                 self.orders.setdefault(action.link, []).extend(action.units)
@@ -76,9 +76,9 @@ class Sink:
         self.orders.pop(link, None)
         return self.take(self.machine.link_down(link, reason, self.now_ns, lied=lied))
 
-    def tell(self, link: int, table: StateManifest | None = None) -> list[Any]:
+    def tell(self, link: int, manifest: StateManifest | None = None) -> list[Any]:
         self.asked.remove(link)
-        return self.take(self.machine.table_came(link, table or self.table, self.now_ns))
+        return self.take(self.machine.manifest_came(link, manifest or self.manifest, self.now_ns))
 
     def fetched(self, link: int, units: int = 1) -> list[Any]:
         del self.orders[link][:units]
@@ -92,7 +92,7 @@ def large(blocks: int, version: int) -> StateManifest:
 def test_one_source_from_call_to_done() -> None:
     sink = Sink(describe(row("a", 1, 2, 3), row("b", 1)), describe(row("a", 1, 9, 3), row("b", 1)), [7])
     assert sink.links == {1: 7}
-    assert sink.up(1) == [AskTable(1)]
+    assert sink.up(1) == [AskManifest(1)]
     assert sink.tell(1) == [Order(1, (Unit(0, 1, 1, BLOCK),))]
     assert sink.fetched(1) == [Done()]
     assert sink.machine.fetched_bytes == BLOCK
@@ -100,14 +100,14 @@ def test_one_source_from_call_to_done() -> None:
 
 def test_what_a_link_owes_is_known_until_it_has_come() -> None:
     """Goal: an actor can tell a worker that has nothing to do from one that is stopped."""
-    table = describe(row("a", 3 * BLOCK, 1))
-    sink = Sink(describe(row("a", 3 * BLOCK, 0)), table, [7])
+    manifest = describe(row("a", 3 * BLOCK, 1))
+    sink = Sink(describe(row("a", 3 * BLOCK, 0)), manifest, [7])
     (link,) = sink.links
     assert not sink.machine.awaits(link)
 
     sink.up(link)
-    assert sink.machine.awaits(link)  # the table
-    sink.machine.table_came(link, table, 0)
+    assert sink.machine.awaits(link)  # the manifest
+    sink.machine.manifest_came(link, manifest, 0)
     assert sink.machine.awaits(link)  # blocks
     sink.machine.link_down(link, "gone", 0)
     assert not sink.machine.awaits(link)
@@ -124,7 +124,7 @@ def test_no_source_is_a_failure() -> None:
 
 
 def test_all_links_work_and_each_source_is_asked_once() -> None:
-    """Goal: few units go to many links, and the first table is enough."""
+    """Goal: few units go to many links, and the first manifest is enough."""
     sink = Sink(large(64, 1), large(64, 2), [7, 8], links=2)
     sink.up(*sink.links)
     assert sorted(sink.links[link] for link in sink.asked) == [7, 8]
@@ -148,8 +148,8 @@ def test_a_link_has_as_much_under_way_as_it_moves_in_a_second() -> None:
 
 def test_many_small_tensors_are_limited_by_number() -> None:
     names = [f"{index:05}" for index in range(3 * FETCH_UNITS_AHEAD)]
-    own, table = (describe(*[row(name, version, nbytes=4) for name in names]) for version in (1, 2))
-    sink = Sink(own, table, [7])
+    own, manifest = (describe(*[row(name, version, nbytes=4) for name in names]) for version in (1, 2))
+    sink = Sink(own, manifest, [7])
     sink.up(1)
     sink.tell(1)
     assert len(sink.orders[1]) == FETCH_UNITS_AHEAD
@@ -196,7 +196,7 @@ def test_a_source_that_cannot_be_reached_is_called_a_few_times() -> None:
 
 
 def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
-    """Goal: what is here is not fetched again, and the new source's table is asked for only where it matters."""
+    """Goal: what is here is not fetched again, and the new source's manifest is asked for only where it matters."""
     sink = Sink(large(16 * 2, 1), large(16 * 2, 2), [7], attempts=0)
     sink.up(1)
     sink.tell(1)
@@ -215,14 +215,14 @@ def test_a_fetch_that_was_stranded_before_it_had_a_table_asks_for_one() -> None:
     sink.down(1)
     sink.take(sink.machine.sources_came([8], 0))
 
-    assert sink.up(2) == [AskTable(2)]
+    assert sink.up(2) == [AskManifest(2)]
     sink.tell(2)
     assert sink.fetched(2) == [Done()]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_was_fetched_can_be_served(whole: bool) -> None:
-    """Goal: the table of an heir is the elected state's; of what may differ it tells what it has."""
+    """Goal: the manifest of an heir is the elected state's; of what may differ it tells what it has."""
     ours = describe(row("a", 1), row("b", 1), row("own", 1, unequal=True))
     theirs = describe(row("a", 1), row("b", 2), row("own", 2, unequal=True))
     sink = Sink(ours, theirs, [7], whole=whole)
@@ -232,7 +232,7 @@ def test_what_was_fetched_can_be_served(whole: bool) -> None:
 
     held = StateManifest(sink.machine.held())
 
-    assert check_table(held, ours, theirs.content_digest()) == ""
+    assert check_manifest(held, ours, theirs.content_digest()) == ""
     assert held.rows[1].blocks == theirs.rows[1].blocks
     assert held.rows[2].blocks == (theirs if whole else ours).rows[2].blocks
 
@@ -305,7 +305,7 @@ def test_what_may_differ_comes_from_one_source() -> None:
 
 
 def test_another_holder_keeps_what_is_the_same() -> None:
-    """Goal: a table that says something else is followed to the letter; what is there already is not fetched again."""
+    """Goal: a manifest that says something else is followed to the letter; what is here is not fetched again."""
     sink = Sink(OWN, FIRST, [7, 8], whole=True, attempts=0)
     sink.up(1)
     sink.tell(1)
@@ -313,7 +313,7 @@ def test_another_holder_keeps_what_is_the_same() -> None:
     sink.fetched(1)  # blocks 16 to 31, which it has not
     sink.up(2)
     assert sink.asked == []
-    assert AskTable(2) in sink.down(1)
+    assert AskManifest(2) in sink.down(1)
     sink.tell(2, SECOND_TABLE)
     assert sink.orders[2] == [Unit(1, 16, 16, 16 * BLOCK), Unit(1, 32, 8, 8 * BLOCK)]
     sink.fetched(2, 2)
@@ -339,16 +339,16 @@ def test_whatever_happens_each_block_is_fetched_once(seed: int) -> None:
     random = Random(seed)
     shape = [random.randrange(60) for _ in range(random.randrange(1, 8))]
     own = describe(*[row(f"{key}", *[random.randrange(3) for _ in range(blocks)]) for key, blocks in enumerate(shape)])
-    table = describe(
+    manifest = describe(
         *[row(f"{key}", *[random.randrange(3) for _ in range(blocks)]) for key, blocks in enumerate(shape)]
     )
     wanted = Counter(
         (key, block)
         for key, blocks in enumerate(shape)
         for block in range(blocks)
-        if own.blocks(key)[8 * block : 8 * block + 8] != table.blocks(key)[8 * block : 8 * block + 8]
+        if own.blocks(key)[8 * block : 8 * block + 8] != manifest.blocks(key)[8 * block : 8 * block + 8]
     )
-    sink = Sink(own, table, [1, 2, 3], links=random.randrange(1, 3), attempts=random.choice([0, 2]))
+    sink = Sink(own, manifest, [1, 2, 3], links=random.randrange(1, 3), attempts=random.choice([0, 2]))
     fetched: Counter[tuple[int, int]] = Counter()
     steady = 1  # this one never breaks
     for _ in range(3000):

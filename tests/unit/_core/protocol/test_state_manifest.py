@@ -16,7 +16,7 @@ from pccl._core.protocol.state_manifest import (
     Row,
     StateManifest,
     block_count,
-    check_table,
+    check_manifest,
     differing_runs,
     pack_manifest,
     run_bytes,
@@ -36,7 +36,7 @@ def test_what_was_written_comes_back() -> None:
 
 def test_a_table_tells_nothing_of_places_in_memory() -> None:
     placed = [replace(one, segment=3, offset=99) for one in STATE]
-    assert StateManifest(StateManifest(pack_manifest(placed)).table()).rows == list(STATE)
+    assert StateManifest(StateManifest(pack_manifest(placed)).without_locations()).rows == list(STATE)
 
 
 def test_the_layout_is_the_same_whatever_the_content() -> None:
@@ -147,6 +147,6 @@ ELECTED = (row("a", 1, 5), row("b", 3), row("c", 6, unequal=True))
     ],
 )
 def test_only_the_table_of_the_elected_state_will_do(rows: tuple[Row, ...], complaint: str) -> None:
-    found = check_table(describe(*rows), describe(*OWN), describe(*ELECTED).content_digest())
+    found = check_manifest(describe(*rows), describe(*OWN), describe(*ELECTED).content_digest())
     assert complaint in found
     assert bool(complaint) == bool(found)

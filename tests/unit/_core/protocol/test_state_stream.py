@@ -8,7 +8,7 @@ import pytest
 
 from pccl._core.protocol.codec import BLOB_BYTES_MAX
 from pccl._core.protocol.state_stream import (
-    ASK_TABLE,
+    ASK_MANIFEST,
     MAGIC,
     UNIT,
     Request,
@@ -29,11 +29,11 @@ STATE = describe(row("a", *range(20)), row("empty"), row("z", 1, nbytes=5))
 
 def test_golden_bytes() -> None:
     assert pack_request(Request(UNIT, 3, 4, 5)).hex() == "50535431" + "02000000030000000400000005000000"
-    assert pack_answer(ASK_TABLE, 6).hex() == "50535431" + "01000000" + "00" * 12 + "0600000000000000"
+    assert pack_answer(ASK_MANIFEST, 6).hex() == "50535431" + "01000000" + "00" * 12 + "0600000000000000"
 
 
 @pytest.mark.parametrize(
-    "request_", [ASK_TABLE, Request(UNIT, 0, 0, 16), Request(UNIT, 0, 4, 16), Request(UNIT, 2, 0, 1)]
+    "request_", [ASK_MANIFEST, Request(UNIT, 0, 0, 16), Request(UNIT, 0, 4, 16), Request(UNIT, 2, 0, 1)]
 )
 def test_requests_that_can_be_answered(request_: Request) -> None:
     assert unpack_request(pack_request(request_), STATE) == request_
@@ -44,7 +44,7 @@ def test_requests_that_can_be_answered(request_: Request) -> None:
     [
         pytest.param((MAGIC + 1, 2, 0, 0, 1), id="another language"),
         pytest.param((MAGIC, 3, 0, 0, 1), id="a kind that is none"),
-        pytest.param((MAGIC, 1, 0, 0, 1), id="a table with blocks"),
+        pytest.param((MAGIC, 1, 0, 0, 1), id="a manifest with blocks"),
         pytest.param((MAGIC, 2, 3, 0, 1), id="a key that is none"),
         pytest.param((MAGIC, 2, 0, 0, 0), id="no blocks"),
         pytest.param((MAGIC, 2, 0, 0, 17), id="more than a unit"),
@@ -61,7 +61,7 @@ def test_requests_that_cannot(numbers: tuple[int, ...]) -> None:
 def test_an_answer_must_be_to_the_question() -> None:
     asked = Request(UNIT, 0, 4, 2)
     check_answer(pack_answer(asked, 10), asked, 10)
-    for other in (ASK_TABLE, Request(UNIT, 1, 4, 2), Request(UNIT, 0, 5, 2), Request(UNIT, 0, 4, 1)):
+    for other in (ASK_MANIFEST, Request(UNIT, 1, 4, 2), Request(UNIT, 0, 5, 2), Request(UNIT, 0, 4, 1)):
         with pytest.raises(StateLinkError, match="something else"):
             check_answer(pack_answer(other, 10), asked, 10)
     with pytest.raises(StateLinkError, match="announced 1152921504606846976 bytes, where 10 belong"):
