@@ -242,7 +242,7 @@ def test_one_veteran_beats_any_number_of_newcomers(master: MasterNode) -> None:
         assert agreed(models) == ({4.0}, {3})
 
 
-def test_a_different_layout_is_kicked_by_name(trio: Crew) -> None:
+def test_a_different_schema_is_kicked_by_name(trio: Crew) -> None:
     """Goal: wrong name, wrong size: the odd one hears which key it is, the others agree."""
     models = [Model(1.0), Model(1.0), Model(1.0, names="abed")]
     infos = sync_all(trio, models)

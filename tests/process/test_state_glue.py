@@ -48,8 +48,8 @@ class Trainee:
         data = self._describe()
         own = StateManifest(data)
         slot = actor.calls.acquire("sync")
-        layout, content = own.schema_digest(), own.content_digest()
-        actor.calls.post("sync", CallSync(slot.index, slot.generation, revision, 0, 2, layout, content))
+        schema, content = own.schema_digest(), own.content_digest()
+        actor.calls.post("sync", CallSync(slot.index, slot.generation, revision, 0, 2, schema, content))
         outcome, payload = self._wait(actor, slot)
         if split(outcome)[1] == KIND_DESCRIBE:
             with Segment.create("pccl-description", len(data)) as description:

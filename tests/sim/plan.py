@@ -55,7 +55,7 @@ class Plan:
     dirty: float  # how often a peer has computed something else than the others
     repeat: float  # how often a program forgets to count
     jump: float  # how often it counts too far
-    odd: float  # how often a program has another layout than the others
+    odd: float  # how often a program has another schema than the others
     patience: float  # how often a call is given up after a while
     threads: float  # how often a second thread makes a call of its own
     leave: float  # how often a program closes instead of calling

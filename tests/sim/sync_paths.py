@@ -27,8 +27,8 @@ SYNC_PATHS = frozenset({
     "an outdated state is overwritten",
     "nobody would give its state",
     "nobody has the agreed state",
-    "layouts are asked for",
-    "an odd layout is kicked",
+    "schemas are asked for",
+    "an odd schema is kicked",
     "a revision beyond is kicked",
     "mixed strategies are kicked",
     "a losing sender is kicked",
@@ -91,7 +91,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
     if kind is messages.Fetch and message.whole:
         mark("an outdated state is overwritten")
     elif kind is messages.AskSchema:
-        mark("layouts are asked for")
+        mark("schemas are asked for")
     elif kind is messages.SourceGone:
         mark("a transfer goes on without one of its sources")
     elif kind is messages.Notice and message.line.startswith("sync_shared_state"):
@@ -109,7 +109,7 @@ _REASONS = {
     "it cannot fetch the shared state": "a receiver that cannot fetch is kicked",
     "with RECEIVE_ONLY: nobody": "nobody would give its state",
     " in sync_shared_state;": "a sync and another call never meet",
-    "its shared state is laid out differently": "an odd layout is kicked",
+    "its shared state is laid out differently": "an odd schema is kicked",
     "its shared state is at revision": "a revision beyond is kicked",
     "with ENFORCE_POPULAR": "mixed strategies are kicked",
     "with SEND_ONLY, but its state": "a losing sender is kicked",

@@ -141,7 +141,7 @@ def check_manifest(manifest: StateManifest, own: StateManifest, content: bytes) 
     if len(manifest.rows) != len(own.rows):
         return f"its manifest has {len(manifest.rows)} keys instead of {len(own.rows)}"
     for theirs, ours in zip(manifest.rows, own.rows, strict=True):
-        if _shape(theirs) != _shape(ours):
+        if _schema_of(theirs) != _schema_of(ours):
             return f"its key {theirs.name!r} is not our {ours.name!r}, or of another datatype, size or inequality flag"
         # Only what differs is ever fetched, so only there do the digests of blocks matter.
         if theirs.digest != ours.digest and digest_of_blocks(theirs.blocks, theirs.nbytes) != theirs.digest:
@@ -151,7 +151,7 @@ def check_manifest(manifest: StateManifest, own: StateManifest, content: bytes) 
     return ""
 
 
-def _shape(row: Row) -> tuple[str, int, bool, int]:
+def _schema_of(row: Row) -> tuple[str, int, bool, int]:
     return row.name, row.datatype, row.unequal, row.nbytes
 
 

@@ -1,7 +1,7 @@
 """What a shared state consists of, without its content: the names, datatypes, sizes and flags of its tensors.
 
-Peers can only agree on content if their layouts are equal, so a layout has one form: rows sorted by name, packed one
-after the other, little endian. Equal layouts are equal bytes and have equal digests; most of the time only the digest
+Peers can only agree on content if their schemas are equal, so a schema has one form: rows sorted by name, packed one
+after the other, little endian. Equal schemas are equal bytes and have equal digests; most of the time only the digest
 travels. When digests differ the master asks for the rows, in pages, and names the first key that is to blame.
 
 What another process sent is checked before anything is kept: bounds, text, order. A leaf: pure, imports no I/O.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ROW = struct.Struct("<HBBQ")  # bytes of the name, datatype, flag, bytes of the content; the name follows
 STATE_DIGEST_BYTES = 16  # of a schema or a content: enough that two of them never meet by chance
-PAGES_MAX = -(-SCHEMA_BYTES_MAX // BLOB_BYTES_MAX)  # of one layout
+PAGES_MAX = -(-SCHEMA_BYTES_MAX // BLOB_BYTES_MAX)  # of one schema
 
 
 @record
@@ -43,7 +43,7 @@ class SchemaRow:
 
 
 def pack_schema(rows: Iterable[SchemaRow]) -> bytes:
-    """The one form of a layout. ValueError if it cannot be one: a name twice, too long, or too many of them."""
+    """The one form of a schema. ValueError if it cannot be one: a name twice, too long, or too many of them."""
     ordered = sorted(rows, key=lambda row: row.name.encode())
     if not 1 <= len(ordered) <= KEYS_MAX:
         raise ValueError(f"a shared state has 1 to {KEYS_MAX} tensors, not {len(ordered)}")
@@ -68,33 +68,33 @@ def pack_schema(rows: Iterable[SchemaRow]) -> bytes:
 
 
 def unpack_schema(blob: bytes) -> list[SchemaRow]:
-    """The inverse of `pack_schema`. ValueError if that is no layout, whoever sent it."""
+    """The inverse of `pack_schema`. ValueError if that is no schema, whoever sent it."""
     if not 1 <= len(blob) <= SCHEMA_BYTES_MAX:
-        raise ValueError(f"a layout has 1 to {SCHEMA_BYTES_MAX} bytes, not {len(blob)}")
+        raise ValueError(f"a schema has 1 to {SCHEMA_BYTES_MAX} bytes, not {len(blob)}")
     rows: list[SchemaRow] = []
     offset = 0
     previous = None
     while offset < len(blob):
         if len(rows) == KEYS_MAX:
-            raise ValueError(f"a layout of more than {KEYS_MAX} rows")
+            raise ValueError(f"a schema of more than {KEYS_MAX} rows")
         try:
             size, datatype, unequal, nbytes = _ROW.unpack_from(blob, offset)
         except struct.error:
-            raise ValueError(f"row {len(rows)} of a layout is cut off") from None
+            raise ValueError(f"row {len(rows)} of a schema is cut off") from None
         offset += _ROW.size
         name = blob[offset : offset + size]
         offset += size
         if len(name) != size or size > KEY_BYTES_MAX or unequal > 1:
-            raise ValueError(f"row {len(rows)} of a layout is damaged")
+            raise ValueError(f"row {len(rows)} of a schema is damaged")
         if previous is not None and name <= previous:
-            raise ValueError(f"row {len(rows)} of a layout is out of order")
+            raise ValueError(f"row {len(rows)} of a schema is out of order")
         previous = name
         rows.append(SchemaRow(name.decode(), datatype, bool(unequal), nbytes))
     return rows
 
 
 def digest_schema(packed: bytes) -> bytes:
-    """What stands for a layout in a vote."""
+    """What stands for a schema in a vote."""
     return digest_parts([packed])
 
 
@@ -104,13 +104,13 @@ def digest_parts(parts: Iterable[bytes]) -> bytes:
 
 
 def split_schema(packed: bytes) -> list[bytes]:
-    """The pages in which a layout travels."""
+    """The pages in which a schema travels."""
     return [packed[offset : offset + BLOB_BYTES_MAX] for offset in range(0, len(packed), BLOB_BYTES_MAX)]
 
 
-def explain_difference(layout: bytes, other: bytes) -> str:
-    """The first key in which `other` differs from `layout`, and how; empty if it does not. ValueError as above."""
-    wanted = {row.name: row for row in unpack_schema(layout)}
+def explain_difference(schema: bytes, other: bytes) -> str:
+    """The first key in which `other` differs from `schema`, and how; empty if it does not. ValueError as above."""
+    wanted = {row.name: row for row in unpack_schema(schema)}
     given = {row.name: row for row in unpack_schema(other)}
     for name in sorted(wanted.keys() | given.keys(), key=str.encode):
         if name not in given:

@@ -20,7 +20,7 @@ RUN = bytes(range(16))
 INVALID_ARGUMENT, INVALID_USAGE, TOO_FEW, UNREACHABLE, LOST, NO_STATE = 3, 4, 5, 7, 8, 9
 POPULAR, RECEIVE, SEND = 0, 1, 2
 
-LAYOUT = pack_schema(
+SCHEMA = pack_schema(
     [SchemaRow("bias", 10, False, 16), SchemaRow("seed", 7, True, 8), SchemaRow("weight", 10, False, 64)]
 )
 
@@ -49,7 +49,7 @@ class Scene:
     def sync(self, peer: int, revision: int, content: str, strategy: int = POPULAR, **more: Any) -> list[Any]:
         """A peer synchronises a state; contents that differ have different letters."""
         self.calls += 1
-        fields = {"torn": False, "keys": 3, "layout": digest_schema(more.pop("packed", LAYOUT)), **more}
+        fields = {"torn": False, "keys": 3, "schema": digest_schema(more.pop("packed", SCHEMA)), **more}
         return self.say(
             peer, m.VoteSync(call=self.calls, revision=revision, strategy=strategy, content=digest(content), **fields)
         )

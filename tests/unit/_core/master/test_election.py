@@ -236,7 +236,7 @@ def test_without_a_whole_state_a_torn_one_does_not_do() -> None:
 # --- Schemas ---
 
 
-def test_the_agreed_layout_is_right_then_the_popular_one_then_the_lowest_peers() -> None:
+def test_the_agreed_schema_is_right_then_the_popular_one_then_the_lowest_peers() -> None:
     """Goal: the odd one is the same for everybody."""
     votes = {1: vote(0, "a", schema=b"x"), 2: vote(0, "a", schema=b"y"), 3: vote(0, "a", schema=b"y")}
 

@@ -14,7 +14,7 @@ from pccl._core.protocol.events import INFO, Log, Tick
 from pccl._core.protocol.state_schema import digest_schema
 from pccl.options import EDGE_LOSSES_MAX, Options
 
-from .master_harness import LAYOUT, LOST, RUN, SECOND, UNREACHABLE, Scene, digest, of, sent
+from .master_harness import LOST, RUN, SCHEMA, SECOND, UNREACHABLE, Scene, digest, of, sent
 
 # --- Joining ----------------------------------------------------------------
 
@@ -369,7 +369,7 @@ def test_the_durable_part_survives_a_restart() -> None:
         "epoch": 2,
         "revision": 7,
         "content": digest("a").hex(),
-        "layout": digest_schema(LAYOUT).hex(),
+        "layout": digest_schema(SCHEMA).hex(),
     }
 
     state = MasterState.restore(saved, Options(check=True), 5)

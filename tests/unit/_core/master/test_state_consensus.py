@@ -1,4 +1,4 @@
-"""How a group agrees on its shared state: votes, layouts, kicks, and what stays agreed. Transfers are next door."""
+"""How a group agrees on its shared state: votes, schemas, kicks, and what stays agreed. Transfers are next door."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pccl.options import KEYS_MAX, Options
 from .master_harness import (
     INVALID_ARGUMENT,
     INVALID_USAGE,
-    LAYOUT,
     LOST,
     NO_STATE,
     POPULAR,
     RECEIVE,
+    SCHEMA,
     SEND,
     Scene,
     agree,
@@ -263,7 +263,7 @@ REST = [SchemaRow("seed", 7, True, 8), SchemaRow("weight", 10, False, 64)]
 
 
 def answer(scene: Scene, actions: list[Any], schemas: dict[int, bytes]) -> list[Any]:
-    """Whoever is asked for its layout sends it, in one page; everything that follows."""
+    """Whoever is asked for its schema sends it, in one page; everything that follows."""
     after = []
     for peer, ask in sent(actions, m.AskSchema).items():
         after += scene.say(peer, m.Schema(ask.call, 0, 1, schemas[peer]))
@@ -271,7 +271,7 @@ def answer(scene: Scene, actions: list[Any], schemas: dict[int, bytes]) -> list[
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_the_odd_layout_is_kicked_with_the_key(what: str) -> None:
+def test_the_odd_schema_is_kicked_with_the_key(what: str) -> None:
     """Goal: a wrong name, datatype, size or flag costs only the peer that has it, and the message names the key."""
     rows, difference = ODD[what]
     odd = pack_schema([*rows, *REST])
@@ -281,7 +281,7 @@ def test_the_odd_layout_is_kicked_with_the_key(what: str) -> None:
     asked = scene.sync(3, 0, "a")
     assert sorted(sent(asked, m.AskSchema)) == [1, 2], "one holder of each"
 
-    actions = answer(scene, asked, {1: odd, 2: LAYOUT})
+    actions = answer(scene, asked, {1: odd, 2: SCHEMA})
 
     kick = sent(actions, m.Kick)
     assert set(kick) == {1}
@@ -290,7 +290,7 @@ def test_the_odd_layout_is_kicked_with_the_key(what: str) -> None:
     assert done(actions) == {2: 0, 3: 0}
 
 
-def test_the_agreed_layout_beats_a_majority() -> None:
+def test_the_agreed_schema_beats_a_majority() -> None:
     """Goal: newcomers with another model do not push the veteran out."""
     odd = pack_schema(REST)
     scene = agree(of(1), 5, "a")
@@ -298,13 +298,13 @@ def test_the_agreed_layout_beats_a_majority() -> None:
     scene.sync(2, 0, "x", packed=odd)
     scene.sync(3, 0, "x", packed=odd)
 
-    actions = answer(scene, scene.sync(1, 6, "b"), {1: LAYOUT, 2: odd})
+    actions = answer(scene, scene.sync(1, 6, "b"), {1: SCHEMA, 2: odd})
 
     assert set(sent(actions, m.Kick)) == {2, 3}
     assert done(actions) == {1: 6}
 
 
-def test_a_layout_comes_in_pages() -> None:
+def test_a_schema_comes_in_pages() -> None:
     """Goal: a large model's names travel in order, and count only when they are complete."""
     large = pack_schema([SchemaRow(f"layer.{n:05}", 10, False, 4) for n in range(1000)])
     pages = [large[at : at + BLOB_BYTES_MAX] for at in range(0, len(large), BLOB_BYTES_MAX)]
@@ -312,7 +312,7 @@ def test_a_layout_comes_in_pages() -> None:
     scene = of(1, 2)
     scene.sync(1, 0, "a", packed=large)
     scene.sync(2, 0, "a")
-    scene.say(2, m.Schema(102, 0, 1, LAYOUT))
+    scene.say(2, m.Schema(102, 0, 1, SCHEMA))
 
     for page, rows in enumerate(pages[:2]):
         assert scene.say(1, m.Schema(101, page, 3, rows)) == []
@@ -328,12 +328,12 @@ def test_a_layout_comes_in_pages() -> None:
         (m.Schema(101, 1, 2, b"x"), "sent page 1 of 2 of its schema after 0"),
         (m.Schema(101, 0, 0, b"x"), "sent page 0 of 0"),
         (m.Schema(101, 0, 1 << 20, b"x"), "sent page 0 of 1048576"),
-        (m.Schema(101, 0, 1, b"x"), "sent no schema: row 0 of a layout is cut off"),
-        (m.Schema(101, 0, 1, LAYOUT), "sent another schema than the one it voted with"),
+        (m.Schema(101, 0, 1, b"x"), "sent no schema: row 0 of a schema is cut off"),
+        (m.Schema(101, 0, 1, SCHEMA), "sent another schema than the one it voted with"),
     ],
 )
 def test_a_false_schema_costs_its_sender(page: m.Schema, reason: str) -> None:
-    """Goal: who cannot show what it voted with goes; the others need no layouts then."""
+    """Goal: who cannot show what it voted with goes; the others need no schemas then."""
     scene = of(1, 2)
     scene.sync(1, 0, "a", packed=pack_schema(REST))
     scene.sync(2, 0, "a")
@@ -360,17 +360,17 @@ def test_another_holder_is_asked_if_the_first_one_goes(how: str) -> None:
         actions = scene.sync(1, 0, "a")
 
     assert sorted(sent(actions, m.AskSchema)) == [2]
-    assert scene.state.members.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(LAYOUT)}
+    assert scene.state.members.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(SCHEMA)}
 
 
-def test_a_late_layout_is_ignored() -> None:
+def test_a_late_schema_is_ignored() -> None:
     """Goal: who was asked and is answered without it did nothing wrong."""
     scene = of(1, 2)
     scene.sync(1, 0, "a", packed=pack_schema(REST))
     scene.sync(2, 0, "a")
     assert done(scene.feed(PeerWent(1, "reset"))) == {2: 0}
 
-    assert scene.say(2, m.Schema(102, 0, 1, LAYOUT)) == []
+    assert scene.say(2, m.Schema(102, 0, 1, SCHEMA)) == []
 
 
 # --- What a peer may not do -------------------------------------------------
@@ -443,12 +443,12 @@ def test_a_straggler_is_kicked_where_there_is_a_limit() -> None:
     assert done(actions) == {1: 0, 2: 0}
 
 
-def test_who_does_not_show_its_layout_is_a_straggler_too() -> None:
+def test_who_does_not_show_its_schema_is_a_straggler_too() -> None:
     """Goal: every wait of a vote has somebody who is missing."""
     scene = of(1, 2, vote_timeout=5)
     scene.sync(1, 0, "a", packed=pack_schema(REST))
     scene.sync(2, 0, "a")
-    scene.say(2, m.Schema(102, 0, 1, LAYOUT))
+    scene.say(2, m.Schema(102, 0, 1, SCHEMA))
 
     actions = scene.pass_time(8)
 

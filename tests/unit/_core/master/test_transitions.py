@@ -12,7 +12,7 @@ from pccl._core.master.master_check import check_transitions, observe
 from pccl._core.master.membership import ACCEPTED, GONE, REGISTERED
 from pccl._core.protocol import messages as m
 
-from .master_harness import LAYOUT, SEND, Scene, lose, of, running
+from .master_harness import SCHEMA, SEND, Scene, lose, of, running
 
 PEERS = {REGISTERED, ACCEPTED, GONE}
 CONSENSUS = {state_consensus.IDLE, state_consensus.VOTING, state_consensus.ASKING, state_consensus.TRANSFERRING}
@@ -120,7 +120,7 @@ def test_schemas_that_differ_are_asked_for() -> None:
     scene = of(1, 2)
     consensus = scene.state.members.groups[0].consensus
     scene.sync(1, 0, "a", strategy=SEND)
-    scene.sync(2, 0, "a", strategy=SEND, packed=LAYOUT[:-1] + b"\x07")
+    scene.sync(2, 0, "a", strategy=SEND, packed=SCHEMA[:-1] + b"\x07")
 
     assert consensus.phase() == state_consensus.ASKING
     lose(scene, 2)

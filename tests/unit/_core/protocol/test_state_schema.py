@@ -20,7 +20,7 @@ from pccl._core.protocol.state_schema import (
 from pccl.options import KEY_BYTES_MAX, KEYS_MAX, SCHEMA_BYTES_MAX
 
 WEIGHT, BIAS, SEED = SchemaRow("weight", 10, False, 64), SchemaRow("bias", 10, False, 16), SchemaRow("seed", 7, True, 8)
-LAYOUT = pack_schema([WEIGHT, BIAS, SEED])
+SCHEMA = pack_schema([WEIGHT, BIAS, SEED])
 
 ROWS = st.builds(
     SchemaRow,
@@ -32,7 +32,7 @@ ROWS = st.builds(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=20, unique_by=lambda row: row.name))
-def test_a_layout_has_one_form(rows: list[SchemaRow]) -> None:
+def test_a_schema_has_one_form(rows: list[SchemaRow]) -> None:
     """Goal: the order in which tensors are given does not matter, and everything comes out again."""
     packed = pack_schema(rows)
 
@@ -50,7 +50,7 @@ def test_a_layout_has_one_form(rows: list[SchemaRow]) -> None:
         ([SchemaRow(f"{n:0500}", 10, False, 1) for n in range(13_000)], "at most 6291456 are allowed"),
     ],
 )
-def test_what_cannot_be_a_layout_is_said_where_it_is_made(rows: list[SchemaRow], reason: str) -> None:
+def test_what_cannot_be_a_schema_is_said_where_it_is_made(rows: list[SchemaRow], reason: str) -> None:
     """Goal: a state that could not be compared is refused in the caller's own process."""
     with pytest.raises(ValueError, match=reason):
         pack_schema(rows)
@@ -61,22 +61,22 @@ def test_what_cannot_be_a_layout_is_said_where_it_is_made(rows: list[SchemaRow],
     [
         (b"", "1 to 6291456 bytes, not 0"),
         (bytes(SCHEMA_BYTES_MAX + 1), "not 6291457"),
-        (LAYOUT[:-1], "row 2 of a layout is damaged"),
-        (LAYOUT[:5], "row 0 of a layout is cut off"),
-        (LAYOUT[:3] + b"\2" + LAYOUT[4:], "row 0 of a layout is damaged"),
-        (pack_schema([WEIGHT]) + pack_schema([BIAS]), "row 1 of a layout is out of order"),
-        (pack_schema([WEIGHT]) * 2, "row 1 of a layout is out of order"),
-        (LAYOUT.replace(b"bias", b"bi\xff\xfe"), "can't decode"),
-        ((KEY_BYTES_MAX + 1).to_bytes(2, "little") + bytes(10 + KEY_BYTES_MAX + 1), "row 0 of a layout is damaged"),
+        (SCHEMA[:-1], "row 2 of a schema is damaged"),
+        (SCHEMA[:5], "row 0 of a schema is cut off"),
+        (SCHEMA[:3] + b"\2" + SCHEMA[4:], "row 0 of a schema is damaged"),
+        (pack_schema([WEIGHT]) + pack_schema([BIAS]), "row 1 of a schema is out of order"),
+        (pack_schema([WEIGHT]) * 2, "row 1 of a schema is out of order"),
+        (SCHEMA.replace(b"bias", b"bi\xff\xfe"), "can't decode"),
+        ((KEY_BYTES_MAX + 1).to_bytes(2, "little") + bytes(10 + KEY_BYTES_MAX + 1), "row 0 of a schema is damaged"),
     ],
 )
-def test_what_is_no_layout_is_refused(blob: bytes, reason: str) -> None:
-    """Goal: whatever a peer sends as its layout, it parses or is refused with what is wrong."""
+def test_what_is_no_schema_is_refused(blob: bytes, reason: str) -> None:
+    """Goal: whatever a peer sends as its schema, it parses or is refused with what is wrong."""
     with pytest.raises(ValueError, match=reason):
         unpack_schema(blob)
 
 
-def test_the_largest_layout_fits_into_its_pages() -> None:
+def test_the_largest_schema_fits_into_its_pages() -> None:
     """Goal: the bounds fit each other: as many keys as allowed, with names of a sensible length."""
     packed = pack_schema(
         SchemaRow(f"layers.{n:05}.attention.projection.weight", 10, False, 1 << 30) for n in range(KEYS_MAX)
@@ -107,8 +107,8 @@ def test_a_difference_names_its_key(rows: list[SchemaRow], difference: str) -> N
     """Goal: a user reads which tensor is wrong, and how."""
     other = pack_schema(rows)
 
-    assert explain_difference(LAYOUT, other).startswith(difference)
-    assert (digest_schema(LAYOUT) == digest_schema(other)) == (difference == "")
+    assert explain_difference(SCHEMA, other).startswith(difference)
+    assert (digest_schema(SCHEMA) == digest_schema(other)) == (difference == "")
 
 
 @given(st.lists(st.builds(Source, st.integers(0, 2**64 - 1), st.text("abc:.0", max_size=40), st.integers(0, 65535))))
