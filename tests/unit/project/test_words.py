@@ -1,7 +1,7 @@
-"""Names of files, held against docs/glossary.md: nouns that are known, one meaning each, and no gerunds.
+"""Names of files and the glossary, held against each other: known nouns, one meaning each, and no gerunds.
 
-Reads names and the glossary only. A module name is made of nouns of the glossary and of ordinary words of the field,
-which are listed here because they mean in this project what they mean everywhere.
+Reads names, code without its comments, and the glossary. A module name is made of nouns of the glossary and of ordinary
+words of the field, which are listed here because they mean in this project what they mean everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-from .test_tidy import OTHER_FOLDERS, expect_none, installed
+from .test_tidy import OTHER_FOLDERS, expect_none, installed, sources
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
@@ -97,6 +97,46 @@ def is_gerund(path: Path) -> bool:
     """Whether the last word of a file's name says what somebody does, instead of what it is."""
     word = path.stem.rpartition("_")[2]
     return word.endswith("ing") and word not in REAL_NOUNS
+
+
+def identifiers(page: str) -> set[str]:
+    """The names in code font on a page that are written like code: with capitals, underscores, dots or brackets."""
+    spans = re.findall("`([^`]+)`", page)
+    return {
+        name for span in spans if re.search("[A-Z_.(]", span) and "/" not in span for name in re.findall(r"\w+", span)
+    }
+
+
+@cache
+def names_in_code() -> frozenset[str]:
+    """Every name that the code of the packages and benchmarks uses; comments, docstrings and texts do not count."""
+    files = [source for source in sources() if source.module is not None or source.name.startswith("benchmarks/")]
+    code = (re.sub(r'"""[\s\S]*?"""|"[^"\n]*"|#.*', "", source.text) for source in files)
+    return frozenset(name for text in code for name in re.findall(r"\w+", text))
+
+
+def test_names_in_the_glossary_exist() -> None:
+    """Goal: a class or a function that the glossary names can be looked up in the code, and so can a page."""
+    page = GLOSSARY.read_text()
+    paths = [span for span in re.findall("`([^`]+)`", page) if "/" in span]
+
+    expect_none(identifiers(page) - names_in_code())
+    expect_none(path for path in paths if not (ROOT / path).exists())
+    assert len(identifiers(page)) > 20
+    assert paths
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("a `worker set` and its `ballot`", set()),
+        ("`LaneEnd`, `has_crc` or `check()`", {"LaneEnd", "has_crc", "check"}),
+        ("`Result.SUCCESS` in `docs/glossary.md`", {"Result", "SUCCESS"}),
+    ],
+)
+def test_names_are_told_from_nouns(page: str, expected: set[str]) -> None:
+    """Goal: the rule itself. A noun in code font is the word to use, and need not be a name in the code."""
+    assert identifiers(page) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("wiring", True), ("test_launching", True), ("exact_ring", False)])
