@@ -48,7 +48,7 @@ loop.run(lambda: monotonic_ns() + 1_000_000_000, lambda _: None)
 assert not problems, problems
 assert not pool.silent(), "workers that do not answer"
 pool.kill()
-pool.wait()
+pool.wait_for_exit()
 try:
     os.waitpid(-1, 0)
 except ChildProcessError:
