@@ -52,7 +52,10 @@ class StatePeer:
     """One peer with some tensors, and the process that transfers them."""
 
     def __init__(self, peer: int, tensors: dict[str, bytes], *, outside: Set[str] = frozenset(), **other: Any) -> None:
-        """`outside` names tensors in ordinary memory; `unequal` (in `other`) those that may differ."""
+        """`outside` names tensors in ordinary memory; `unequal` (in `other`) those that may differ.
+
+        `stall` (in `other`) is the stall limit in seconds, `lanes` the size of the pool.
+        """
         self.peer = peer
         self.tensors: dict[str, Bytes] = {}
         self._unequal: set[str] = other.get("unequal", set())
@@ -77,6 +80,7 @@ class StatePeer:
         self._mailbox.settimeout(BOUND)
         command = [sys.executable, "-m", "tests.process.state_peers"]
         command += [str(part) for part in (theirs.fileno(), peer, other.get("lanes", 1), os.getpid())]
+        command.append(str(other.get("stall", STALL)))
         environment = {**os.environ, **other.get("environment", {})}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, env=environment)
         theirs.close()
@@ -226,7 +230,7 @@ def peers_with(
 
 
 def main() -> None:
-    mailbox_fd, peer, lanes, parent = (int(argument) for argument in sys.argv[1:])
+    mailbox_fd, peer, lanes, parent = (int(argument) for argument in sys.argv[1:5])
     die_with_parent(signal.SIGKILL)
     assert os.getppid() == parent
     set_process_name("pccl-peer")
@@ -234,7 +238,7 @@ def main() -> None:
     loop = Loop()
     shared: dict[int, tuple[int, int]] = {}
     links = iter(range(1, 1 << 30))
-    options = Options(stall_timeout=STALL)
+    options = Options(stall_timeout=float(sys.argv[5]))
 
     def say(event: Any) -> None:
         mailbox.send(pickle.dumps(event))
