@@ -450,7 +450,7 @@ def test_the_only_source_is_lost_and_a_sink_takes_its_place(
         models[0].sync(crew[0])
         veteran, quick = crew[0], crew.newcomer(lanes=2)
         crew.admit(quick)
-        monkeypatch.setenv("PCCL_FAULT", "state.fetch.table:1:stop")
+        monkeypatch.setenv("PCCL_FAULT", "state.fetch.manifest:1:stop")
         slow = crew.newcomer(lanes=2)
         crew.admit(slow)
         monkeypatch.undo()
