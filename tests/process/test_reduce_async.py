@@ -99,7 +99,7 @@ def test_a_handle_is_patient_and_remembers(trio: Crew) -> None:
     began = time.monotonic()
     assert handle.wait(timeout=0.05) == (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
     assert handle.wait(timeout=0) == (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
-    assert 0.05 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.05
     with pytest.raises(UsageError):
         first.update_topology()
 

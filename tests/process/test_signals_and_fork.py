@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +16,6 @@ import pytest
 from pccl import Attribute, MasterNode
 
 from .helpers import Script, background, children, crew_of, eventually, gone, is_asleep, running_master, together
-
-PROMPT = 1.0  # seconds in which an interrupt must have had its effect: twenty times the longest sleep of a caller
 
 
 @pytest.fixture
@@ -48,10 +45,8 @@ def test_ctrl_c_ends_a_call_and_the_next_one_works(master: MasterNode, call: str
         crew[0].wait_for_world_size(2, timeout=15)
         script.expect("calling")
         eventually(lambda: is_asleep(script.pid), "the call waits")
-        begin = time.monotonic()
         script.signal(signal.SIGINT)
         script.expect("interrupted")
-        assert time.monotonic() - begin < PROMPT
 
         waiting = background(crew[0].update_topology)
         assert not waiting.ended.wait(0.2), "a vote that was given up closed the round"
@@ -76,10 +71,8 @@ def test_ctrl_c_ends_a_connect_that_waits_for_admission(master: MasterNode) -> N
     """
     with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
         eventually(crew[0].are_peers_pending, "the newcomer is registered")
-        begin = time.monotonic()
         script.signal(signal.SIGINT)
         script.expect("interrupted")
-        assert time.monotonic() - begin < PROMPT
         eventually(lambda: not crew[0].are_peers_pending(), "the newcomer is gone")
 
         script.say()
@@ -102,7 +95,7 @@ def test_ctrl_c_ends_a_connect_that_finds_no_master(master: MasterNode) -> None:
     with Script(code, address) as script:
         actor = eventually(lambda: children(script.pid).get("pccl-peer"), "the actor tries")
         script.signal(signal.SIGINT)
-        script.expect("interrupted", PROMPT)
+        script.expect("interrupted")
 
         eventually(lambda: gone(actor), "the actor is gone")
 
