@@ -70,6 +70,7 @@ cdef class Loop:
         self.epoll = self.bell = -1
         self.watchers = {}
         self.timers = []
+        self.running = True
 
     def __init__(self):
         self.epoll = posix.epoll_create1(posix.EPOLL_CLOEXEC)
@@ -128,10 +129,12 @@ cdef class Loop:
         self.expecting = True
 
     def run(self, deadline, tick):
-        """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after what is ready was read."""
+        """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after what is ready was read.
+
+        A `stop` ahead of `run` counts: a signal may come while an actor says that it is ready.
+        """
         cdef int64_t due = deadline(), now = now_ns(), sleep_ns
         cdef int i, count
-        self.running = True
         while self.running:
             sleep_ns = min(due - now, idle_ns)
             if self.timers:
@@ -154,6 +157,7 @@ cdef class Loop:
             if now >= due:
                 tick(now)
                 due = deadline()
+        self.running = True  # one stop ends one run
 
     cdef int look(self, int64_t now) noexcept nogil:
         cdef int64_t until = now + self.look_ns
@@ -181,7 +185,7 @@ cdef class Loop:
         return count
 
     def stop(self):
-        """Leave `run` after the present round."""
+        """Leave `run` after the present round, or the next `run` at once."""
         self.running = False
         os.eventfd_write(self.bell, 1)
 

@@ -58,3 +58,21 @@ def test_timers_go_off_in_their_order(loop: Loop) -> None:
     run(loop, 20)
 
     assert heard == ["first", "made by the second", "late"]
+
+
+def test_a_stop_ahead_of_the_run_is_not_lost(loop: Loop) -> None:
+    """Goal: a master that gets SIGTERM between the line that says where it listens and its loop ends all the same."""
+    ticks = 0
+
+    def tick(_: int) -> None:
+        nonlocal ticks
+        ticks += 1
+        assert ticks < 3, "it runs on"
+
+    loop.stop()
+    loop.run(lambda: 0, tick)
+    assert ticks == 0
+
+    loop.after(0, loop.stop)
+    loop.run(lambda: 0, tick)
+    assert ticks == 1, "one stop ends one run"
