@@ -192,6 +192,26 @@ def test_a_bad_token_file_is_one_clear_line(tmp_path: Path, content: str | None,
     assert complaint in line
 
 
+@pytest.mark.parametrize("output", [[], ["--json"]], ids=["lines", "json"])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604])
+def test_a_token_file_that_others_can_read_is_pointed_out(tmp_path: Path, mode: int, output: list[str]) -> None:
+    """Goal: the master starts, and names the file and the command that protects it on standard error, once."""
+    secret = tmp_path / "token"
+    secret.write_text("open sesame\n")
+    secret.chmod(mode)
+    with master_command("pccl run-master", "127.0.0.1:0", "--token-file", secret, *output) as script:
+        if output:
+            script.expect("{")
+        else:
+            address_of(script)
+        script.signal(signal.SIGTERM)
+        assert script.end() == 0
+
+        remedy = f"token file {secret} can be read by other users of this machine: run chmod 600 {secret}"
+        assert script.errors().count(remedy) == (1 if mode & 0o077 else 0)
+        assert "open sesame" not in script.errors()
+
+
 # ---------------------------------------------------------------------------------------------- help
 
 

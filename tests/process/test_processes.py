@@ -26,6 +26,7 @@ from .helpers import (
     eventually,
     gone,
     master_pid,
+    quick,
     running_master,
     sockets,
     together,
@@ -151,6 +152,40 @@ def test_nothing_outlives_a_kill(master: MasterNode, victim: str) -> None:
             eventually(lambda pid=pid: gone(pid), f"{name} is gone")
         crew[0].update_topology()
         assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1
+
+
+# What makes an actor fail, each in another place: whether it is a member by then, and what it finds in its mailbox.
+FATAL_MAIL = {
+    "operations that are none": (True, "pack(CallReduce(b'nothing'))"),
+    "half a call": (True, "pack(connect)[:-1]"),
+    "half a first call": (False, "pack(connect)[:-1]"),
+    "addresses that are none": (False, "pack(replace(connect, addresses=b'nowhere'))"),
+    "options that are none": (False, "pack(replace(connect, options=connect.options + b'\\nslots=many'))"),
+}
+
+
+@pytest.mark.parametrize(("is_member", "mail"), FATAL_MAIL.values(), ids=FATAL_MAIL.keys())
+def test_an_actor_that_fails_does_not_show_the_token(is_member: bool, mail: str) -> None:
+    """Goal: its traceback, with the story of its machine, goes to standard error, which others may read."""
+    token = "secret-that-no-log-may-show"
+    code = f"""
+        from pccl._core.protocol.codec import pack
+        from pccl._core.protocol.mailbox import CallConnect, CallReduce
+        from pccl._core.records import replace
+        from pccl.client.actor_client import ActorClient
+        options = quick(token={token!r})
+        connect = CallConnect(0, 1, 1, 0, 1, b"127.0.0.1 1", "", 0, options.encode().encode())
+        member = join(token={token!r}) if {is_member} else None
+        actor = member._actor if member else ActorClient(options)
+        actor.mailbox.send({mail})
+        assert actor.process.wait(15.0)
+        say("actor", actor.process.describe_end())
+    """
+    with running_master(quick(token=token)) as guarded, Script(code, guarded.address) as script:
+        assert script.expect("actor") == "ended with status 1"
+        script.end()
+        assert "Traceback" in script.errors()
+        assert token not in script.errors()
 
 
 def test_an_actor_lives_longer_than_the_thread_that_started_it(master: MasterNode) -> None:
