@@ -26,7 +26,7 @@ help:
 	@echo "make demo    set up without torch and watch peers train while they come and go"
 	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
-	@echo "make lint    ruff, mypy and stubtest only; make unit, make sim, make process: one tier of the tests"
+	@echo "make lint    ruff, cython-lint, mypy and stubtest only; make unit, make sim, make process: one tier of the tests"
 	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
@@ -102,6 +102,8 @@ lint: build
 	@echo "ruff"
 	@$(BIN)/ruff check --quiet $(LINTED)
 	@$(BIN)/ruff format --quiet --check $(LINTED)
+	@echo "cython-lint"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pccl  # which starts pycodestyle by its name
 	@echo "mypy"
 	@$(BIN)/mypy --no-error-summary
 	@echo "stubtest"

@@ -128,7 +128,8 @@ cdef class Region:
         self.segment.close()
 
 
-# No garbage collection: its way to break a cycle would skip the return, and nothing that a piece refers to refers to it.
+# No garbage collection: its way to break a cycle would skip the return, and nothing that a piece refers to refers to
+# it.
 @cython.final
 @cython.no_gc
 cdef class Piece(Extent):

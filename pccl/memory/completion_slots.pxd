@@ -60,7 +60,7 @@ cdef class SlotTable:
 
     cpdef Slot acquire(self)
     cpdef bint complete(self, Py_ssize_t index, uint32_t generation, int32_t result, bytes payload=*) except -1
-    cpdef beat(self, uint64_t now_ns)
+    cpdef beat(self, uint64_t awake_ns)
     cdef uint64_t beaten_ns(self) noexcept
     cdef void recycle(self, uint32_t index) noexcept
     cdef void reclaim(self) noexcept

@@ -276,9 +276,9 @@ cdef class SlotTable:
                 raise_errno(-woken, "waking who waits for a completion slot")
         return True
 
-    cpdef beat(self, uint64_t now_ns):
-        """The actor is alive and was awake at `now_ns` of the monotonic clock."""
-        posix.atomic_store_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET), now_ns)
+    cpdef beat(self, uint64_t awake_ns):
+        """The actor is alive and was awake at `awake_ns` of the monotonic clock."""
+        posix.atomic_store_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET), awake_ns)
 
     @property
     def last_beat_ns(self) -> int:
@@ -326,8 +326,9 @@ cdef class SlotTable:
         if self.closed:
             return ValueError("the table of completion slots is closed")
         return SlotsExhaustedError(
-            f"all {self.count} completion slots are in use: {self.count - self.abandoned_count} operations were launched "
-            f"and not awaited, {self.abandoned_count} were given up and are still running; await some before launching more"
+            f"all {self.count} completion slots are in use: {self.count - self.abandoned_count} operations were "
+            f"launched and not awaited, {self.abandoned_count} were given up and are still running; await some before "
+            "launching more"
         )
 
 

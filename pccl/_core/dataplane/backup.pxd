@@ -18,7 +18,9 @@ cdef inline uint64_t marks_offset(uint64_t nbytes) noexcept nogil:
 
 
 # The mark of a block: how many of its bytes are saved.
-cdef inline uint32_t *mark_of(char *backup, const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block) noexcept nogil:
+cdef inline uint32_t *mark_of(
+    char *backup, const Plan *plan, uint32_t itemsize, uint32_t chunk, uint32_t block
+) noexcept nogil:
     cdef char *marks = backup + marks_offset(plan.count * itemsize)
     check(chunk < plan.world, "a chunk that is marked is one of its plan")
     check(block < plan.blocks_each, "a block that is marked is one of its plan")

@@ -10,7 +10,7 @@ from .plan cimport Plan
 
 
 cdef enum:
-    BOARD_ENTRIES = 256             # operations on the board at a time; the entry of an operation is its sequence modulo this
+    BOARD_ENTRIES = 256             # operations on the board at a time; its entry is its sequence modulo this
     ENTRY_WORDS = 4                 # of 64 bits: one bit for each entry
     LANES_MAX = 256                 # senders, and as many receivers; options.LANES_MAX is checked against it
     LANE_WORDS = 4                  # of 64 bits: one bit for each lane

@@ -328,7 +328,7 @@ cdef class Board:
         block = op.own_blocks
         if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
             block = posix.atomic_add_u32(&op.own_next, 1) - 1
-        # Only the holder of the last block clears the bit: a later sender might clear it for the entry's next operation.
+        # Only the holder of the last block clears the bit: a later sender might clear it for the next operation here.
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][entry // 64], bit_of(entry))
         if block < op.own_blocks:

@@ -145,7 +145,8 @@ cdef class InflightModel:
         """Take the counts so far. Returns how many bytes may be in flight, or None if no limit is known."""
         cdef LinkCount total
         cdef uint64_t most
-        total.arrived, total.in_flight, total.unsent, total.packets, total.resent = arrived, in_flight, 0, packets, resent
+        total.arrived, total.in_flight, total.unsent = arrived, in_flight, 0
+        total.packets, total.resent = packets, resent
         self.report.round_trip_us = round_trip_us
         learn(&self.budget, &total, &self.report, now)
         most = allowed(&self.budget, &self.report)

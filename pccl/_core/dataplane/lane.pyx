@@ -31,8 +31,8 @@ from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 from pccl._core.system.futex cimport raise_errno
 from pccl._core.system.wait_set cimport (
-    IS_OVER, IS_READABLE, WAITED_MAX, Happened, open_wait_set, sleep_on, stop_waiting_for, wait_for_bell, wait_for_changes,
-    wait_for_input
+    IS_OVER, IS_READABLE, WAITED_MAX, Happened, open_wait_set, sleep_on, stop_waiting_for, wait_for_bell,
+    wait_for_changes, wait_for_input
 )
 
 # The codes as Python sees them.
@@ -65,7 +65,10 @@ cdef class LaneEnd:
         self.wait_set = open_wait_set()
         if self.wait_set < 0:
             raise_errno(errno, "opening a set of descriptors to wait for")
-        if wait_for_input(self.wait_set, mailbox, FROM_MAILBOX) != 0 or wait_for_bell(self.wait_set, bell, FROM_BELL) != 0:
+        if (
+            wait_for_input(self.wait_set, mailbox, FROM_MAILBOX) != 0
+            or wait_for_bell(self.wait_set, bell, FROM_BELL) != 0
+        ):
             raise_errno(errno, f"watching descriptors {mailbox} and {bell}")
 
     def __dealloc__(self):

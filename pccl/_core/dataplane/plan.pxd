@@ -4,11 +4,13 @@ from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef enum:
-    BLOCK_BYTES_MAX = 63 << 12      # stays in the cache between socket, sum and next socket. With its header
-                                    # it fills four packets of loopback; 1 << 18 would need a fifth that is almost empty
+    # Stays in the cache between socket, sum and next socket. With its header it fills four packets of loopback;
+    # 1 << 18 would need a fifth that is almost empty.
+    BLOCK_BYTES_MAX = 63 << 12
     BLOCK_BYTES_MIN = 1 << 14       # below this the header and the system call cost more than the bytes
-    BLOCKS_PER_CHUNK = 2            # of a small tensor: one travels while the other is added; 4 take a fifth longer at
-                                    # 400 KiB with four or eight peers on two cores, because each block costs wake-ups
+    # Of a small tensor: one travels while the other is added; 4 take a fifth longer at 400 KiB with four or eight peers
+    # on two cores, because each block costs wake-ups.
+    BLOCKS_PER_CHUNK = 2
     BLOCKS_MAX = 1 << 14            # of one operation: queues and bit sets have room for this many
     UNIT = 64                       # elements; chunks of a large tensor begin at multiples, so vectors stay aligned
     BLOCK_UNIT = 1024               # elements; block sizes are multiples, so no block ends inside a quantization group

@@ -1,10 +1,10 @@
 # cython: language_level=3, cdivision=True
 """The plan of a ring reduce: chunks, blocks, and which peer handles which of them at which hop. Pure arithmetic.
 
-A tensor is cut into one chunk per peer, and a chunk into blocks. At hop `h` the peer at rank `r` sends chunk `r - h` and
-receives chunk `r - h - 1`, modulo the size of the ring. The first `world - 1` hops reduce: the received block is added
-to the local one. After them chunk `r + 1` is complete at rank `r`, its *owner*. The other `world - 1` hops spread the
-result.
+A tensor is cut into one chunk per peer, and a chunk into blocks. At hop `h` the peer at rank `r` sends chunk `r - h`
+and receives chunk `r - h - 1`, modulo the size of the ring. The first `world - 1` hops reduce: the received block is
+added to the local one. After them chunk `r + 1` is complete at rank `r`, its *owner*. The other `world - 1` hops spread
+the result.
 
                     hop 0        hop 1        hop 2        hop 3            (three peers, four hops)
     rank 0 sends    chunk 0      chunk 2      chunk 1      chunk 0

@@ -9,7 +9,9 @@ for each block; any sender can read them there. `kernels` defines the codes.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from libc.stdint cimport uint32_t, uint64_t
 
-from pccl._core.kernels.arithmetic cimport _Held, decode_block, encode_block, group_of, itemsize_of, of_length, reduce_coded
+from pccl._core.kernels.arithmetic cimport (
+    _Held, decode_block, encode_block, group_of, itemsize_of, of_length, reduce_coded,
+)
 
 from .plan cimport blocks_numbered, make_plan
 

@@ -29,7 +29,8 @@ from .host_read cimport (
     add_offer, lend, receive_notes, remove_notes, take_back
 )
 from .inflight cimport (
-    InflightBudget, LinkCount, LinkReport, add, begin, free_bytes, is_far, learn, refresh, restart_sample
+    InflightBudget, LinkCount, LinkReport, add, begin as begin_report, free_bytes, is_far, learn, refresh,
+    restart_sample
 )
 from .lane cimport (
     BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, HOST_READ, INTRODUCTION, MAIL, PLAIN, UNMAPPED, WHEREABOUTS_BYTES,
@@ -94,7 +95,7 @@ cdef class Sender(LaneEnd):
         posix.atomic_store_u32(&self.board.shared.same_host_verified, 0)
         if self.same_host_suspected and add_notice(&self.notices, INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES):
             raise MemoryError
-        begin(&self.report, fd)
+        begin_report(&self.report, fd)
         self.far = is_far(&self.report)
         memset(&self.board.shared.budget, 0, sizeof(InflightBudget))  # another edge, another link
         posix.atomic_set_bits_u64(&self.board.shared.present[self.lane // 64], lane_bit(self.lane))
@@ -239,7 +240,7 @@ cdef class Sender(LaneEnd):
         return GO_ON
 
     cdef int save_payload(self, uint32_t chunk) noexcept nogil:
-        """Save the own chunk, which the result will overwrite; now, because it is read anyway: a twentieth less time."""
+        """Save the own chunk, which the result will overwrite; now, as it is read anyway: a twentieth less time."""
         cdef Op *op = self.job.op
         cdef char *backup
         if self.job.hop or self.by_host_read or op.codec.bits or not op.flags & BACKED_UP:
@@ -284,7 +285,8 @@ cdef class Sender(LaneEnd):
         cdef posix.iovec parts[2]
         cdef posix.msghdr message
         cdef ssize_t sent
-        cdef uint64_t taken, room = self.room() if self.far and self.entered and not self.job.op.small else <uint64_t> -1
+        cdef bint is_limited = self.far and self.entered and not self.job.op.small
+        cdef uint64_t taken, room = self.room() if is_limited else <uint64_t> -1
         if room == 0:
             return self.wait_for_budget()
         memset(&message, 0, sizeof(message))
@@ -375,12 +377,12 @@ cdef class Sender(LaneEnd):
 
     cdef int apply_note(self, const Note *note) noexcept nogil:
         """Count returned blocks as sent, and lend from now on what was accepted."""
-        cdef uint32_t index
+        cdef uint32_t _index
         cdef Loan loan
         cdef Op *op
         if note.magic != NOTE_MAGIC or note.returned > self.loans.count:
             return self.end(0, b"the other side returned a block that was not lent to it")
-        for index in range(note.returned):
+        for _index in range(note.returned):
             loan = take_back(&self.loans)
             op = self.board.enter(loan.sequence)
             if op != NULL:

@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from pccl._core.records cimport Fields, blank, fields_of, get as get_field, put as put_field
+from pccl._core.records cimport blank, fields_of, get as get_field, put as put_field
 from pccl._core.records import record
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
@@ -25,7 +25,8 @@ FIXED = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "flag": 1, "bytes16": 16, "bytes
 # Wire types with a length in front, by their largest number of bytes.
 SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
 
-cdef dict KINDS = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}  # all others are numbers
+# All others are numbers.
+cdef dict KINDS = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}
 
 
 class WireError(ValueError):

@@ -50,8 +50,8 @@ class ReduceSignature:
 cdef class Operation:
     """One reduce of this peer: its completion slot, its signature, and where its memory lies.
 
-    The fields are those of `PackedOperation`, in that order: by position, by name, or zero. Operations compare by content
-    and cannot be changed.
+    The fields are those of `PackedOperation`, in that order: by position, by name, or zero. Operations compare by
+    content and cannot be changed.
     """
 
     def __init__(self, *values, **named):

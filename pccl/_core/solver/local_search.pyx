@@ -16,9 +16,9 @@ exchange undoes it. While the ring still has steps below the goal, kicks are aim
 **The goal** is the rate that no step should be below. A slower step pays a penalty that is larger than the cost of any
 ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal. The first
 goal is the bound: the fastest one that nothing speaks against, neither members that cannot reach each other over edges
-that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the `path_builder`; if
-they fail, the next goal lies half way down to what is known. When no higher goal is reached, the sum is what is left to
-improve. Both take turns, with ever more kicks.
+that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the
+`path_builder`; if they fail, the next goal lies half way down to what is known. When no higher goal is reached, the sum
+is what is left to improve. Both take turns, with ever more kicks.
 
 Deterministic for a given beginning, seed and number of kicks: random numbers are drawn one to a line, because C does
 not say in which order it evaluates arguments. The clock only says when to stop.
@@ -159,12 +159,12 @@ cdef class Search:
     cdef void find_bound(self) noexcept nogil:
         """The fastest goal that nothing speaks against: everybody reaches everybody, and no forced step is missing."""
         cdef double goal, refuted
-        cdef int tries
+        cdef int _tries
         self.bound = goal = min(self.widest(False), self.widest(True))
         if goal <= 0 or self.builder.prepare(self.rates, goal):
             return
         self.bound, refuted = 0, goal
-        for tries in range(HALVINGS_MAX):
+        for _tries in range(HALVINGS_MAX):
             goal = self.rate_between(self.bound, refuted)
             if goal <= 0:
                 return
@@ -177,10 +177,10 @@ cdef class Search:
     cdef void lift(self, int64_t quota) noexcept nogil:
         """Make the slowest step faster: try the bound, then what lies between what was found and what was not."""
         cdef double goal = self.bound, unreached = self.bound
-        cdef int tries, attempts
-        for tries in range(LIFTS_MAX):
+        cdef int _tries, _attempts
+        for _tries in range(LIFTS_MAX):
             self.builder.prepare(self.rates, goal)
-            for attempts in range(BEGINNINGS):
+            for _attempts in range(BEGINNINGS):
                 if goal <= self.best_bottleneck or self.kicks_left <= 0 or self.stopped:
                     break
                 self.builder.write(&self.chance, self.order)
@@ -365,9 +365,9 @@ cdef class Search:
 
     cdef void kick(self) noexcept nogil:
         """Three short stretches in opposite order, at a slow step if there is one."""
-        cdef int longest = min(STRETCH_MAX, (self.count - 1) // 3), place = draw(&self.chance, self.count), tries
+        cdef int longest = min(STRETCH_MAX, (self.count - 1) // 3), place = draw(&self.chance, self.count), _tries
         if self.weight >= PENALTY:
-            for tries in range(self.count):
+            for _tries in range(self.count):
                 if self.steps[place] >= PENALTY:
                     break
                 place = place + 1 if place + 1 < self.count else 0
@@ -399,8 +399,8 @@ cdef class Search:
 
     cdef void scramble(self) noexcept nogil:
         """Several kicks at once, all over the ring: another beginning that is not all new."""
-        cdef int index, longest = (self.count - 1) // 3
-        for index in range(2 + self.count // 20):
+        cdef int _index, longest = (self.count - 1) // 3
+        for _index in range(2 + self.count // 20):
             self.shuffle(draw(&self.chance, self.count), longest)
 
     # ------------------------------------------------------------------------------------------ the ring as memory

@@ -1,10 +1,11 @@
 # Contents of `check`: assertions in compiled code, for the debug build alone.
 #
-# `make debug` and `make sanitize` compile with PCCL_DEBUG. Without it the macro drops its arguments unevaluated, and the
-# code is the same as if the line were not there. So a condition is one plain comparison: Cython computes `and`, `or`
-# and chained comparisons ahead of the call, where the macro cannot drop them.
+# `make debug` and `make sanitize` compile with PCCL_DEBUG. Without it the macro drops its arguments unevaluated, and
+# the code is the same as if the line were not there. So a condition is one plain comparison: Cython computes `and`,
+# `or` and chained comparisons ahead of the call, where the macro cannot drop them.
 #
-# A condition that fails is a defect of this process, never of a peer: it says which and aborts, and the dump shows where.
+# A condition that fails is a defect of this process, never of a peer: it says which and aborts, and the dump shows
+# where.
 
 cdef extern from * nogil:
     """

@@ -98,7 +98,7 @@ cdef class Word(Cell):
         return woken
 
     def look(self, uint32_t expected, int64_t duration_ns) -> bool:
-        """Looks again and again while the word holds `expected`, at most that long; True if it holds something else now.
+        """Looks again and again while the word holds `expected`, at most so long; True if it holds something else now.
 
         Whoever else wants the processor gets it between two looks, and other threads the GIL.
         """

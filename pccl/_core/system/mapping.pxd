@@ -3,7 +3,7 @@
 # One mapping of a whole descriptor; unmapped with the last reference, and every buffer taken from it is one.
 cdef class Mapping:
     cdef char *place                # the first byte, or NULL while there is no mapping
-    cdef readonly Py_ssize_t nbytes # how many there are
+    cdef readonly Py_ssize_t nbytes  # how many there are
     cdef bint readonly
 
 
@@ -11,4 +11,4 @@ cdef class Mapping:
 cdef class Extent:
     cdef Mapping mapping            # keeps the bytes mapped
     cdef char *place                # the first byte
-    cdef readonly Py_ssize_t nbytes # how many there are
+    cdef readonly Py_ssize_t nbytes  # how many there are

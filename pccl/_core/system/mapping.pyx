@@ -42,8 +42,8 @@ cdef size_t PAGE_BYTES = os.sysconf("SC_PAGESIZE")  # 64 KiB on some aarch64
 cdef class Mapping:
     """The first `nbytes` of the memory behind `fd`, which may be closed afterwards.
 
-    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault. What is not `writable`
-    may be a descriptor for reading only, and exports buffers of that kind.
+    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault. What is not
+    `writable` may be a descriptor for reading only, and exports buffers of that kind.
     """
 
     def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False, bint writable=True):

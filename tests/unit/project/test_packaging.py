@@ -220,3 +220,6 @@ def test_pre_commit_runs_the_linters_of_make_lint() -> None:
 
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pinned)
     assert hooks == pinned
+    (commands,) = re.findall(r"^lint: build\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for pin in pinned:
+        assert pin.partition("==")[0] in commands
