@@ -19,7 +19,7 @@ LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize unit sim process demo stress bench clean
+.PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize coverage unit sim process demo stress bench clean
 
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
+	@echo "make coverage  the lines of Python and Cython that the unit and simulation tests execute, per folder"
 	@echo "make test-arm64  the tests that need no torch, compiled for aarch64 and emulated (tests/arm64)"
 	@echo "make setup   tools and torch in $(VENV), without the package"
 	@echo "make clean   remove what was built"
@@ -114,18 +115,47 @@ lint: build
 
 # Copies of the tree under build/, compiled in their own way, so that the usual build stays as it is. The objects of
 # Python go through malloc there, so that the sanitizer sees their bounds too. gcc, because its libasan is preloaded.
-COPIED := pccl cli stress tests benchmarks docs setup.py pyproject.toml
-COMPILED_TESTS := tests/unit/_core tests/unit/memory tests/unit/actors
+COMPILED_TESTS := tests/unit/_core tests/unit/memory tests/unit/actors tests/unit/client
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 
-debug sanitize: $(VENV)/.tools
-	@mkdir -p build/$@
-	@echo "set-up: building build/$@"
-	@git ls-files -z --cached --others --exclude-standard $(COPIED) | tar --null -T - -cf - | tar -xf - -C build/$@
-	@cd build/$@ && PCCL_DEBUG=1 $(if $(filter sanitize,$@),PCCL_SANITIZE=1) \
-	  $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
-	@cd build/$@ && $(if $(filter sanitize,$@),$(SANITIZED)) $(CURDIR)/$(BIN)/python -m pytest -q $(COMPILED_TESTS)
+BUILT_FOR_debug := PCCL_DEBUG=1
+BUILT_FOR_sanitize := PCCL_DEBUG=1 PCCL_SANITIZE=1
+BUILT_FOR_coverage := PCCL_COVERAGE=1
+
+build/debug build/sanitize build/coverage: build/%: setup
+	@mkdir -p $@
+	@echo "set-up: building $@"
+	@find $@ -type f ! -path '$@/build/*' ! -name '*.so' ! -name '*.c' -delete  # so that nothing stays that was removed
+	@git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C $@
+	@cd $@ && $(BUILT_FOR_$*) $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+.PHONY: build/debug build/sanitize build/coverage
+
+debug: build/debug
+	@cd $< && $(CURDIR)/$(PYTEST) $(COMPILED_TESTS)
+
+sanitize: build/sanitize
+	@cd $< && $(SANITIZED) $(CURDIR)/$(PYTEST) $(COMPILED_TESTS)
+
+# Tests take five to ten times as long there. Of the process tests those run that call the API in the test's own process,
+# because nothing is counted in any other. Parts write files of their own, which are then put together. Status 1: tests
+# failed; a bound in seconds may be too short here, and whether tests pass is what `make test` says.
+COUNTED := unit sim process
+COUNTED_unit := tests/unit
+COUNTED_sim := tests/sim
+COUNTED_process := $(addprefix tests/process/test_,$(addsuffix .py,all_reduce attributes master_node membership \
+  optimize quantized reduce_async reduce_errors shared_state state_glue status))
+
+coverage: build/coverage
+	@rm -f $</.coverage*
+	@$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 $(addprefix coverage-,$(COUNTED))
+	@cd $< && $(CURDIR)/$(BIN)/coverage combine --quiet && $(CURDIR)/$(BIN)/coverage json --quiet -o build/coverage.json
+	@cd $< && $(CURDIR)/$(BIN)/python -m tests.coverage_table build/coverage.json pccl
+
+coverage-%:
+	@echo "pytest $(COUNTED_$*)"
+	@cd build/coverage && $(CURDIR)/$(BIN)/coverage run --parallel-mode -m pytest -q --timeout 3600 \
+	  --override-ini faulthandler_timeout=0 $(COUNTED_$*) || [ $$? -eq 1 ]
 
 # --- Things to see ----------------------------------------------------------
 
