@@ -1,8 +1,11 @@
 # Every command of this project. Set-up happens by itself, in .venv, and is
 # stamped: a second run of any target only does what has changed since.
 #
-# Three stamps, because they change at different rates: the tools (rarely),
-# torch (once), and the compiled package (with every .pyx).
+# Stamps differ by how often they change: the compiler's tools, torch and the
+# test tools (rarely), and the compiled package (with every .pyx). Compilation
+# needs only the first, so it runs beside the installation of the others.
+
+MAKEFLAGS += --jobs=2
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +19,7 @@ STUBBED := $(subst /,.,$(basename $(shell find pccl -name '*.pyi')))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 # Tests at once: most of them wait for something, so there are more than cores.
-WORKERS := $(shell echo $$(($$(nproc) + 1)))
+PARALLEL ?= -n $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize coverage unit sim process demo stress bench clean
@@ -27,12 +30,12 @@ help:
 	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff, cython-lint, mypy and stubtest only; make unit, make sim, make process: one tier of the tests"
-	@echo "make test-anywhere  hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
+	@echo "make test-anywhere  two hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
 	@echo "make coverage  the lines of Python and Cython that the unit and simulation tests execute, per folder"
 	@echo "make test-arm64  the tests that need no torch, compiled for aarch64 and emulated (tests/arm64)"
-	@echo "make setup   tools and torch in $(VENV), without the package"
+	@echo "make setup   tools, torch and the package in $(VENV)"
 	@echo "make clean   remove what was built"
 
 # --- Set-up -----------------------------------------------------------------
@@ -45,28 +48,37 @@ $(VENV)/.made:
 	@$(PIP) install --upgrade 'pip>=25.1'
 	@touch $@
 
+$(VENV)/.compiler: | $(VENV)/.made
+	@$(PIP) install --group build
+	@touch $@
+
 # By plain pip and before anything that could pull in another torch.
-$(VENV)/.torch: | $(VENV)/.made
+$(VENV)/.torch: | $(VENV)/.compiler
 	@echo "set-up: installing $(TORCH) (large; only once)"
 	@$(PIP) install $(TORCH)
 	@touch $@
 
 # When torch is wanted at all, it goes first.
-$(VENV)/.tools: pyproject.toml | $(VENV)/.made $(if $(WITH_TORCH),$(VENV)/.torch)
+$(VENV)/.tools: pyproject.toml | $(VENV)/.compiler $(if $(WITH_TORCH),$(VENV)/.torch)
 	@echo "set-up: installing build and test tools"
 	@$(PIP) install --group dev
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.tools setup.py $(NATIVE)
-	@echo "set-up: building pccl"
+$(VENV)/.compiled: $(VENV)/.compiler setup.py $(NATIVE)
+	@echo "set-up: compiling pccl"
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+# Finds everything compiled; what is left is to tell Python where the package is.
+$(VENV)/.built: $(VENV)/.tools $(VENV)/.compiled
 	@$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # The goal decides about torch, so each of these is a make of its own.
 setup:
-	@$(MAKE) --no-print-directory WITH_TORCH=1 $(VENV)/.torch $(VENV)/.tools
+	@$(MAKE) --no-print-directory WITH_TORCH=1 build
 
-build: $(VENV)/.built
+build: $(if $(WITH_TORCH),$(VENV)/.torch) $(VENV)/.built
 
 # --- Checks -----------------------------------------------------------------
 
@@ -89,10 +101,9 @@ sim: build
 
 process: build
 	@echo "pytest tests/process"
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup tests/process
+	@$(PYTEST) $(PARALLEL) tests/process
 
 test-anywhere: setup
-	@$(MAKE) --no-print-directory build
 	@tests/conditions.sh
 
 # TESTS: folders or files, instead of all tiers.
@@ -175,7 +186,6 @@ stress: build
 
 # With torch, whose Gloo is what we compare with.
 bench: setup
-	@$(MAKE) --no-print-directory build
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.kernels

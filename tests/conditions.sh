@@ -1,126 +1,168 @@
 #!/usr/bin/env bash
-# Runs the tests, or a part of them, under conditions in which they must pass as well: one function for each condition.
-# Nothing here knows a test; what a condition breaks is mended in the test or in the library, never excused here.
+# Runs the tests under conditions in which they must pass as well: one function for each condition. Nothing here knows a
+# test; what a condition breaks is mended in the test or in the library, never excused here.
 #
-#   tests/conditions.sh                                  every condition, all tests: hours
-#   tests/conditions.sh --list                           the conditions
-#   tests/conditions.sh umask twice -- tests/process/test_cli.py -x
+#   tests/conditions.sh                        every condition, one after the other: `make test` in a fresh clone
+#   tests/conditions.sh --list                 the conditions
+#   tests/conditions.sh user+umask+tmpdir      three at once
+#   tests/conditions.sh umask twice -- .venv/bin/python -m pytest -q tests/process/test_cli.py
+#                                              another command, in this tree
 #
 # Exit status: 0 if every run passed, 1 if one failed, 2 for an unknown condition. A condition that this machine or this
 # user cannot produce is reported as skipped, with the reason.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit 2
 
-python=${PYTHON:-.venv/bin/python}
-[[ $python == /* ]] || python=$PWD/$python
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-CONDITIONS=(user ignored_signals no_reaper descriptors umask no_ipv6 tmpdir twice)
+self=$(readlink -f "$0")
+tree=$(dirname "$(dirname "$self")")
+# From the outermost to the innermost: what needs root comes before the user changes.
+CONDITIONS=(twice no_ipv6 no_reaper descriptors ignored_signals umask tmpdir user)
 SKIPPED=77
-
-run() { "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"; }
 
 skip() {
     echo "skipped: $1"
     return $SKIPPED
 }
 
-# An ordinary user in a tree that it may only read.
-user() {
-    [[ $EUID -eq 0 ]] || { run; return; }
-    command -v setpriv >/dev/null || { skip "there is no setpriv"; return; }
-    setpriv --reuid=65534 --regid=65534 --clear-groups -- \
-        "$python" -c 'import subprocess, sys; subprocess.run([sys.executable, "-c", ""], check=True)' 2>/dev/null ||
-        { skip "another user may not execute $python"; return; }
-    mkdir "$scratch/home" && chmod 755 "$scratch" && chown 65534:65534 "$scratch/home"
-    HOME=$scratch/home TMPDIR=$scratch/home HYPOTHESIS_STORAGE_DIRECTORY=$scratch/home/hypothesis \
-        setpriv --reuid=65534 --regid=65534 --clear-groups -- "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
-}
-
-# As a job in the background (SIGINT, SIGQUIT) and under nohup (SIGHUP).
-ignored_signals() (
-    trap '' INT QUIT HUP
-    run
-)
-
-# Orphans go to a process that never waits for them, as in a container whose first process is no init.
-no_reaper() {
-    "$python" -c 'import ctypes, subprocess, sys
-assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
-sys.exit(subprocess.run(sys.argv[1:], check=False).returncode)' \
-        "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
-}
-
-# Every new descriptor has a number above what select() can take. In one process: workers would not inherit them.
-descriptors() {
-    "$python" -c 'import os, resource, sys
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
-for _ in range(2000):
-    os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
-os.execv(sys.argv[1], sys.argv[1:])' "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}" -n 0
-}
-
-umask() (
-    builtin umask 077
-    run
-)
-
-# A network of its own, with loopback and without IPv6.
-no_ipv6() {
-    [[ $EUID -eq 0 ]] || { skip "a network namespace needs root"; return; }
-    unshare --net true 2>/dev/null || { skip "there are no network namespaces"; return; }
-    unshare --net sh -c 'ip link set lo up && sysctl -qw net.ipv6.conf.all.disable_ipv6=1 && exec "$@"' sh \
-        "$python" -m pytest -q -p no:cacheprovider "${arguments[@]}"
-}
-
-# Temporary files in a folder with a space and a long name: longer than the address of a Unix socket may be.
-tmpdir() (
-    TMPDIR="$scratch/$(printf 'else where %.0s' {1..12})"
-    mkdir -p "$TMPDIR"
-    export TMPDIR
-    run
-)
+# --- Conditions: each runs a command ------------------------------------------
 
 # Two runs at the same time: ports, names and files must not meet.
 twice() {
     local first second status=0
-    run >"$scratch/first" 2>&1 &
+    (scratch=$scratch/1 && mkdir "$scratch" && export scratch && "$@") >"$scratch/first" 2>&1 &
     first=$!
-    run >"$scratch/second" 2>&1 &
+    (scratch=$scratch/2 && mkdir "$scratch" && export scratch && "$@") >"$scratch/second" 2>&1 &
     second=$!
     for one in "$first" "$second"; do wait "$one" || status=1; done
     cat "$scratch/first" "$scratch/second"
     return $status
 }
 
+# A network of its own, with loopback and without IPv6. Set-up, which downloads, has a way back to the other one.
+no_ipv6() {
+    [[ $EUID -eq 0 ]] || { skip "only root may switch IPv6 off"; return; }
+    unshare --net true 2>/dev/null || { skip "there are no network namespaces"; return; }
+    online="nsenter --net=/proc/$$/ns/net" unshare --net sh -c 'ip link set lo up && sysctl -qw net.ipv6.conf.all.disable_ipv6=1 && exec "$@"' sh "$@"
+}
+
+# Orphans go to a process that never waits for them, as in a container whose first process is no init.
+no_reaper() {
+    python3 -c 'import ctypes, subprocess, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+sys.exit(subprocess.run(sys.argv[1:], check=False, close_fds=False).returncode)' "$@"
+}
+
+# Every new descriptor has a number above what select() can take. pytest's workers do not inherit descriptors, so the
+# interpreter in which they start opens them once more.
+OPEN='import os, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+while os.open(os.devnull, os.O_RDONLY) < 2000:
+    pass
+for number in range(3, 2001):
+    try:
+        os.set_inheritable(number, True)
+    except OSError:
+        pass
+os.execvp(sys.argv[1], sys.argv[1:])'
+descriptors() {
+    mkdir -p "$scratch" && chmod 755 "$scratch"
+    {
+        echo '#!/usr/bin/env bash'
+        printf 'exec .venv/bin/python -c %q .venv/bin/python "$@"\n' "$OPEN"
+    } >"$scratch/python" && chmod 755 "$scratch/python"
+    PARALLEL="--dist load --tx $(($(nproc) + 1))*popen//python=$scratch/python" python3 -c "$OPEN" "$@"
+}
+
+# As a job in the background (SIGINT, SIGQUIT) and under nohup (SIGHUP).
+ignored_signals() (
+    trap '' INT QUIT HUP
+    "$@"
+)
+
+umask() (
+    builtin umask 077
+    "$@"
+)
+
+# Temporary files in a folder with a space and a long name: longer than the address of a Unix socket may be.
+tmpdir() {
+    local folder
+    folder="$scratch/$(printf 'else where %.0s' {1..12})"
+    mkdir -p "$folder" && chmod 1777 "$folder" && TMPDIR=$folder "$@"
+}
+
+# An ordinary user, with the interpreter of the system: one in root's home is none of his.
+user() {
+    [[ $EUID -eq 0 ]] || { "$@"; return; }
+    command -v setpriv >/dev/null || { skip "there is no setpriv"; return; }
+    local home=$scratch/home
+    mkdir -p "$home" && chmod 755 "$scratch" && chown 65534:65534 "$home"
+    # A folder that only root may read hides everything below it.
+    HOME=$home TMPDIR=${TMPDIR:-$home} PYTHON=${PYTHON:-/usr/bin/python3} PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
+        setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
+}
+
+# --- One after the other ------------------------------------------------------
+
+# The rest of the conditions, then the command: what is left of "a b -- command".
+inside() {
+    local next=$1
+    shift
+    if [[ $next == -- ]]; then exec "$@"; else "$next" "$self" --inside "$@"; fi
+}
+
+# A clone of what is committed, by the user who runs its tests.
+fresh_clone() {
+    local clone
+    clone=$(TMPDIR='' mktemp -d) && chmod 755 "$clone" || return
+    # shellcheck disable=SC2064  # the folder as it is now
+    trap "rm -rf '$clone'" EXIT
+    git -c safe.directory='*' clone --quiet "$tree" "$clone/pccl" && cd "$clone/pccl" || return
+    time { ${online-} make setup && make test; }
+}
+
+case ${1-} in
+    --list) printf '%s\n' "${CONDITIONS[@]}"; exit 0 ;;
+    --inside) shift; inside "$@"; exit ;;
+    --fresh-clone) fresh_clone; exit ;;
+esac
+
 wanted=()
-arguments=()
+command=()
 while (($#)); do
-    case $1 in
-        --list) printf '%s\n' "${CONDITIONS[@]}"; exit 0 ;;
-        --) shift; arguments=("$@"); break ;;
-        *) wanted+=("$1") ;;
-    esac
+    if [[ $1 == -- ]]; then
+        shift
+        command=("$@")
+        cd "$tree" || exit 2
+        break
+    fi
+    wanted+=("$1")
     shift
 done
 ((${#wanted[@]})) || wanted=("${CONDITIONS[@]}")
-((${#arguments[@]})) || arguments=(-n "$(($(nproc) + 2))" --dist loadgroup)
-for condition in "${wanted[@]}"; do
+((${#command[@]})) || command=("$self" --fresh-clone)
+for condition in ${wanted[*]//+/ }; do
     [[ " ${CONDITIONS[*]} " == *" $condition "* ]] || { echo "unknown condition: $condition" >&2; exit 2; }
 done
 
+scratch=$(mktemp -d)
+export scratch
+trap 'rm -rf "$scratch"' EXIT
 verdicts=()
 failed=0
-for condition in "${wanted[@]}"; do
-    echo "== $condition"
-    "$condition"
+for combination in "${wanted[@]}"; do
+    echo "== $combination"
+    ordered=()
+    for condition in "${CONDITIONS[@]}"; do
+        [[ +$combination+ != *+$condition+* ]] || ordered+=("$condition")
+    done
+    rm -rf "${scratch:?}"/*
+    "$self" --inside "${ordered[@]}" -- "${command[@]}"
     status=$?
     case $status in
-        0) verdicts+=("$condition: passed") ;;
-        "$SKIPPED") verdicts+=("$condition: skipped") ;;
-        *) verdicts+=("$condition: FAILED"); failed=1 ;;
+        0) verdicts+=("$combination: passed") ;;
+        "$SKIPPED") verdicts+=("$combination: skipped") ;;
+        *) verdicts+=("$combination: FAILED"); failed=1 ;;
     esac
 done
 printf '%s\n' "" "${verdicts[@]}"

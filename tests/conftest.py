@@ -16,8 +16,14 @@ from .leaks import Footprint
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
 TESTS = Path(__file__).parent
 TIERS = ("unit", "sim", "process")
+
+# Files whose tests share a slow fixture: a compiled wheel, four trained models. One worker runs such a file as a whole.
+UNDIVIDED = ("test_distribution.py", "test_examples.py")
 
 # What a shell ignores for a job in the background, and what nohup ignores.
 INHERITED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -44,6 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path}: tests belong in one of {', '.join(TIERS)}")
         item.add_marker(tier)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Hand out tests to workers one by one, and the undivided files, first of all, as a whole."""
+    # xdist's own groups are names that it appends to the identity of a test, which pytest no longer lets it do.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.endswith(UNDIVIDED) else nodeid
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)

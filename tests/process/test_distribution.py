@@ -26,12 +26,8 @@ from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-pytestmark = [
-    # The first test of each run waits for the compile, on a busy machine for minutes.
-    pytest.mark.timeout(600),
-    # One process runs them all, so that it compiles only once.
-    pytest.mark.xdist_group("distribution"),
-]
+# The first test of each run waits for the compile, on a busy machine for minutes.
+pytestmark = pytest.mark.timeout(600)
 
 # Not yet in any folder, but of a kind that a later change may add.
 LATER = "pccl/_core/kernels/probe.cu"

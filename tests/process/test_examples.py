@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import pytest
 
 from pccl import MasterNode
 
+from .fork_server import ForkServer, fork_server
 from .helpers import QUICK, ROOT, Script, running_master
 
 PATIENCE = 60.0  # seconds for a process that begins by importing torch, on a machine that is busy with others
@@ -38,10 +40,16 @@ class End(NamedTuple):
     digest: str
 
 
-def start(example: str, *arguments: object) -> Script:
-    """An example with one thread per process, as its own process."""
-    path = ROOT / "examples" / f"{example}.py"
-    return Script.command(sys.executable, path, *arguments, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Starts examples; one thread per process."""
+    with fork_server() as server:
+        yield server
+
+
+def start(server: ForkServer, example: str, *arguments: object) -> Script:
+    """An example as its own process."""
+    return server.run(ROOT / "examples" / f"{example}.py", *arguments)
 
 
 # Runs examples by themselves, one after the other, in an interpreter that imports torch only once.
@@ -112,13 +120,15 @@ def reach(script: Script, step: int, peers: int) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(example: str, alone: Alone) -> None:
+def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(
+    example: str, alone: Alone, server: ForkServer
+) -> None:
     """Goal: killed and new peers cost neither accuracy nor a single bit of agreement."""
     arguments, tolerance = EXAMPLES[example]
     with running_master() as master, ExitStack() as stack:
 
         def peer() -> Script:
-            return stack.enter_context(start(example, master.address, *arguments, "--min-peers", 3))
+            return stack.enter_context(start(server, example, master.address, *arguments, "--min-peers", 3))
 
         peers = [peer() for _ in range(3)]
         reach(peers[0], 4, 3)
@@ -132,13 +142,13 @@ def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(exam
 
 
 @pytest.mark.timeout(300)
-def test_peers_of_an_example_come_back_to_a_master_that_was_restarted() -> None:
+def test_peers_of_an_example_come_back_to_a_master_that_was_restarted(server: ForkServer) -> None:
     """Goal: they join the new one as newcomers and go on from where they were, and nobody starts them again."""
     with ExitStack() as stack:
         with running_master() as master:
             address = master.address
             flags = ("--steps", 60, "--pace", 0.02)
-            peers = [stack.enter_context(start("naive_ddp", address, *flags)) for _ in range(2)]
+            peers = [stack.enter_context(start(server, "naive_ddp", address, *flags)) for _ in range(2)]
             reach(peers[0], 5, 2)
         with MasterNode(address, options=QUICK):
             ends = {end_of(peer) for peer in peers}
@@ -157,12 +167,12 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(alone: Alone)
 
 
 @pytest.mark.timeout(300)
-def test_one_checkpoint_is_enough_to_resume_a_run(alone: Alone) -> None:
+def test_one_checkpoint_is_enough_to_resume_a_run(alone: Alone, server: ForkServer) -> None:
     """Goal: with a new master, the highest revision is given to who has none. They look for a better ring, too."""
     with running_master() as master, ExitStack() as stack:
         flags = (master.address, "--steps", 40, "--optimize-every", 25)
-        resumed = stack.enter_context(start("naive_ddp", *flags, "--checkpoint", alone.checkpoint))
-        fresh = stack.enter_context(start("naive_ddp", *flags))
+        resumed = stack.enter_context(start(server, "naive_ddp", *flags, "--checkpoint", alone.checkpoint))
+        fresh = stack.enter_context(start(server, "naive_ddp", *flags))
         ends = [end_of(resumed), end_of(fresh)]
 
     assert ends[0] == ends[1]

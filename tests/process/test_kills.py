@@ -31,7 +31,7 @@ from tests.readable import readable
 
 from .helpers import eventually
 
-KILLS = int(os.environ.get("PCCL_KILLS", "300"))
+KILLS = int(os.environ.get("PCCL_KILLS", "100"))
 PEERS = 4
 RETURN_SECONDS_MAX = 1.0  # the promise
 WHOLE_SECONDS_MAX = 10.0  # patience with a loaded machine; the ring is whole again in a tenth of a second

@@ -161,6 +161,8 @@ class Liar:
         self._listener.settimeout(BOUND)
         self.source = Source(7, "127.0.0.1", self._listener.getsockname()[1])
         self.calls = 0
+        self._lock = threading.Lock()  # one that calls while we close is either shut down or never served
+        self._is_closed = False
         self._sock: socket.socket | None = None  # the last one that called
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -169,8 +171,12 @@ class Liar:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
-                self.calls += 1
-                self._sock = sock
+                with self._lock:
+                    if self._is_closed:
+                        sock.close()
+                        return
+                    self.calls += 1
+                    self._sock = sock
                 with sock, contextlib.suppress(OSError):
                     sock.settimeout(BOUND)
                     self._shake_hands(sock)
@@ -192,11 +198,13 @@ class Liar:
                     sock.sendall(framed(action.message if isinstance(action, Say) else action.welcome))
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):  # closed already
+                    self._sock.shutdown(socket.SHUT_RDWR)
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        if self._sock is not None:
-            with contextlib.suppress(OSError):  # closed already
-                self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(BOUND)
         assert not self._thread.is_alive()
 

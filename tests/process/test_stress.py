@@ -30,21 +30,21 @@ def run_stress(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.timeout(200)
-def test_a_minute_of_churn_passes(tmp_path: Path) -> None:
+def test_churn_passes(tmp_path: Path) -> None:
     """Goal: `pccl stress --churn` holds every promise on this machine, and says so in its report."""
-    outcome = run_stress("--duration", "60s", "--peers", "8", "--seed", "1", "--bound", "3", folder=tmp_path)
+    outcome = run_stress("--duration", "20s", "--peers", "8", "--seed", "1", "--bound", "3", folder=tmp_path)
 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     totals = report["totals"]
     assert report["passed"]
     assert report["violations"] == []
-    assert totals["rounds"] > 100
-    assert totals["revisions"] > 100
-    assert totals["reduces"] > 1000
-    assert sum(totals["faults"].values()) > 50
+    assert totals["rounds"] > 30
+    assert totals["revisions"] > 30
+    assert totals["reduces"] > 300
+    assert sum(totals["faults"].values()) > 15
     assert min(totals["aborts"], totals["retries"], totals["inspected"], totals["received"]) > 0
-    assert totals["recoveries"]["count"] > 5
+    assert totals["recoveries"]["count"] > 1
     assert {RarePath.MADE_AGAIN, RarePath.RECEIVED, RarePath.REPLACED} <= set(totals["paths"])
     assert (tmp_path / "logs" / "master.log").stat().st_size > 0
     assert not list((tmp_path / "scratch").iterdir())
