@@ -7,11 +7,15 @@
 
 MAKEFLAGS += --jobs=2
 
+# Tests start thousands of interpreters; without bytecode on disk each would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Twice quiet: errors still show, remarks about mirrors do not.
-PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+# Twice quiet: errors still show, remarks about mirrors do not. Modules are compiled when they are imported: of torch,
+# few ever are.
+PIP := PIP_NO_COMPILE=1 $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
 NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
