@@ -34,13 +34,14 @@ class Clock:
         """Plan something relative to now."""
         self.at(self.now_ns + delay_ns, action, *arguments)
 
-    def run(self, until_ns: int, done: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until_ns: int, done: Callable[[], bool] | None = None) -> bool:
         """Let things happen until that time, or until `done`; says whether it was `done`."""
-        while not done():
-            if not self._heap or self._heap[0][0] > until_ns:
+        heap = self._heap
+        while done is None or not done():
+            if not heap or heap[0][0] > until_ns:
                 self.now_ns = until_ns
-                return done()
-            self.now_ns, _, action, arguments = heappop(self._heap)
+                return done is not None and done()
+            self.now_ns, _, action, arguments = heappop(heap)
             self.steps += 1
             action(*arguments)
         return True

@@ -4,7 +4,8 @@ Nothing is added up here. An operation is a *run* that all members of a ring beg
 each of them is through after a while of its own, if every lane of the ring has stood until then. What was begun leaves
 its memory dirty: with half a result, or with a whole one that may still be taken back. Only an abort cleans it, in its
 own time. Machines are held to their word: what may begin, when a slot may complete, and that nobody hears of a success
-while somebody else hears of a failure.
+while somebody else hears of a failure. What an operation receives in its time follows from the rate of the edge that it
+comes over, the same that a probe of that edge would find.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pccl._core.peer.events import ReduceBroken, ReduceDrained, ReduceEnded, Red
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, SUCCESS
 
-from .clock import MILLISECOND
+from .clock import MILLISECOND, SECOND
+from .probes import rate
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -56,10 +58,11 @@ class Run:
 class Part:
     """One peer's part in a run."""
 
-    __slots__ = ("aborted", "drained", "ended", "moved", "operation", "run")
+    __slots__ = ("aborted", "begun_ns", "drained", "ended", "moved", "operation", "run")
 
-    def __init__(self, run: Run, operation: Any) -> None:
+    def __init__(self, run: Run, operation: Any, begun_ns: int) -> None:
         self.run = run
+        self.begun_ns = begun_ns
         self.operation = operation
         self.ended = self.aborted = self.drained = False
         self.moved = 0
@@ -73,7 +76,8 @@ class DataPlane:
         self._world = shell.world
         self._latest = 0
         self._judged: dict[tuple[int, int], Run] = {}  # slot and its generation, between the end and the completion
-        self._traffic = 0
+        self._tx_bytes = self._rx_bytes = 0  # that all lanes have moved
+        self._counted_ns = 0  # what was received until then is counted
         self.parts: dict[int, Part] = {}
 
     def stands(self, sequence: int) -> bool:
@@ -89,7 +93,7 @@ class DataPlane:
     def begin(self, action: Any) -> None:
         """BeginOperation."""
         peer, sequence = self._shell.state.id, action.sequence
-        run = self._world.runs[peer, sequence]
+        run = self._world.runs[self._shell.state.ring_links.run, peer, sequence]
         assert sequence > self._latest, f"collective {sequence} begun after {self._latest}"
         assert action.world == len(run.members), f"world {action.world}, but {sorted(run.members)} were ordered"
         assert sum(end.attached for end in self._shell.links.values()) >= 2, "begun without lanes in both directions"
@@ -99,7 +103,7 @@ class DataPlane:
         run.signature = run.signature or signature
         assert run.signature == signature, f"collective {sequence} is {run.signature} and {signature}"
         self._latest = sequence
-        self.parts[sequence] = Part(run, action.operation)
+        self.parts[sequence] = Part(run, action.operation, self._world.clock.now_ns)
         run.begun[peer] = self
         if len(run.begun) == len(run.members):
             for plane in run.begun.values():
@@ -159,11 +163,27 @@ class DataPlane:
         if not gone or (run.ended.issuperset(gone) and self._world.chance(0.5)):
             part.ended = True
             run.ended.add(self._shell.state.id)
-            self._traffic += 1
+            ended = self._count(part)
             # The actor hears of it a little later, and may have other plans by then.
-            ended = ReduceEnded(sequence, 1, 2, 3, 4, 5)
             heard_ns = self._world.random.randint(0, 20 * MILLISECOND)
             self._world.clock.after(heard_ns, self._shell.receive, self._world.feed, self._shell, ended)
+
+    def _count(self, part: Part) -> ReduceEnded:
+        """What the workers have counted: the edge was the limit, or they waited for others most of the time."""
+        world, shell = self._world, self._shell
+        previous = part.run.begun[shell.state.ring_links.order.previous_peer]._shell
+        carried = rate(world.plan, previous.number, shell.number)
+        now_ns = world.clock.now_ns
+        was_limit = world.chance(0.5)
+        since_ns = max(self._counted_ns, part.begun_ns)  # operations at the same time share the edge
+        self._counted_ns = now_ns
+        share = 1.0 if was_limit else world.random.uniform(0.3, 1.0)
+        rx_bytes = int(carried * (now_ns - since_ns) * share) // SECOND
+        spent_ns = now_ns - part.begun_ns
+        network_ns = spent_ns if was_limit else spent_ns // 2
+        self._tx_bytes += rx_bytes
+        self._rx_bytes += rx_bytes
+        return ReduceEnded(part.run.sequence, rx_bytes, rx_bytes, network_ns, spent_ns - network_ns, 0)
 
     def fumble(self) -> None:
         """A worker cannot go on; which of the operations it was in is drawn."""
@@ -177,10 +197,8 @@ class DataPlane:
 
     def report(self) -> None:
         """What a shell tells its machine ahead of a Tick."""
-        running = {s: part for s, part in self.parts.items() if not part.ended and not part.aborted}
-        for sequence, part in running.items():
+        self._world.report(self._shell, Traffic(self._tx_bytes, self._rx_bytes))
+        for sequence, part in [(s, part) for s, part in self.parts.items() if not part.aborted]:
             stuck = self._world.clock.now_ns < part.run.stuck_until_ns
-            part.moved += part.run.moves() and not stuck
-            self._world.feed(self._shell, ReduceProgress(sequence, part.moved))
-        if running:
-            self._world.feed(self._shell, Traffic(self._traffic, self._traffic))
+            part.moved += not part.ended and part.run.moves() and not stuck
+            self._world.report(self._shell, ReduceProgress(sequence, part.moved))

@@ -5,9 +5,12 @@ A fault touches shells and connections only, never a machine: whatever a machine
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from pccl._core.master.status_report import report_pages
 from pccl._core.peer.events import AppGone, WorkerDied
+from pccl._core.protocol.codec import WIRE_VERSION
 from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,
@@ -23,7 +26,7 @@ from pccl._core.protocol.messages import (
 from pccl.options import nanoseconds
 
 from .clock import MILLISECOND
-from .network import Fin
+from .network import BrokenFrame, Fin
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -49,7 +52,7 @@ class Faults:
             return
         (kind,) = self._world.random.choices(self._kinds, self._weights)
         victims = [shell for shell in self._world.shells if shell.alive]
-        if kind in ("join", "freeze_master"):
+        if kind in ("join", "freeze_master", "restart_master", "inquire"):
             getattr(self, f"_{kind}")()
         elif victims:
             victim = self._world.random.choice(victims)
@@ -72,6 +75,40 @@ class Faults:
     def _freeze_master(self) -> None:
         self._world.note("freeze_master")
         self._world.master.freeze(self._duration_ns())
+
+    def _restart_master(self) -> None:
+        """The master is killed: now, in the middle of what it does next, or around its next save."""
+        master = self._world.master
+        choice = self._world.random.randrange(3)
+        if choice == 0:
+            master.kill_after(self._world.random.randint(0, 6))
+        elif choice == 1:
+            master.kill_at_save()
+        elif master.alive:
+            self._world.note("kill master")
+            master.end("connection reset by peer")
+
+    def _inquire(self) -> None:
+        self._world.master.receive(self._report_status)
+
+    def _report_status(self) -> None:
+        """An operator asks for the status: a report of any moment can be made, and changes nothing."""
+        world = self._world
+        state = world.master.state
+        before = state.next_deadline_ns, len(state.story)
+        pages = report_pages(state, world.clock.now_ns, version="simulated", wire_version=WIRE_VERSION)
+        report = json.loads(b"".join(page.text for page in pages))
+        assert report["world"] == len(state.members.accepted), f"a report of {report['world']} members"
+        assert before == (state.next_deadline_ns, len(state.story)), "a report changed the master"
+        if state.members.wiring:
+            world.paths.mark("an operator asks while a ring is wired")
+
+    def _break_frame(self, shell: PeerShell) -> None:
+        """A frame of a control connection arrives broken, at the one end or at the other."""
+        if shell.control is not None:
+            shell.intruded = True
+            say = shell.control.say_to_master if self._world.chance(0.5) else shell.control.say_to_peer
+            say(BrokenFrame("crc", "the checksum of a frame does not match"))
 
     def _cut(self, shell: PeerShell) -> None:
         shell.cut_until_ns = self._world.clock.now_ns + self._duration_ns()
@@ -97,7 +134,8 @@ class Faults:
 
     def _fumble(self, shell: PeerShell) -> None:
         busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
-        self._world.random.choice(busy).plane.fumble()
+        for other in self._world.random.sample(busy, min(len(busy), self._world.random.choice((1, 1, 3)))):
+            other.plane.fumble()
         fetching = [other for other in self._world.shells if other.alive and other.states.transfer is not None]
         if fetching:
             self._world.random.choice(fetching).states.fumble()
@@ -128,6 +166,41 @@ class Faults:
         else:
             getattr(self, f"_{choice}")(victim)
 
+    def at_optimization(self, lines: list[str]) -> None:
+        """The master optimises, and logs these lines: a moment that random faults seldom meet.
+
+        A member is lost while the new ring is wired, or everybody gives up while edges are measured.
+        """
+        world = self._world
+        if world.calm or "disturb" not in world.plan.faults:
+            return
+        if any("takes another ring" in line for line in lines) and world.chance(0.3):
+            victims = [shell for shell in world.shells if shell.alive and shell.state.phase == "member"]
+            if victims:
+                world.clock.after(world.delay_ns(), self._break_control, world.random.choice(victims))
+        elif any(" measures round=" in line for line in lines) and world.chance(0.05):
+            for shell in world.shells:
+                shell.program.give_up(0, 1)
+
+    def at_fetched(self, sink: PeerShell) -> None:
+        """A sink has the whole state: now and then every source dies before the other sinks have it."""
+        world = self._world
+        if not world.calm and "disturb" in world.plan.faults and world.chance(0.5):
+            delay_ns = 20 * MILLISECOND + 2 * world.delay_ns_max
+            world.clock.after(delay_ns, self._end_sources, sink.group)
+
+    def _end_sources(self, group: int) -> None:
+        parts = [
+            shell
+            for shell in self._world.shells
+            if shell.alive and shell.group == group and shell.states.transfer is not None
+        ]
+        if self._world.calm or not any(shell.states.is_fetching for shell in parts):
+            return
+        for shell in parts:
+            if not shell.states.transfer.fetches:  # type: ignore[union-attr]
+                self._crash(shell)
+
     def _kill_worker(self, shell: PeerShell) -> None:
         if shell.workers:
             shell.receive(self._worker_died, shell)
@@ -144,8 +217,10 @@ class Faults:
         self._world.spawn()
 
     def _intruder(self, shell: PeerShell) -> None:
-        """A peer with the wrong secret, or one whose actor breaks the protocol."""
-        if self._world.plan.handshakes and self._world.chance(0.5):
+        """A peer with the wrong secret or a useless address, or one whose actor breaks the protocol."""
+        if self._world.chance(0.1):
+            self._world.spawn(advertised="a.name.example")
+        elif self._world.plan.handshakes and self._world.chance(0.5):
             self._world.spawn(knows_token=False)
         elif shell.control is not None and shell.control.conn in self._world.master.links:
             wrong = [

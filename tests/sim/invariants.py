@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import events as master_events
+from pccl._core.master.bandwidths import PROBE
+from pccl._core.master.election import NEVER
 from pccl._core.master.events import PeerSaid, SendTo
 from pccl._core.peer import events as peer_events
 from pccl._core.peer.events import MasterSaid
@@ -18,13 +20,14 @@ from pccl._core.protocol.messages import (
     Kick,
     OptimizeDone,
     ReduceFailed,
+    Registered,
     SyncDone,
     TopologyDone,
     WireFailed,
 )
 from pccl._core.protocol.operations import unpack_pairs
 from pccl._core.protocol.outcomes import KIND_MASTER_LOST, RANK_CONNECTION_LOST
-from pccl._core.solver.solver import evaluate, solve
+from pccl._core.solver.solver import EXACT_MAX, evaluate, solve
 from pccl.options import nanoseconds
 
 from .dataplane import Run
@@ -56,6 +59,9 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
             assert told == (state.members.groups[group].epoch, len(state.members.groups[group].ring)), (
                 f"group {group} was told {told}"
             )
+        elif kind is Registered:
+            assert message.peer > world.peer_id, f"peer id {message.peer} after {world.peer_id}"
+            world.peer_id = message.peer
         elif kind is Kick:
             _check_kick(world, action.conn, message.reason)
         elif kind is Commence:
@@ -69,9 +75,10 @@ def _check_consensus(world: World, actions: list[Any]) -> None:
     """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
     if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
         return
+    run = world.master.state.members.run
     for number, group in world.master.state.members.groups.items():
         revision, content = group.consensus.revision, group.consensus.content
-        agreed = world.agreements.setdefault(number, {})
+        agreed = world.agreements.setdefault((run, number), {})
         if revision < 0 or agreed.get(revision) == content:
             continue
         assert revision not in agreed, f"group {number} agreed twice on revision {revision}"
@@ -81,7 +88,27 @@ def _check_consensus(world: World, actions: list[Any]) -> None:
         assert told.index(True) < told.index(SyncDone), "an agreement was told before it was kept"
         agreed[revision] = content
         assert content in world.contents, f"group {number} agreed on what nobody voted for, or on a torn state"
-        world.checkpoints[number] = world.contents[content]
+        if revision - 1 in agreed and world.master.life:
+            world.paths.mark("a restored run agrees on its next state")
+
+
+def check_restored(world: World) -> None:
+    """A master that starts again knows every state that a caller was told of, and gives no peer an id of old."""
+    state, run = world.master.state, world.master.state.members.run
+    if not world.plan.durable:
+        world.peer_id = 0
+        world.paths.mark("a master without a state file begins another run")
+    for key in [key for key in world.agreements if key[0] == run]:
+        group = state.members.groups.get(key[1])
+        revision = group.consensus.revision if group is not None else NEVER
+        told = world.told.get(key, NEVER)
+        assert told <= revision, f"group {key[1]} is back at revision {revision}, and {told} was told"
+        agreed = world.agreements[key]
+        assert revision < 0 or agreed[revision] == group.consensus.content, f"group {key[1]} holds another content"
+        unknown = [number for number in agreed if number > revision]
+        world.paths.mark("what nobody was told is agreed anew" if unknown else "a master goes on with what was agreed")
+        for number in unknown:
+            del agreed[number]
 
 
 def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
@@ -96,13 +123,15 @@ def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
 
 def _note_commenced(world: World, peer: Any, order: Commence) -> None:
     """Everybody in the ring is told of the same collectives; each is known by the names of its members from now on."""
+    name = world.master.state.members.run
     ring = frozenset(world.master.state.members.groups[peer.group].ring)
     for tag, sequence in unpack_pairs(order.pairs):
-        assert (peer.id, sequence) not in world.runs, f"collective {sequence} (tag {tag}) commences twice for {peer.id}"
-        known = [world.runs[member, sequence] for member in ring if (member, sequence) in world.runs]
+        key = name, peer.id, sequence
+        assert key not in world.runs, f"collective {sequence} (tag {tag}) commences twice for {peer.id}"
+        known = [world.runs[name, member, sequence] for member in ring if (name, member, sequence) in world.runs]
         run = known[0] if known else Run(sequence, ring, _numbers(world, peer.group))
         assert run.members == ring, f"collective {sequence} over {sorted(run.members)} and {sorted(ring)}"
-        world.runs[peer.id, sequence] = run
+        world.runs[key] = run
 
 
 def _numbers(world: World, number: int) -> tuple[int, ...]:
@@ -115,7 +144,8 @@ def _numbers(world: World, number: int) -> tuple[int, ...]:
 
 def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
     """A pair counts as unreachable only if something stood between: a partition, a broken lane, a troubled target."""
-    target = next((shell for shell in world.shells if shell.state.id == failure.target and shell.alive), None)
+    living = [shell for shell in world.shells if shell.alive and shell.is_served_by(world.master)]
+    target = next((shell for shell in living if shell.state.id == failure.target), None)
     if target is None or target.frozen:
         return
     options = world.plan.options
@@ -167,26 +197,30 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
         assert links.epoch == event.message.epoch, f"numbers of epoch {event.message.epoch} at epoch {links.epoch}"
         assert links.reported == links.epoch, f"numbers for a ring that {shell.name} never reported"
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
-    _check_order(actions)
+    if actions:
+        _check_order(actions)
     # The end itself, not a call long after it that hears of it.
     if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and peer_events.HangUp() in actions:
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
-    if state.phase == "member" and state.id in world.master.state.members.peers:
+    if state.phase == "member" and shell.is_served_by(world.master) and state.id in world.master.state.members.peers:
         assert links.epoch <= world.master.state.members.groups[shell.group].epoch, f"{shell.name} lives in the future"
 
 
 def check_optimal(world: World) -> None:
     """After an optimisation at rest: what was measured is what the ways carry, and no ring of it is clearly faster."""
     state = world.master.state
-    numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive}
+    numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive and shell.state.id}
     for group in state.members.groups.values():
         rates = group.bandwidths.matrix(group.ring)
         for edge in group.bandwidths.report(world.clock.now_ns)["edges"]:
-            ways = (numbers[edge["source"]], numbers[edge["target"]])
-            assert edge["bytes_per_second"] in (0, rate(world.plan.seed, *ways)), f"measured {edge}"
+            carried = rate(world.plan, numbers[edge["source"]], numbers[edge["target"]])
+            if edge["origin"] == PROBE:
+                assert edge["bytes_per_second"] in (0, carried), f"measured {edge}"
+            else:
+                assert 0 < edge["bytes_per_second"] <= carried, f"seen {edge}, but {carried} is all that it carries"
         count = len(group.ring)
-        if count < 3:
-            continue
+        if not 3 <= count <= EXACT_MAX:
+            continue  # beyond it the best ring is not known
         best, present = solve(rates, count), evaluate(rates, range(count))
         if best is not None:
             assert present is not None, f"a ring {group.ring} over unmeasured edges"
@@ -213,7 +247,7 @@ def _check_order(actions: list[Any]) -> None:
 def _is_master_troubled(world: World, shell: PeerShell) -> bool:
     options, master = world.plan.options, world.master
     since_ns = world.clock.now_ns - nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval)
-    return master.frozen or master.troubled_ns >= since_ns or shell.cut_until_ns >= since_ns
+    return not master.alive or master.frozen or master.troubled_ns >= since_ns or shell.cut_until_ns >= since_ns
 
 
 def is_agreed(world: World) -> bool:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.master.events import PeerCame, PeerSaid, PeerWent
 from pccl._core.peer.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp
 from pccl._core.protocol.codec import decode, encode
 from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
-from pccl._core.protocol.messages import JoinLane, Register
+from pccl._core.protocol.messages import JoinLane, Kick, Register
+from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.records import record, replace
 
 from .clock import MILLISECOND
@@ -44,6 +46,14 @@ class Opened:
 class Turned:
     """The answerer refused the caller for good."""
 
+    reason: str
+
+
+@record
+class BrokenFrame:
+    """Bytes that are no frame, as the actor that reads them names them."""
+
+    kind: str
     reason: str
 
 
@@ -93,21 +103,34 @@ def shake_hands(pending: PendingConnections, caller: Caller, conn: int, host: st
     return None, refusal
 
 
+def is_numeric(host: str) -> bool:
+    """Whether this is an IP address and not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class ControlLink:
     """A connection between a peer and the master, from the first dial on."""
 
-    __slots__ = ("_master", "_token", "_up", "_world", "conn", "down", "peer", "register")
+    __slots__ = ("_token", "_up", "_world", "conn", "down", "master", "peer", "register")
 
     def __init__(self, world: World, peer: PeerShell, register: Register, token: bytes) -> None:
         self._world = world
         self.peer = peer
-        self._master: MasterShell = world.master
+        self.master: MasterShell = world.master
         self._token = token
         self.register = register
         self.conn = 0  # the master's number for it; 0 until it is known there
         self._up = Pipe(world, world.master, self._at_master, peer)
         self.down = Pipe(world, peer, self._at_peer, peer)
-        self._up.send(Opened())
+        if self.master.alive:
+            self.master.calling.add(self)
+            self._up.send(Opened())
+        else:
+            self.down.send(Fin("connection refused"))
 
     def say_to_master(self, item: Any) -> None:
         """A message of the peer, or its Fin."""
@@ -118,10 +141,11 @@ class ControlLink:
         self.down.send(self._through_bytes(item))
 
     def _through_bytes(self, item: Any) -> Any:
-        return decode(*encode(item)) if self._world.plan.bytes and not isinstance(item, Fin) else item
+        is_message = not isinstance(item, Fin | BrokenFrame)
+        return decode(*encode(item)) if self._world.plan.bytes and is_message else item
 
     def _at_master(self, item: Any) -> None:
-        master = self._master
+        master = self.master
         if isinstance(item, Opened):
             self._answer()
         elif self.conn not in master.links:
@@ -129,12 +153,18 @@ class ControlLink:
         elif isinstance(item, Fin):
             del master.links[self.conn]
             self._world.feed(master, PeerWent(self.conn, item.reason))
+        elif isinstance(item, BrokenFrame):
+            del master.links[self.conn]
+            reason = f"broke the protocol ({item.kind}): {item.reason}"
+            self._dismiss(reason)
+            self._world.feed(master, PeerWent(self.conn, reason))
         else:
             self._world.feed(master, PeerSaid(self.conn, item))
 
     def _answer(self) -> None:
         """The caller has reached the master's port."""
-        master, world = self._master, self._world
+        master, world = self.master, self._world
+        master.calling.discard(self)
         self.conn = master.new_conn()
         register = self.register
         if world.plan.handshakes:
@@ -144,9 +174,18 @@ class ControlLink:
                 self.down.send(Turned(reason))
                 return
             register = hello
-        master.links[self.conn] = self
         self.down.send(Opened())
+        if register.host and not is_numeric(register.host):
+            world.paths.mark("an address that is a name is refused")
+            self._dismiss(f"{register.host!r} is not a numeric address that others could dial")
+            return
+        master.links[self.conn] = self
         world.feed(master, PeerCame(self.conn, register, self.peer.host))
+
+    def _dismiss(self, reason: str) -> None:
+        """The master's actor ends the connection by itself, and says why."""
+        self.say_to_peer(Kick(INVALID_USAGE, reason))
+        self.say_to_peer(Fin("closed by the master"))
 
     def _at_peer(self, item: Any) -> None:
         peer, feed = self.peer, self._world.feed
@@ -160,6 +199,10 @@ class ControlLink:
         elif isinstance(item, Fin):
             peer.control = None
             feed(peer, MasterDown(item.reason))
+        elif isinstance(item, BrokenFrame):
+            peer.control = None
+            self.say_to_master(Fin("connection reset by peer"))
+            feed(peer, MasterDown(f"{item.kind}: {item.reason}"))
         else:
             feed(peer, MasterSaid(item))
 

@@ -20,9 +20,11 @@ from pccl._core.protocol import events
 from pccl._core.protocol.events import Tick
 from pccl._core.protocol.handshake import PendingConnections
 from pccl._core.protocol.messages import JoinLane, Register
+from pccl.actors.master.state_file import _parse, _render
 from pccl.options import PENDING_CONNECTIONS_MAX, nanoseconds
 
 from .dataplane import DataPlane
+from .moonshots import Moonshots
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
 from .probes import Probes
 from .states import StatePlane
@@ -89,7 +91,6 @@ class Node:
         if planned_ns != self._tick_ns or self.frozen or not self.alive:
             return
         if self.world.clock.now_ns >= self.state.next_deadline_ns:
-            self._tick_ns = -NEVER  # what is reported ahead of a tick needs no further one
             self.report()
             self._tick_ns = NEVER
             self.world.feed(self, Tick())
@@ -108,12 +109,25 @@ class Node:
 
 
 class MasterShell(Node):
-    """The master's process."""
+    """The master's process, from one start to its end."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, saved: bytes = b"", life: int = 0) -> None:
+        """`saved` is the state file, if there is one; `life` counts the masters before this one."""
         super().__init__(world)
         self.name = "master"
-        self.state = MasterState(world.run, world.plan.options, world.clock.now_ns)
+        self.life = life
+        now_ns, options = world.clock.now_ns, world.plan.options
+        self.state = (
+            MasterState.restore(_parse(saved), options, now_ns)
+            if saved
+            else MasterState(life.to_bytes(16, "big"), options, now_ns)
+        )
+        if life:
+            self.troubled_ns = now_ns
+        self._actions_left = NEVER  # after so many more actions it dies
+        self._dies_at_save = False
+        self.moonshots = Moonshots(self)
+        self.calling: set[ControlLink] = set()  # connections that are not accepted yet
         self.links: dict[int, ControlLink] = {}
         self.pending = PendingConnections(world.token, Register, world.nonce, NEVER // 2, PENDING_CONNECTIONS_MAX)
         self._conns = 0
@@ -126,22 +140,65 @@ class MasterShell(Node):
     def perform(self, action: Any) -> None:
         """Do what the machine asks."""
         kind = type(action)
+        if not self._actions_left or (kind is master_events.Save and self._dies_at_save):
+            self.world.paths.mark("the master is killed in the middle of an event")
+            if self._actions_left and self.world.chance(0.5):
+                self.save()
+            self.end("connection reset by peer")
+            return
+        self._actions_left -= 1
         if kind is master_events.SendTo:
             self.links[action.conn].say_to_peer(action.message)
         elif kind is master_events.Dismiss:
             self.links.pop(action.conn).say_to_peer(Fin("closed by the master"))
-        elif kind is not events.Log and kind is not master_events.Save:
+        elif kind is master_events.Save:
+            self.save()
+        elif kind is master_events.BeginMoonshot:
+            self.moonshots.begin(action)
+        elif kind is master_events.CancelMoonshot:
+            self.moonshots.cancel(action)
+        elif kind is not events.Log:
             raise AssertionError(f"the master's machine asks for {action!r}")
+
+    def save(self) -> None:
+        """Keep what must outlive this process, in the bytes of a state file."""
+        if self.world.plan.durable:
+            self.world.saved = _render(self.state.snapshot())
+
+    def kill_after(self, actions: int) -> None:
+        """Die once so many more actions are done, and not before there is a further one."""
+        self._actions_left = actions
+
+    def kill_at_save(self) -> None:
+        """Die when something is to be saved: just before it is, or just after."""
+        self._dies_at_save = True
+
+    def spare(self) -> None:
+        """Die of nothing that was planned before."""
+        self._actions_left, self._dies_at_save = NEVER, False
+
+    def end(self, reason: str) -> None:
+        """The process is gone; the kernel closes its connections."""
+        self.alive = False
+        for link in (*self.links.values(), *sorted(self.calling, key=lambda link: link.peer.number)):
+            link.say_to_peer(Fin(reason))
+        self.links.clear()
+        self.calling.clear()
+        self.world.master_ended()
 
 
 class PeerShell(Node):
     """A peer actor's process with its workers, and the training process that started it."""
 
-    def __init__(self, world: World, number: int, port: int, group: int, lanes: int) -> None:
+    def __init__(
+        self, world: World, number: int, where: tuple[str, int], group: int, lanes: int, *, advertised: str
+    ) -> None:
         super().__init__(world)
+        host, port = where
         self.name = f"p{number}"
         self.number = number
-        self.host = "host"
+        self.host = host
+        self.advertised = advertised  # what it registers with; empty: the master sees where it calls from
         self.port = port
         self.group = group
         self.lanes = lanes
@@ -153,7 +210,7 @@ class PeerShell(Node):
         self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
         self.pending = PendingConnections(world.token, JoinLane, world.nonce, NEVER // 2, PENDING_CONNECTIONS_MAX)
-        self.intruded = False  # somebody spoke in its name
+        self.intruded = False  # somebody spoke in its name, or a frame of its connection was broken
         self.plane = DataPlane(self)
         self.probes = Probes(self)
         self.states = StatePlane(self)
@@ -190,6 +247,10 @@ class PeerShell(Node):
         """Do what the machine asks."""
         self._doing[type(action)](action)
 
+    def is_served_by(self, master: MasterShell) -> bool:
+        """Whether it has a connection to this master, or what it still believes to be one."""
+        return self.control is not None and self.control.master is master
+
     def report(self) -> None:
         """How far every operation is."""
         self.plane.report()
@@ -212,7 +273,7 @@ class PeerShell(Node):
         assert self.control is None, "a second connection to the master"
         token = world.token if self.program.knows_token else b"wrong"
         self.control = ControlLink(
-            world, self, Register(bytes(32), self.group, self.lanes, self.host, self.port), token
+            world, self, Register(bytes(32), self.group, self.lanes, self.advertised, self.port), token
         )
         options = world.plan.options
         patience_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)

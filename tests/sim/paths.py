@@ -17,12 +17,13 @@ from pccl._core.protocol.operations import unpack_pairs
 from pccl._core.protocol.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RANK_CONNECTION_LOST, TOO_FEW_PEERS
 from pccl.options import nanoseconds
 
+from .actor_paths import ACTOR_PATHS, mark_after, mark_before, mark_loss
 from .sync_paths import SYNC_PATHS, mark_master, mark_peer, remember
 
 if TYPE_CHECKING:
     from .nodes import MasterShell, PeerShell
 
-PATHS = SYNC_PATHS | {
+PATHS = SYNC_PATHS | ACTOR_PATHS | {
     # membership
     "a member is lost while newcomers are wired",
     "a newcomer is lost while it is admitted",
@@ -111,7 +112,6 @@ PATHS = SYNC_PATHS | {
     "a dead worker costs all lanes",
     # a peer and its master
     "the master is dialled again",
-    "the wrong secret is refused",
     "a newcomer hears nothing and starts again",
     "a member gives a silent master up",
     "a peer forgives the master what it could not hear itself",
@@ -131,7 +131,7 @@ class Paths:
         self._syncs = syncs
         self.taken: Counter[str] = Counter()
 
-    def _mark(self, name: str) -> None:
+    def mark(self, name: str) -> None:
         assert name in PATHS, f"{name!r} is not in the list"
         self.taken[name] += 1
 
@@ -146,6 +146,7 @@ class Paths:
         vote = _vote_of(state, event)
         held, sync = _is_held(state), remember(state, event) if self._syncs else None
         optimization = state.optimizer.running, bool(state.optimizer.measurements), set(state.optimizer.waiting)
+        found = mark_before(state, event, self.mark)
         return (
             state.members.admission,
             set(state.members.admitting),
@@ -155,42 +156,47 @@ class Paths:
             vote,
             sync,
             optimization,
+            found,
         )
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """The master handled an event."""
         state = shell.state
-        admission, admitting, accepted, late, held, vote, sync, optimization = before
+        admission, admitting, accepted, late, held, vote, sync, optimization, found = before
         if sync is not None:
-            mark_master(state, sync, event, actions, self._mark)
+            mark_master(state, sync, event, actions, self.mark)
         if admission:
             if accepted - state.members.accepted:
-                self._mark("a member is lost while newcomers are wired")
+                self.mark("a member is lost while newcomers are wired")
             if admitting - state.members.admitting - state.members.accepted:
-                self._mark("a newcomer is lost while it is admitted")
+                self.mark("a newcomer is lost while it is admitted")
         if accepted and not state.members.accepted and state.members.admission:
-            self._mark("an empty run takes those who wait")
+            self.mark("an empty run takes those who wait")
         if late:
-            self._mark("a sweep after the master's own pause judges nobody")
+            self.mark("a sweep after the master's own pause judges nobody")
         if type(event) is master_events.PeerCame and held and state.members.admission:
-            self._mark("a held vote is released by a newcomer")
+            self.mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
             self._at_message(state, event.message, actions, admission, vote)
             if event.conn in state.members.conns:
                 self._at_collective(state, state.members.conns[event.conn].group, event.message, actions)
-        self._at_optimization(state, optimization, accepted - state.members.accepted, actions)
+        lines = [action.line for action in actions if type(action) is events.Log]
+        self._at_optimization(state, optimization, accepted - state.members.accepted, actions, lines)
+        mark_after(state, found, event, actions, lines, self.mark)
         for action in actions:
             if type(action) is master_events.SendTo:
                 self._at_send(action.message, admitting)
 
-    def _at_optimization(self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any]) -> None:
+    def _at_optimization(
+        self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any], lines: list[str]
+    ) -> None:
         optimizing, measuring, optimizers = before
         if optimizing and lost:
-            self._mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
+            self.mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
         waiting = state.optimizer.waiting.keys()
         if optimizing and optimizers - lost - waiting and not _sends(actions, messages.OptimizeDone):
             left = state.optimizer.running
-            self._mark(
+            self.mark(
                 "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
             )
         if (
@@ -198,99 +204,99 @@ class Paths:
             and _sends(actions, messages.OptimizeDone)
             and not all(not group.bandwidths.missing(group.ring, 0) for group in state.members.groups.values())
         ):
-            self._mark("an optimisation measures only a part")
-        for line in [action.line for action in actions if type(action) is events.Log]:
+            self.mark("an optimisation measures only a part")
+        for line in lines:
             if "takes another ring" in line:
-                self._mark("an optimisation takes another ring")
+                self.mark("an optimisation takes another ring")
             elif "keeps its ring" in line:
-                self._mark("an optimisation keeps the ring")
+                self.mark("an optimisation keeps the ring")
             elif "not measured" in line:
                 late = "no report in time" in line
-                self._mark("a round of probes ends at its deadline" if late else "an edge cannot be measured")
+                self.mark("a round of probes ends at its deadline" if late else "an edge cannot be measured")
 
     def _at_message(self, state: Any, message: Any, actions: list[Any], admission: bool, vote: Any) -> None:
         kind = type(message)
         if kind is messages.WireFailed and not actions:
-            self._mark("a late report of an unreachable pair is ignored")
+            self.mark("a late report of an unreachable pair is ignored")
         elif kind is messages.WireFailed and not _sends(actions, messages.Kick):
-            self._mark("a pair that cannot connect is routed around")
+            self.mark("a pair that cannot connect is routed around")
         elif kind is messages.EdgeLost and not actions:
-            self._mark("the second report of a broken edge is ignored")
+            self.mark("the second report of a broken edge is ignored")
         elif kind is messages.EdgeLost and _sends(actions, messages.RingOrder):
-            self._mark("a broken edge is ordered anew")
+            self.mark("a broken edge is ordered anew")
         elif (
             kind is messages.Wired
             and not actions
             and all(message.epoch < group.epoch for group in state.members.groups.values())
         ):
-            self._mark("a report of a past epoch is ignored")
+            self.mark("a report of a past epoch is ignored")
         elif kind is messages.Withdraw:
             during = "a withdrawal during an admission" if admission else "a withdrawal counts"
-            self._mark("a withdrawal comes too late" if vote is None or vote.call != message.call else during)
+            self.mark("a withdrawal comes too late" if vote is None or vote.call != message.call else during)
         elif kind is messages.VoteTopology and not actions and _is_held(state):
-            self._mark("a vote is held for a larger group")
+            self.mark("a vote is held for a larger group")
 
     def _at_collective(self, state: Any, number: int, message: Any, actions: list[Any]) -> None:
         kind = type(message)
         if kind is messages.Initiate and number in state.members.wiring:
-            self._mark("a vote for the new ring waits until it is wired")
+            self.mark("a vote for the new ring waits until it is wired")
         elif kind is messages.Finished and message.sequence not in state.members.groups[number].collectives.running:
             if not actions:
-                self._mark("a vote about the past is ignored")
+                self.mark("a vote about the past is ignored")
         elif kind is messages.WithdrawReduce:
-            self._mark("a reduce is given up in time" if actions else "a reduce is given up too late")
+            self.mark("a reduce is given up in time" if actions else "a reduce is given up too late")
 
     def _at_verdict(self, failure: Any) -> None:
         if failure.result == RANK_CONNECTION_LOST:
             what = "a running collective" if failure.sequence else "an open vote"
-            self._mark(f"{what} fails with its ring")
+            self.mark(f"{what} fails with its ring")
         elif failure.result == INVALID_ARGUMENT:
-            self._mark("shapes that differ are named")
+            self.mark("shapes that differ are named")
         elif failure.result == TOO_FEW_PEERS:
-            self._mark("a lone peer cannot reduce")
+            self.mark("a lone peer cannot reduce")
         elif "never meet" in failure.reason:
-            self._mark("a reduce and another call never meet")
+            self.mark("a reduce and another call never meet")
 
     def _at_send(self, message: Any, admitting: set[int]) -> None:
         kind = type(message)
         if kind is messages.Kick:
             self._at_kick(message.reason, admitting)
         elif kind is messages.CallFailed and "never meet" in message.reason:
-            self._mark("calls that never meet are explained")
+            self.mark("calls that never meet are explained")
         elif kind is messages.CallFailed and message.reason.startswith("optimize_topology needs"):
-            self._mark("a lone peer cannot optimise")
+            self.mark("a lone peer cannot optimise")
         elif kind is messages.Notice:
             waits = message.line.startswith("not admitted")
             vote = (
                 "a long reduce names the missing" if message.line.startswith("all_reduce") else "a long vote is named"
             )
-            self._mark("a newcomer is told whom it waits for" if waits else vote)
+            self.mark("a newcomer is told whom it waits for" if waits else vote)
         elif kind is messages.ReduceDone:
-            self._mark("a collective succeeds")
+            self.mark("a collective succeeds")
         elif kind is messages.AbortReduce:
-            self._mark("one member's failure aborts the others")
+            self.mark("one member's failure aborts the others")
         elif kind is messages.ReduceFailed:
             self._at_verdict(message)
         elif kind is messages.Commence and len(unpack_pairs(message.pairs)) > 1:
-            self._mark("several collectives commence at once")
+            self.mark("several collectives commence at once")
         elif kind is messages.PendingAnswer:
-            self._mark("newcomers are pending" if message.pending else "nobody is pending")
+            self.mark("newcomers are pending" if message.pending else "nobody is pending")
 
     def _at_kick(self, reason: str, admitting: set[int]) -> None:
         if reason.startswith("no ring is possible with peer "):
             newcomer = int(reason.split()[6].rstrip(":")) in admitting
             who = "a newcomer is refused" if newcomer else "a veteran is kicked"
-            self._mark(f"{who} because there is no ring")
+            self.mark(f"{who} because there is no ring")
         elif reason.startswith("its lanes were not up"):
-            self._mark("slow wiring ends a newcomer" if admitting else "slow wiring ends a veteran")
+            self.mark("slow wiring ends a newcomer" if admitting else "slow wiring ends a veteran")
         elif reason.startswith("nothing heard"):
-            self._mark("a silent peer is kicked")
+            self.mark("a silent peer is kicked")
         elif reason.startswith("straggler"):
-            self._mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
+            self.mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
         elif "shared state" in reason or "sync_shared_state" in reason:
             pass  # see `sync_paths`
         else:
-            self._mark("who breaks the protocol is kicked")
+            self.mark("who breaks the protocol is kicked")
 
     # ------------------------------------------------------------------------------------------ a peer
 
@@ -312,14 +318,14 @@ class Paths:
         phase, early, late, previous_edge = before
         kind = type(event)
         if self._syncs:
-            mark_peer(phase, event, actions, self._mark)
+            mark_peer(phase, event, actions, self.mark)
         if kind is peer_events.LinkCame:
             self._at_lane(state, phase, event.hello, actions, previous_edge)
         elif kind is peer_events.LinkDown:
             if early:
-                self._mark("an early lane goes away")
+                self.mark("an early lane goes away")
             elif _tells(actions, messages.WireFailed):
-                self._mark("a dial is refused for good")
+                self.mark("a dial is refused for good")
         elif kind is events.Tick:
             self._at_tick(state, phase, late, actions)
         elif kind is peer_events.MasterSaid:
@@ -327,99 +333,99 @@ class Paths:
         elif kind is peer_events.Called:
             self._at_call(phase, event.call, actions)
         elif kind is peer_events.WorkerDied and actions:
-            self._mark("a dead worker costs all lanes")
-        elif kind is peer_events.MasterDown and event.final:
-            self._mark("the wrong secret is refused")
+            self.mark("a dead worker costs all lanes")
+        elif kind is peer_events.MasterDown:
+            mark_loss(phase, state.phase, event, self.mark)
         elif kind in (peer_events.ReduceDrained, peer_events.ReduceEnded):
             self._at_operation(phase, kind, actions)
         self._at_probe(state, actions)
 
     def _at_probe(self, state: Any, actions: list[Any]) -> None:
-        if _has(actions, peer_events.EndProbe):
+        if actions and _has(actions, peer_events.EndProbe):
             over = state.phase == "gone"
-            self._mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
+            self.mark("a measurement ends with the membership" if over else "a measurement is ended by the next")
 
     def _at_operation(self, phase: str, kind: type[Any], actions: list[Any]) -> None:
         if kind is peer_events.ReduceDrained and phase == "gone":
-            self._mark("a reduce ends with the membership, once it has drained")
+            self.mark("a reduce ends with the membership, once it has drained")
             if _has(actions, peer_events.Stop):
-                self._mark("close waits for the drain")
+                self.mark("close waits for the drain")
         elif kind is peer_events.ReduceEnded and not actions:
-            self._mark("the end of the local part crosses an abort")
+            self.mark("the end of the local part crosses an abort")
 
     def _at_lane(self, state: Any, phase: str, hello: Any, actions: list[Any], previous_edge: Any) -> None:
         if not actions:
             if not state.id:
-                self._mark("a lane comes before its peer has a name")
+                self.mark("a lane comes before its peer has a name")
             elif hello.epoch > state.ring_links.epoch:
-                self._mark("a lane comes before its order")
+                self.mark("a lane comes before its order")
             else:
                 assert previous_edge is None, "a lane waits though its edge stands"
-                self._mark("a lane comes for an edge that just broke")
+                self.mark("a lane comes for an edge that just broke")
             return
         reason = actions[0].reason
         if phase == "gone":
-            self._mark("a lane comes after the end")
+            self.mark("a lane comes after the end")
         elif "is over" in reason:
-            self._mark("a lane of the past is refused")
+            self.mark("a lane of the past is refused")
         elif "not free" in reason:
-            self._mark("a lane is not free")
+            self.mark("a lane is not free")
         elif "later life" in reason:
-            self._mark("a lane meets a later life of its port")
+            self.mark("a lane meets a later life of its port")
 
     def _at_tick(self, state: Any, phase: str, late: bool, actions: list[Any]) -> None:
         if phase == "member" and state.phase == "gone":
-            self._mark("a member gives a silent master up")
+            self.mark("a member gives a silent master up")
         elif phase == "joining" and state.phase != "joining":
-            self._mark("a newcomer hears nothing and starts again")
+            self.mark("a newcomer hears nothing and starts again")
         elif phase == "member" and late:
-            self._mark("a peer forgives the master what it could not hear itself")
+            self.mark("a peer forgives the master what it could not hear itself")
         for action in actions:
             kind = type(action)
             if kind is peer_events.Dial:
-                self._mark("a lane is dialled again")
+                self.mark("a lane is dialled again")
             elif kind is peer_events.DialMaster:
-                self._mark("the master is dialled again")
+                self.mark("the master is dialled again")
             elif kind is peer_events.AbortOperation and state.phase == "member":
-                self._mark("a stall costs all lanes")
+                self.mark("a stall costs all lanes")
             elif kind is peer_events.SendMaster and type(action.message) is messages.WireFailed:
-                self._mark("a dial fails for good without an answer")
+                self.mark("a dial fails for good without an answer")
 
     def _at_master_word(self, message: Any, actions: list[Any]) -> None:
         kind = type(message)
         if kind is messages.Commence and not actions:
-            self._mark("a collective commences over a broken ring")
+            self.mark("a collective commences over a broken ring")
         elif kind is messages.AbortReduce and not actions:
-            self._mark("an abort finds the reduce aborted")
+            self.mark("an abort finds the reduce aborted")
         elif kind is messages.ReduceFailed and message.sequence:
-            self._mark("the drain comes before the verdict" if actions else "a verdict comes before the drain")
+            self.mark("the drain comes before the verdict" if actions else "a verdict comes before the drain")
         if kind is messages.RingOrder:
             if _has(actions, peer_events.AbortOperation):
-                self._mark("an order aborts what runs")
+                self.mark("an order aborts what runs")
             for action in actions:
                 if type(action) is peer_events.AnswerLink:
                     explained = "an early lane is explained by its order"
-                    self._mark("an early lane is refused by an order" if action.reason else explained)
+                    self.mark("an early lane is refused by an order" if action.reason else explained)
         elif kind in (messages.TopologyDone, messages.PendingAnswer) and not actions:
-            self._mark("an answer comes after its call was given up")
+            self.mark("an answer comes after its call was given up")
 
     def _at_call(self, phase: str, call: Any, actions: list[Any]) -> None:
         kind = type(call)
         if kind is mailbox.CallCancel and phase == "gone":
-            self._mark("a cancel comes after the end")
+            self.mark("a cancel comes after the end")
         elif kind is mailbox.CallCancel and phase in ("dialling", "joining") and actions:
-            self._mark("connect is given up")
+            self.mark("connect is given up")
         elif kind is mailbox.CallTopology and phase == "gone":
-            self._mark("a call comes after the end")
+            self.mark("a call comes after the end")
         elif kind is mailbox.CallTopology and _has(actions, peer_events.Complete):
             busy = actions[0].result == PENDING_ASYNC_OPS
-            self._mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
+            self.mark("no topology vote with reduces under way" if busy else "a second thread makes the same call")
         elif kind is mailbox.CallOptimize and _has(actions, peer_events.Complete) and phase == "member":
             if actions[0].result == PENDING_ASYNC_OPS:
-                self._mark("no optimisation with reduces under way")
+                self.mark("no optimisation with reduces under way")
         elif kind is mailbox.CallReduce and phase == "member" and _has(actions, peer_events.Complete):
             used = actions[0].result == INVALID_ARGUMENT
-            self._mark("a tag is in use" if used else "no reduce during a topology vote")
+            self.mark("a tag is in use" if used else "no reduce during a topology vote")
 
 
 def _is_held(state: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from pccl._core.records import record
+from pccl._core.solver.solver import EXACT_MAX
 from pccl.options import Options
 
 FAULTS = (
@@ -16,8 +17,11 @@ FAULTS = (
     "vanish",  # a peer's host dies; nobody is told
     "freeze_peer",  # a peer is stopped for a while and goes on
     "freeze_master",  # the master is stopped for a while and goes on
+    "restart_master",  # the master dies and starts again, with what it has saved or without anything
+    "inquire",  # an operator asks the master for its status
     "cut",  # a peer and the master cannot hear each other for a while
     "break_control",  # a control connection is reset
+    "break_frame",  # a frame on a control connection arrives broken
     "break_lane",  # a lane is reset
     "partition",  # one peer cannot dial another for a while
     "fumble",  # a peer cannot go on with an operation, though its lanes stand
@@ -29,6 +33,12 @@ FAULTS = (
     "intruder",  # somebody breaks the protocol, or holds the wrong token
 )
 
+# Beside other faults, which draw whole numbers: one of them ends every membership, another one changes nothing.
+WEIGHTS = {"restart_master": 0.1, "inquire": 0.2, "break_frame": 0.3}
+
+UNEQUAL = (1, 10, 20, 100)
+NEARLY_EQUAL = (96, 97, 98, 99, 100)  # no other ring is so much faster that it would be adopted
+
 # What a training loop looks like. The first is the loop of the documentation; the last makes calls that never meet.
 STYLES = ("train", "ask_then_update", "always_update", "wait_for_world", "optimize", "anything")
 
@@ -39,9 +49,13 @@ class Plan:
 
     seed: int
     peers: int  # that start the run
+    peers_max: int  # that live at a time
+    hosts: int  # on which they live
+    durable: bool  # the master has a state file
     groups: int
     lanes: int  # pools are of one to so many lanes
     delay_ms: tuple[int, int]  # of every message, each drawn anew
+    rates: tuple[int, ...]  # of edges, in MB/s; each edge has one of them
     think_ms: tuple[int, int]  # between two calls of a program
     nap: float  # how often a program thinks for seconds, while others wait for it
     styles: tuple[str, ...]  # of programs; each draws one
@@ -60,7 +74,7 @@ class Plan:
     threads: float  # how often a second thread makes a call of its own
     leave: float  # how often a program closes instead of calling
     rejoin: float  # how often an ended program starts again
-    faults: dict[str, int]  # kind to weight
+    faults: dict[str, float]  # kind to weight
     fault_every_ms: int  # mean time between faults
     trouble_ms: int  # how long the first phase lasts
     trouble_for_ms: tuple[int, int]  # how long a freeze, a cut or a partition lasts
@@ -68,10 +82,16 @@ class Plan:
     bytes: bool  # messages travel as encoded bytes
     options: Options
 
+    @property
+    def is_crowd(self) -> bool:
+        """Whether there are more peers than the solver compares one by one."""
+        return self.peers > EXACT_MAX
+
 
 def draw(seed: int) -> Plan:
     """The plan of this seed."""
     random = Random(seed)
+    crowd = random.random() < 0.02
     interval = random.choice((0.3, 0.5, 1.0))
     silence = interval * random.choice((4, 5, 8))
     slowest_ms = int(interval * 1000 * random.choice((0.02, 0.1, 0.25)))
@@ -93,21 +113,26 @@ def draw(seed: int) -> Plan:
         deadlock_timeout=deadlock,
         stall_timeout=random.choice((1.0, 3.0)) + 10 * slowest_ms / 1000,
         probe_time=random.choice((0.05, 0.3, 1.0)),
-        probe_rounds=random.choice((1, 3, 30)),
+        probe_rounds=30 if crowd else random.choice((1, 3, 30)),
         rates_expiry=random.choice((0.5, 5.0, 600.0)),
+        moonshot_time=random.choice((0.5, 3.0)),
         check=True,
     )
     syncs = random.random() < 0.5
     present = [fault for fault in FAULTS if random.random() < 0.5]
     return Plan(
         seed=seed,
-        peers=random.randint(1, 8),
-        groups=random.choice((1, 1, 2, 3)),
+        peers=EXACT_MAX + random.randint(1, 3) if crowd else random.randint(1, 8),
+        peers_max=EXACT_MAX + 4 if crowd else 9,
+        hosts=random.randint(1, 3),
+        durable=random.random() < 0.7,
+        groups=1 if crowd else random.choice((1, 1, 2, 3)),
         lanes=random.randint(1, 3),
         delay_ms=(random.choice((0, slowest_ms // 2)), slowest_ms),
+        rates=random.choice((UNEQUAL, NEARLY_EQUAL)) if crowd else UNEQUAL,
         think_ms=(0, random.choice((1, 50, 500))),
         nap=nap,
-        styles=_draw_styles(random, syncs=syncs),
+        styles=("optimize",) if crowd else _draw_styles(random, syncs=syncs),
         mistake=random.choice((0.0, 0.0, 0.1)),
         tags=random.randint(1, 3),
         work_ms=random.choice((10, 200, 1500)),
@@ -123,8 +148,8 @@ def draw(seed: int) -> Plan:
         threads=random.choice((0.0, 0.0, 0.2)),
         leave=random.choice((0.0, 0.02, 0.1)),
         rejoin=random.choice((0.0, 0.5, 1.0)),
-        faults={fault: random.randint(1, 5) for fault in present},
-        fault_every_ms=random.choice((50, 100, 200, 500, 1500)),
+        faults={fault: random.randint(1, 5) * WEIGHTS.get(fault, 1) for fault in present},
+        fault_every_ms=3000 if crowd else random.choice((50, 100, 200, 500, 1500)),
         trouble_ms=random.choice((2000, 4000, 12000)),
         trouble_for_ms=random.choice(((10, 300), (100, 3000), (1000, int(1500 * silence)))),
         handshakes=random.random() < 0.2,

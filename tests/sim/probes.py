@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pccl._core.peer.events import BeginProbe, EndProbe
 
     from .nodes import PeerShell
+    from .plan import Plan
 
 
 class Probes:
@@ -51,7 +52,7 @@ class Probes:
 
     def _count(self, number: int, target: PeerShell) -> None:
         if target.alive:
-            self._end(number, rate(self._shell.world.plan.seed, self._shell.number, target.number), "")
+            self._end(number, rate(self._shell.world.plan, self._shell.number, target.number), "")
         else:
             self._end(number, 0, "reset")
 
@@ -61,6 +62,6 @@ class Probes:
             self._shell.world.feed(self._shell, ProbeDone(number, bytes_per_second, reason))
 
 
-def rate(seed: int, source: int, target: int) -> int:
+def rate(plan: Plan, source: int, target: int) -> int:
     """What the way from one host to another carries: the same whenever it is measured."""
-    return Random(f"{seed} {source} {target}").choice((1, 10, 20, 100)) * 1_000_000
+    return Random(f"{plan.seed} {source} {target}").choice(plan.rates) * 1_000_000

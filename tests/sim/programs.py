@@ -37,6 +37,8 @@ class Program:
         self.style = style
         self.knows_token = knows_token
         self.under_way: dict[tuple[int, int], str] = {}  # (slot, generation) to the name of the call
+        self.run = b""  # of which it is, or was, a member
+        self._life = 0  # the master's, which admitted it
         self.numbers: tuple[int, ...] | None = None  # the latest: peer id, round, epoch, then the world
         self.counted_ns = -1  # when those came
         self.ending = False  # it knows that its membership is over
@@ -74,6 +76,9 @@ class Program:
         if action.kind in (KIND_KICKED, KIND_MASTER_LOST) or (name == CONNECT and action.result != SUCCESS):
             self.finish()
             return
+        if action.result == SUCCESS and name == CONNECT:
+            assert self.shell.control is not None
+            self.run, self._life = self.shell.control.master.state.members.run, self.shell.control.master.life
         if action.result == SUCCESS and name in (CONNECT, TOPOLOGY):
             self._count(NUMBERS.unpack(action.payload))
             self._part = 0
@@ -134,7 +139,7 @@ class Program:
     def _count(self, numbers: tuple[int, ...]) -> None:
         _peer, count, _epoch, everybody, group, groups, largest = numbers
         assert not self.numbers or count > self.numbers[1], f"round {count} after {self.numbers}"
-        common = self.world.rounds.setdefault(count, (everybody, groups, largest))
+        common = self.world.rounds.setdefault((self._life, count), (everybody, groups, largest))
         assert common == (everybody, groups, largest), f"round {count}: {numbers}, but others heard {common}"
         assert 1 <= group <= largest <= everybody, numbers
         assert 1 <= groups <= everybody, numbers

@@ -84,6 +84,11 @@ class StatePlane:
         """The memory that all this is about."""
         return self._shell.program.syncing.state
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether something is still to come."""
+        return self.transfer is not None and self.transfer.fetches and not self.transfer.over
+
     def _later(self, function: Any, *arguments: Any) -> None:
         self._world.clock.after(
             self._world.random.randint(0, self._world.plan.work_ms * MILLISECOND), function, *arguments
@@ -182,6 +187,7 @@ class StatePlane:
         if len(wrong) <= 1:
             state.unequal = served.state.unequal if transfer.whole else state.unequal
             assert state.digest() == transfer.content, "fetched something else"
+            self._world.faults.at_fetched(self._shell)
             self._tell(transfer, StateFetched(transfer.round))
             return
         self._later(self._step, transfer)

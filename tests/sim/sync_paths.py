@@ -137,8 +137,8 @@ def _mark_order(word: type[Any], kinds: set[type[Any]], mark: Callable[[str], No
         mark("an order comes after its sync was given up")
     elif word is messages.SyncDone and not kinds:
         mark("an answer waits for the description")
-    elif word is messages.MoreSources:
-        mark("a stranded peer is given sources" if peer_events.AddSources in kinds else "sources come after the end")
+    elif word is messages.MoreSources and peer_events.AddSources in kinds:
+        mark("a stranded peer is given sources")
     elif word is messages.SourceGone:
         mark("a source is dropped" if peer_events.DropSource in kinds else "a source is lost before the description")
 

@@ -150,7 +150,9 @@ class SyncMachine:
     def _succeeded(self, numbers: tuple[int, int, int]) -> None:
         """What was promised: the agreed content at the agreed revision, in this very memory."""
         revision, tx_bytes, rx_bytes = numbers
-        agreed = self._world.agreements[self._program.shell.group]
+        key = self._program.run, self._program.shell.group
+        agreed = self._world.agreements[key]
+        self._world.told[key] = max(revision, self._world.told.get(key, NEVER))
         assert agreed.get(revision) == self.state.digest(), f"revision {revision} succeeded with something else"
         assert not (tx_bytes and rx_bytes) or self._program.shell.states.heir, "sent and received in one round"
         assert rx_bytes == 0 or self.strategy != SEND, "SEND_ONLY was overwritten"
@@ -167,10 +169,10 @@ class SyncMachine:
 
     def load_checkpoint(self) -> None:
         """The state of the last agreement, whatever the counter of the file says; or one of the very beginning."""
-        agreed = self._world.checkpoints.get(self._program.shell.group)
+        agreed = self._world.agreements.get((self._program.run, self._program.shell.group))
         self.state.torn = b""
-        if agreed is not None:
-            self.state.values = list(agreed)
+        if agreed:
+            self.state.values = list(self._world.contents[agreed[max(agreed)]])
             self.state.revision = self._world.random.choice((0, self.state.revision))
 
     def is_odd(self, reason: str) -> bool:
@@ -181,8 +183,3 @@ class SyncMachine:
         if reason.startswith("its shared state is laid out differently"):
             return plan.odd > 0  # or the others are the odd ones
         return reason.startswith("its shared state is at revision") and self.jumped
-
-    def expected(self) -> int:
-        """One more than what its group agreed on."""
-        agreed = self._world.agreements.get(self._program.shell.group)
-        return (max(agreed) if agreed else NEVER) + 1

@@ -15,7 +15,7 @@ from .paths import PATHS
 from .plan import draw
 from .world import run_many, story_hash
 
-SEEDS = 2400
+SEEDS = 2000
 BLOCK = 400
 
 

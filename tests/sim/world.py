@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections import Counter
+from itertools import count
 from random import Random
 from typing import Any
 
+from pccl._core.protocol.events import Log
 from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, SUCCESS
-from pccl.options import nanoseconds
+from pccl.options import PEER_PORT_FIRST, nanoseconds
 
 from . import invariants
 from .clock import MILLISECOND, SECOND, Clock
@@ -40,23 +42,25 @@ class World:
         self.paths = Paths(syncs=plan.syncs)
         self.lines: list[str] | None = [] if tell else None
         self.token = b"the secret of this run"
-        self.run = bytes(16)
+        self.saved = b""  # the master's state file
         self.calm = False
         self.calm_ns = 0
         self.kicks_end_ns = 0  # when the last consequence of the trouble must be over
         self.settled = False
         self.counted = False  # somebody learned new numbers
-        self.rounds: dict[int, tuple[int, int, int]] = {}  # round -> what its members were told
-        self.runs: dict[tuple[int, int], Run] = {}  # peer id and sequence number -> the collective
-        self.agreements: dict[int, dict[int, bytes]] = {}  # group -> revision -> the digest that was agreed
+        self.rounds: dict[tuple[int, int], tuple[int, int, int]] = {}  # life of the master and round -> what was told
+        self.runs: dict[tuple[bytes, int, int], Run] = {}  # run, peer id and sequence -> the collective
+        self.agreements: dict[tuple[bytes, int], dict[int, bytes]] = {}  # run and group -> revision -> the digest
+        self.told: dict[tuple[bytes, int], int] = {}  # run and group -> the latest revision that a caller was told
         self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> what was voted for with it, if it was whole
-        self.checkpoints: dict[int, tuple[int, ...]] = {}  # group -> the content of the latest
+        self.peer_id = 0  # the latest that was given in this run
         self.acting: Node | None = None
         self.master = MasterShell(self)
+        self.master.save()
         self.shells: list[PeerShell] = []
         self.listeners: dict[tuple[str, int], PeerShell] = {}
         self.blocked: dict[tuple[PeerShell, PeerShell], int] = {}  # (source, target) that cannot connect, until when
-        self._ports: set[int] = set()
+        self._taken: set[tuple[str, int]] = set()  # hosts and ports
         self._delay_ns_min, self.delay_ns_max = (delay_ms * MILLISECOND for delay_ms in plan.delay_ms)
         self.master.plan_tick()
         for _ in range(plan.peers):
@@ -82,10 +86,18 @@ class World:
             actions = self._handle(node, event)
             self.paths.at_master(self.master, before, event, actions)
             invariants.check_master(self, event, actions)
+            if self.master.state.optimizer.running:
+                self.faults.at_optimization([action.line for action in actions if type(action) is Log])
             for action in actions:
-                node.perform(action)
+                if node.alive:
+                    node.perform(action)
         if node.alive:
             node.plan_tick()
+
+    def report(self, node: Node, event: Any) -> None:
+        """Let a machine hear how far its workers are: that alone leads to nothing."""
+        actions = self._handle(node, event)
+        assert not actions, f"{event!r} led to {actions!r}"
 
     def _handle(self, node: Node, event: Any) -> list[Any]:
         now_ns = self.clock.now_ns
@@ -98,7 +110,7 @@ class World:
 
     def delay_ns(self) -> int:
         """How long one message takes."""
-        return self.random.randint(self._delay_ns_min, self.delay_ns_max)
+        return self._delay_ns_min + int(self.random.random() * (self.delay_ns_max - self._delay_ns_min))
 
     def chance(self, probability: float) -> bool:
         """Whether something happens that happens so often."""
@@ -117,25 +129,43 @@ class World:
         if self.lines is not None:
             self.lines.append(f"{self.clock.now_ns / SECOND:12.6f} ***     {line}")
 
-    def spawn(self, *, knows_token: bool = True) -> None:
-        """A new training process with its peer actor; it takes the first port that is free."""
-        if self.settled or sum(shell.alive for shell in self.shells) >= 9:
-            return
-        port = next(port for port in range(1, 1000) if port not in self._ports)
-        self._ports.add(port)
+    def spawn(self, *, knows_token: bool = True, advertised: str | None = None) -> None:
+        """A new training process with its peer actor; it takes the first port that is free on its host."""
         plan, number = self.plan, len(self.shells) + 1
-        shell = PeerShell(self, number, port, self.random.randrange(plan.groups), self.random.randint(1, plan.lanes))
+        if self.settled or sum(shell.alive for shell in self.shells) >= plan.peers_max:
+            return
+        host = f"10.0.0.{self.random.randint(1, plan.hosts)}"
+        where = next((host, port) for port in count(PEER_PORT_FIRST) if (host, port) not in self._taken)
+        self._taken.add(where)
+        if advertised is None:
+            advertised = host if self.chance(0.3) else ""
+        group, lanes = self.random.randrange(plan.groups), self.random.randint(1, plan.lanes)
+        shell = PeerShell(self, number, where, group, lanes, advertised=advertised)
         self.shells.append(shell)
-        self.listeners[shell.host, port] = shell
+        self.listeners[where] = shell
         shell.program = Program(self, shell, self.random.choice(plan.styles), knows_token=knows_token)
 
     def ended(self, shell: PeerShell) -> None:
         """A peer's processes are gone; its port is free for the next one."""
         if not shell.vanished:
-            self._ports.discard(shell.port)
+            self._taken.discard((shell.host, shell.port))
         alone = self.calm and not any(other.alive for other in self.shells)
         if alone or (not self.calm and self.chance(self.plan.rejoin)):
             self.clock.after(self.random.randint(0, 1000) * MILLISECOND, self.spawn)
+
+    def master_ended(self) -> None:
+        """The master's process is gone; somebody starts another one."""
+        self.clock.after(0 if self.calm else self.random.randint(0, 2000) * MILLISECOND, self._start_master)
+
+    def _start_master(self) -> None:
+        """Start a master: it goes on with the run in its state file, or begins another run."""
+        if self.master.alive:
+            return
+        self.note("start master")
+        self.master = MasterShell(self, self.saved, self.master.life + 1)
+        invariants.check_restored(self)
+        self.master.save()
+        self.master.plan_tick()
 
     # ------------------------------------------------------------------------------------------ the phases
 
@@ -151,6 +181,9 @@ class World:
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         invariants.check_rings(self)
         self._optimize_once_more()
+        if self.plan.is_crowd:  # what is found in the background meanwhile is compared the next time
+            self.clock.run(self.clock.now_ns + nanoseconds(self.plan.options.moonshot_time))
+            self._optimize_once_more()
         self._reduce_once_more()
         if self.plan.syncs:
             self._sync_once_more()
@@ -241,6 +274,8 @@ class World:
             shell.thaw()
             shell.program.calm_down()
         self.master.thaw()
+        self.master.spare()
+        self._start_master()
         self.spawn()
 
     def _bound_ns(self) -> int:

@@ -1,0 +1,91 @@
+"""Rare paths between the machines and what their actors do by themselves; recognised from outside, like in `paths`.
+
+A master that dies and starts again, broken frames, addresses that nobody can dial, operators, rates that reduces show
+in passing, and rings that are found in the background.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pccl._core.master import events as master_events
+from pccl._core.master.bandwidths import CONFIRMED
+from pccl._core.protocol import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ACTOR_PATHS = frozenset({
+    # connections that an actor ends by itself
+    "the wrong secret is refused",
+    "an address that is a name is refused",
+    "a broken frame ends a peer's connection",
+    "a broken frame ends a membership at the peer",
+    "an operator asks while a ring is wired",
+    # a master that starts again
+    "the master is killed in the middle of an event",
+    "a master without a state file begins another run",
+    "a master goes on with what was agreed",
+    "what nobody was told is agreed anew",
+    "a restored run agrees on its next state",
+    "a peer that joins waits for the next master",
+    # rates without probes
+    "reduces show the rate of an edge",
+    "reduces confirm the rate of an edge",
+    "the rate of an edge that is gone is ignored",
+    # rings from the background
+    "a better ring is found in the background",
+    "a ring from the background is compared",
+    "a search in the background finds nothing better",
+    "a search in the background gives way to the next",
+    "a search in the background ends with its members",
+    "a ring is found for members that are gone",
+})  # fmt: skip
+
+
+def mark_before(state: Any, event: Any, mark: Callable[[str], None]) -> bool:
+    """The master is about to handle an event; returns whether a ring from the background is there to be compared."""
+    if type(event) is master_events.PeerSaid and type(event.message) is messages.Beat and event.message.previous:
+        _mark_rate(state, event, mark)
+    return bool(state.optimizer.found)
+
+
+def _mark_rate(state: Any, event: Any, mark: Callable[[str], None]) -> None:
+    """A heartbeat tells what reduces have shown of an edge."""
+    peer, message = state.members.conns.get(event.conn), event.message
+    if peer is None:
+        return
+    group = state.members.groups.get(peer.group)
+    if group is None or (message.previous, peer.id) not in group.edges:
+        mark("the rate of an edge that is gone is ignored")
+    elif message.was_limit:
+        mark("reduces show the rate of an edge")
+    else:
+        known = group.bandwidths.get(message.previous, peer.id)
+        if known is not None and known.rate * CONFIRMED <= message.bytes_per_second:
+            mark("reduces confirm the rate of an edge")
+
+
+def mark_after(
+    state: Any, found: bool, event: Any, actions: list[Any], lines: list[str], mark: Callable[[str], None]
+) -> None:
+    """The master handled the event; `found` is what `mark_before` returned, `lines` is what it logs."""
+    if type(event) is master_events.PeerWent and event.reason.startswith("broke the protocol ("):
+        mark("a broken frame ends a peer's connection")
+    if type(event) is master_events.MoonshotFound:
+        assert state.optimizer.found == event.ring, "the ring of a search under way was not kept"
+        mark("a better ring is found in the background")
+    elif found and any("keeps its ring" in line or "takes another ring" in line for line in lines):
+        mark("a ring from the background is compared")
+    if any(type(action) is master_events.CancelMoonshot for action in actions):
+        mark("a search in the background ends with its members")
+
+
+def mark_loss(phase: str, next_phase: str, event: Any, mark: Callable[[str], None]) -> None:
+    """A peer in that phase lost the master, or did not reach it."""
+    if event.final:
+        mark("the wrong secret is refused")
+    elif event.reason.startswith("crc: ") and phase == "member":
+        mark("a broken frame ends a membership at the peer")
+    elif event.reason == "connection refused" and next_phase == "dialling":
+        mark("a peer that joins waits for the next master")
