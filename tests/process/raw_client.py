@@ -28,7 +28,7 @@ def framed(message: Any, version: int = WIRE_VERSION) -> bytes:
     return frame(*encode(message), version)
 
 
-class Guest:
+class RawClient:
     """One connection to a master or to a peer's port."""
 
     def __init__(self, address: str, token: bytes = b"") -> None:
@@ -126,7 +126,7 @@ class Guest:
         """Hang up."""
         self._socket.close()
 
-    def __enter__(self) -> Guest:
+    def __enter__(self) -> RawClient:
         return self
 
     def __exit__(self, *_: object) -> None:

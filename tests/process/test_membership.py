@@ -331,8 +331,8 @@ def test_close_is_noticed_at_once(patient_master: MasterNode) -> None:
 def test_with_and_del_say_goodbye(patient_master: MasterNode) -> None:
     """Goal: both ends of a communicator that nobody closes by hand tell the others at once."""
     with crew_of(patient_master.address, 0, options=PATIENT) as crew:
-        with Communicator(patient_master.address, options=PATIENT) as guest:
-            together(guest.connect, lambda: crew[0].wait_for_world_size(2))
+        with Communicator(patient_master.address, options=PATIENT) as newcomer:
+            together(newcomer.connect, lambda: crew[0].wait_for_world_size(2))
         crew[0].update_topology()
         assert world(crew[0]) == (1, 1, 1, 1)
 

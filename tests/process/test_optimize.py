@@ -25,7 +25,7 @@ from pccl.actors.workers.probe_worker import ANSWER
 from pccl.errors import PCCLError, UsageError
 
 from .helpers import Crew, Script, actor_pid, background, children, crew_of, eventually, quick, running_master, together
-from .raw_client import Guest
+from .raw_client import RawClient
 
 OPTIONS = quick(probe_time=0.2)
 SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 is what was measured
@@ -213,9 +213,9 @@ def target() -> Iterator[tuple[Communicator, str, Callable[..., Any]]]:
     """A member, its port, and hellos as a peer of its run would say them, with changes."""
     runs: list[bytes] = []
     with running_master(OPTIONS) as master, crew_of(master.address, 0, options=OPTIONS) as crew:
-        with Guest(master.address) as guest:
-            guest.register()
-            runs.append(guest.hear(Registered).run)
+        with RawClient(master.address) as client:
+            client.register()
+            runs.append(client.hear(Registered).run)
         port = _port_of(actor_pid(crew[0]))
 
         def hello(**changes: Any) -> Callable[[bytes], JoinProbe]:
@@ -255,15 +255,15 @@ def _port_of(pid: int) -> int:
 )
 def test_hellos_that_make_no_sense_are_refused(target: Any, changes: dict[str, Any]) -> None:
     member, address, hello = target
-    with Guest(address) as guest, pytest.raises(PermissionError):
-        guest.knock(hello(**changes))
+    with RawClient(address) as client, pytest.raises(PermissionError):
+        client.knock(hello(**changes))
     assert has_no_workers(member)
 
 
 def test_a_lane_can_be_taken_once_and_half_a_pool_is_let_go(target: Any) -> None:
     """Goal: what never becomes a whole measurement ends by itself, and starts no worker."""
     member, address, hello = target
-    with Guest(address) as first, Guest(address) as again:
+    with RawClient(address) as first, RawClient(address) as again:
         first.knock(hello(lanes=2))
         with pytest.raises(PermissionError, match="is taken"):
             again.knock(hello(lanes=2))
@@ -275,9 +275,9 @@ def test_a_lane_can_be_taken_once_and_half_a_pool_is_let_go(target: Any) -> None
 def test_a_stranger_to_the_master_is_counted_and_answered(target: Any) -> None:
     """Goal: a target needs no order; it says what came, and its worker ends."""
     member, address, hello = target
-    with Guest(address) as guest:
-        guest.knock(hello())
-        sending = background(lambda: _send_until_answered(guest._socket))
+    with RawClient(address) as client:
+        client.knock(hello())
+        sending = background(lambda: _send_until_answered(client._socket))
         nbytes, elapsed_ns = ANSWER.unpack(sending.result())
     assert nbytes > 0
     assert elapsed_ns > 20_000_000
@@ -300,9 +300,9 @@ def _send_until_answered(sock: socket.socket) -> bytes:
 def test_garbage_after_the_welcome_is_only_bytes(target: Any) -> None:
     """Goal: nothing that a source sends is read for its meaning, and a source that goes away leaves nothing."""
     member, address, hello = target
-    with Guest(address) as guest:
-        guest.knock(hello())
-        guest.send(os.urandom(100_000))
+    with RawClient(address) as client:
+        client.knock(hello())
+        client.send(os.urandom(100_000))
     eventually(partial(has_no_workers, member), "the worker ends")
     assert isinstance(member, Communicator)
     assert member.are_peers_pending() in (True, False)

@@ -208,8 +208,8 @@ def test_many_lives_leave_no_trace(master: MasterNode) -> None:
     with crew_of(master.address, 0) as crew:
         before = len(descriptors(master_pid(master)))
         for _ in range(20):
-            with Communicator(master.address, options=QUICK) as guest:
-                together(guest.connect, lambda: crew[0].wait_for_world_size(2))
+            with Communicator(master.address, options=QUICK) as newcomer:
+                together(newcomer.connect, lambda: crew[0].wait_for_world_size(2))
             crew[0].update_topology()
 
         eventually(lambda: len(descriptors(master_pid(master))) <= before, "the master has closed its side")

@@ -30,7 +30,7 @@ from .helpers import (
     together,
 )
 from .namespaces import HostNetwork
-from .raw_client import Guest
+from .raw_client import RawClient
 
 Lanes = dict[str, tuple[int, frozenset[str]]]  # worker's name to its pid and its connections
 
@@ -231,9 +231,9 @@ def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "127.0.0.1\nERROR a line of its own", "1", "\0", "::1%lo"])
 def test_a_newcomer_that_advertises_no_number_is_refused(master: MasterNode, host: str) -> None:
     """Goal: what a foreign program says about itself reaches neither the log nor those who would have to dial it."""
-    with crew_of(master.address, 0) as crew, Guest(master.address) as guest:
-        guest.register(host=host, port=1)
-        kick = guest.hear(Kick)
+    with crew_of(master.address, 0) as crew, RawClient(master.address) as client:
+        client.register(host=host, port=1)
+        kick = client.hear(Kick)
 
         assert kick.result == Result.INVALID_USAGE.value
         assert repr(host) in kick.reason

@@ -34,7 +34,7 @@ from pccl._core.records import replace
 from pccl.actors.io.framing import FrameReader
 
 from .helpers import BOUND, eventually
-from .raw_client import Guest, framed
+from .raw_client import RawClient, framed
 from .state_peers import RUN, TOKEN, StatePeer, is_gone, peers_with
 
 MIB = 1 << 20
@@ -55,14 +55,14 @@ def source() -> Iterator[StatePeer]:
         eventually(lambda: len(peer.workers()) == 1, "nobody else is served any more")
 
 
-def guest_at(source: StatePeer, token: bytes = TOKEN) -> Guest:
-    return Guest(f"127.0.0.1:{source.port}", token)
+def client_at(source: StatePeer, token: bytes = TOKEN) -> RawClient:
+    return RawClient(f"127.0.0.1:{source.port}", token)
 
 
-def joined(source: StatePeer) -> Guest:
-    guest = guest_at(source)
-    guest.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
-    return guest
+def joined(source: StatePeer) -> RawClient:
+    client = client_at(source)
+    client.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+    return client
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,24 @@ def joined(source: StatePeer) -> Guest:
     ],
 )
 def test_a_hello_for_something_else_is_refused(source: StatePeer, change: dict[str, object], reason: str) -> None:
-    with guest_at(source) as guest, pytest.raises(PermissionError, match=reason):
-        guest.knock(lambda proof: replace(JoinState(proof, RUN, 1, source.peer, 9), **change))
+    with client_at(source) as client, pytest.raises(PermissionError, match=reason):
+        client.knock(lambda proof: replace(JoinState(proof, RUN, 1, source.peer, 9), **change))
 
 
 def test_without_the_token_there_is_nothing_to_fetch(source: StatePeer) -> None:
-    with guest_at(source, b"guessed") as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
-        guest.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+    with client_at(source, b"guessed") as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        client.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
 
 
 def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
     caller = Caller(TOKEN, os.urandom(32), lambda proof: JoinState(proof, RUN, 2, source.peer, 9))
-    with guest_at(source) as guest:
-        guest.say(caller.opening())
-        hello = caller.received(guest.hear(object))
-        guest.send(framed(hello) + bytes(100))
+    with client_at(source) as client:
+        client.say(caller.opening())
+        hello = caller.received(client.hear(object))
+        client.send(framed(hello) + bytes(100))
         # Without a reason: a link that is held for its whole time hears one.
         with pytest.raises((EOFError, ConnectionResetError)):
-            guest.hear(Refused)
+            client.hear(Refused)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
     ],
 )
 def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data: bytes) -> None:
-    with joined(source) as guest:
-        guest.send(data)
-        assert guest.is_turned_away()
+    with joined(source) as client:
+        client.send(data)
+        assert client.is_turned_away()
 
 
 def test_half_a_request_keeps_nobody() -> None:
@@ -116,17 +116,17 @@ def test_half_a_request_keeps_nobody() -> None:
     with peers_with(STATE, STALE) as (source, sink):
         content = source.serve().content_digest()
         answer = manifest_answer(pack_manifest(manifest_of(STATE, source).rows))
-        with joined(source) as guest:
-            guest.send(request[:7])
+        with joined(source) as client:
+            client.send(request[:7])
             waiting = source.worker()
-            eventually(lambda: unread_bytes(source.port, guest.port) == 0, "the worker has read the first half")
+            eventually(lambda: unread_bytes(source.port, client.port) == 0, "the worker has read the first half")
             sink.fetch(content, source)
             assert sink.hear() == StateFetched(1)
             assert waiting.pid in {one.pid for one in source.workers()}, "it was given up, and blocked nobody"
-            guest.send(request[7:] + request[:7])
-            assert guest.read(len(answer)) == answer
+            client.send(request[7:] + request[:7])
+            assert client.read(len(answer)) == answer
             source.end()
-            assert guest.is_turned_away()
+            assert client.is_turned_away()
             assert is_gone(waiting)
 
 
@@ -141,8 +141,8 @@ def unread_bytes(port: int, remote_port: int) -> int:
 
 def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
     """Goal: a link that takes no byte for the stall limit is closed, whatever was asked for on it."""
-    with joined(source) as guest:
-        guest.send(pack_request(Request(UNIT, 0, 0, 16)) * 100)
+    with joined(source) as client:
+        client.send(pack_request(Request(UNIT, 0, 0, 16)) * 100)
         worker = source.worker()
         eventually(
             lambda: not worker.is_running() or worker.pid not in {one.pid for one in source.workers()}, "it ends"

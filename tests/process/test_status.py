@@ -41,7 +41,7 @@ from .helpers import (
     sockets,
     stopped,
 )
-from .raw_client import Guest
+from .raw_client import RawClient
 
 TOKEN = "a secret that never travels"
 PCCL = [sys.executable, "-m", "pccl.cli"]
@@ -120,11 +120,11 @@ def test_an_operator_cannot_vote(master: MasterNode) -> None:
     """Goal: whatever an inquirer says after its hello ends its connection, and nothing else."""
     with crew_of(master.address, 0) as crew:
         before = sockets(master_pid(master))
-        with Guest(master.address) as guest:
-            guest._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
-            guest.knock(AskStatus)
-            guest.hear(Report)
-            guest.say(VoteTopology(1, 0))
+        with RawClient(master.address) as client:
+            client._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
+            client.knock(AskStatus)
+            client.hear(Report)
+            client.say(VoteTopology(1, 0))
 
             # The master has said that nothing follows; it closes long before it would give up a silent operator.
             eventually(lambda: sockets(master_pid(master)) == before, "it closes the connection", REPORT_NS / 2e9)
@@ -136,13 +136,13 @@ def test_an_operator_cannot_vote(master: MasterNode) -> None:
 def test_an_operator_that_does_not_read_holds_up_nobody(master: MasterNode) -> None:
     """Goal: connections that ask and read nothing are the operator's business; the run goes on."""
     with crew_of(master.address, 0, 0) as crew:
-        guests = [Guest(master.address) for _ in range(20)]
-        for guest in guests:
-            guest.knock(AskStatus)
+        clients = [RawClient(master.address) for _ in range(20)]
+        for client in clients:
+            client.knock(AskStatus)
         crew.update()
         assert ask(master)["world"] == 2
-        for guest in guests:
-            guest.close()
+        for client in clients:
+            client.close()
 
 
 # ---------------------------------------------------------------------------------------------- who may ask

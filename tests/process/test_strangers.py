@@ -32,7 +32,7 @@ from pccl.options import PENDING_CONNECTIONS_MAX
 from tests.readable import is_readable
 
 from .helpers import BOUND, Script, background, crew_of, eventually, free_port, quick
-from .raw_client import Guest, framed
+from .raw_client import RawClient, framed
 
 TOKEN = "a secret that never travels"
 OPTIONS = quick(token=TOKEN, handshake_timeout=0.5, wire_timeout=1.0)
@@ -129,42 +129,42 @@ def run(
 # ---------------------------------------------------------------------------------------------- attacks
 
 
-def random_bytes(guest: Guest) -> None:
-    guest.send(random.Random(7).randbytes(5000))
+def random_bytes(client: RawClient) -> None:
+    client.send(random.Random(7).randbytes(5000))
 
 
-def huge_length(guest: Guest) -> None:
+def huge_length(client: RawClient) -> None:
     knock = framed(ClientHello(bytes(32)))
-    guest.send(knock[:4] + struct.pack("<I", 0xFFFFFFFF) + knock[8:])
+    client.send(knock[:4] + struct.pack("<I", 0xFFFFFFFF) + knock[8:])
 
 
-def half_a_header(guest: Guest) -> None:
-    guest.send(framed(ClientHello(bytes(32)))[: HEADER_BYTES // 2])
+def half_a_header(client: RawClient) -> None:
+    client.send(framed(ClientHello(bytes(32)))[: HEADER_BYTES // 2])
 
 
-def flipped_bit(guest: Guest) -> None:
+def flipped_bit(client: RawClient) -> None:
     knock = bytearray(framed(ClientHello(bytes(32))))
     knock[-1] ^= 1
-    guest.send(bytes(knock))
+    client.send(bytes(knock))
 
 
-def unknown_message(guest: Guest) -> None:
-    guest.say(Wired(1))
+def unknown_message(client: RawClient) -> None:
+    client.say(Wired(1))
 
 
-def knock_twice(guest: Guest) -> None:
-    guest.say(ClientHello(bytes(32)))
-    guest.hear(Challenge)
-    guest.say(ClientHello(bytes(32)))
+def knock_twice(client: RawClient) -> None:
+    client.say(ClientHello(bytes(32)))
+    client.hear(Challenge)
+    client.say(ClientHello(bytes(32)))
 
 
-def knock_and_go(guest: Guest) -> None:
-    guest.say(ClientHello(bytes(32)))
-    guest.hear(Challenge)
-    guest.close()
+def knock_and_go(client: RawClient) -> None:
+    client.say(ClientHello(bytes(32)))
+    client.hear(Challenge)
+    client.close()
 
 
-ATTACKS: dict[str, tuple[Callable[[Guest], None], str]] = {
+ATTACKS: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "random bytes": (random_bytes, "magic"),
     "a huge length": (huge_length, "length"),
     "half a header, held open": (half_a_header, "silence"),
@@ -180,10 +180,10 @@ def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
     """Goal: closed, counted by kind, a warning once per host, and the run goes on; on both kinds of port."""
     perform, kind = ATTACKS[attack]
     for address in (*run.ports.values(), *run.ports.values()):
-        with Guest(address) as guest:
-            perform(guest)
+        with RawClient(address) as client:
+            perform(client)
             if attack != "a knock and no more":
-                assert guest.is_turned_away()
+                assert client.is_turned_away()
     for port in run.ports:
         # Who hangs up in mid-sentence is more often a peer that died than somebody to warn of.
         expected = [("INFO" if kind == "closed" else "WARNING", 1), ("DEBUG", 2)]
@@ -194,9 +194,9 @@ def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
 def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
     """Goal: who comes with another version learns which one each side speaks, before it is turned away."""
     for port, address in run.ports.items():
-        with Guest(address) as guest:
-            guest.send(framed(ClientHello(bytes(32)), version=WIRE_VERSION + 1))
-            refused = guest.hear(Refused)
+        with RawClient(address) as client:
+            client.send(framed(ClientHello(bytes(32)), version=WIRE_VERSION + 1))
+            refused = client.hear(Refused)
 
         assert refused.result == Result.INVALID_USAGE.value
         assert f"version {WIRE_VERSION}" in refused.reason
@@ -207,10 +207,10 @@ def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
 @pytest.mark.parametrize("token", [b"", b"another secret"])
 def test_a_wrong_token_learns_nothing(run: HealthyRun, token: bytes) -> None:
     """Goal: a challenge and a refusal with the remedy are all that a stranger ever hears."""
-    with Guest(run.ports["master"], token) as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
-        guest.register()
-    with Guest(run.ports["peer"], token) as guest, pytest.raises(PermissionError, match="PCCL_TOKEN"):
-        guest.join_lane(bytes(16), 1, 1, 2)
+    with RawClient(run.ports["master"], token) as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        client.register()
+    with RawClient(run.ports["peer"], token) as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
+        client.join_lane(bytes(16), 1, 1, 2)
 
     for port in run.ports:
         eventually(lambda: run.lines(port, "token") == [("WARNING", 1)], "it is counted")  # noqa: B023
@@ -227,12 +227,12 @@ def test_a_replayed_hello_fails(run: HealthyRun) -> None:
     assert words.count(framed(ClientHello(bytes(32)))[:4]) == 1
     hello_end = HEADER_BYTES + 32
     hello_end += HEADER_BYTES + struct.unpack_from("<I", words, hello_end + 4)[0]
-    with Guest(run.ports["master"]) as guest:
-        guest.send(words[: HEADER_BYTES + 32])
-        guest.hear(Challenge)
-        guest.send(words[HEADER_BYTES + 32 : hello_end])
+    with RawClient(run.ports["master"]) as client:
+        client.send(words[: HEADER_BYTES + 32])
+        client.hear(Challenge)
+        client.send(words[HEADER_BYTES + 32 : hello_end])
 
-        assert "token" in guest.hear(Refused).reason
+        assert "token" in client.hear(Refused).reason
     eventually(lambda: run.lines("master", "token") == [("WARNING", 1)], "it is counted")
 
 
@@ -245,9 +245,9 @@ def test_a_thousand_silent_connections(run: HealthyRun) -> None:
             silent = [crowd.enter_context(socket.create_connection(parse_address(address))) for _ in range(count)]
             eventually(lambda: is_readable(silent[0].fileno()), "the oldest makes room")  # noqa: B023
             assert not is_readable(silent[-1].fileno()), "the newest was refused, and not the oldest"
-            with Guest(address) as guest:
-                guest.say(ClientHello(bytes(32)))
-                guest.hear(Challenge)
+            with RawClient(address) as client:
+                client.say(ClientHello(bytes(32)))
+                client.hear(Challenge)
             run.goes_on()
             eventually(lambda: run.lines(port, "crowd"), "the crowd is noticed")  # noqa: B023
 
@@ -297,10 +297,10 @@ def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
             flood.pour(PENDING_CONNECTIONS_MAX + POURED)
             eventually(lambda: run.lines(port, "crowd"), f"{port}: the crowd is too large")  # noqa: B023
         crowds = {port: len(run.lines(port, "crowd")) for port in run.ports}
-        with Guest(run.ports["peer"], TOKEN.encode()) as guest:
+        with RawClient(run.ports["peer"], TOKEN.encode()) as client:
             hello = partial(JoinLane, run=bytes(16), epoch=1, source=run.neighbour, target=run.attacked, lane=0)
             with pytest.raises(PermissionError, match="another run"):  # what only a friend with the token is told
-                guest.knock(hello, before_each=lambda: at_peer.pour(POURED))
+                client.knock(hello, before_each=lambda: at_peer.pour(POURED))
         with (
             Recorder(run.ports["master"], before_hello=lambda: at_master.pour(POURED)) as relay,
             Communicator(relay.address, options=OPTIONS) as newcomer,
@@ -317,9 +317,9 @@ def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
 
 def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
     """Goal: who holds the token and still does not belong in this ring is told why, and the ring stays whole."""
-    with Guest(run.ports["master"], TOKEN.encode()) as guest:
-        guest.register(group=9)
-        known = guest.hear(Registered)
+    with RawClient(run.ports["master"], TOKEN.encode()) as client:
+        client.register(group=9)
+        known = client.hear(Registered)
     cases = [
         ((bytes(16), 2, run.neighbour, run.attacked), "another run"),
         ((known.run, 2, run.neighbour, 77), "another run or a later life"),
@@ -327,8 +327,8 @@ def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
         ((known.run, 99, run.neighbour, run.attacked), "no order for epoch 99 came"),
     ]
     for lane, reason in cases:
-        with Guest(run.ports["peer"], TOKEN.encode()) as guest, pytest.raises(PermissionError, match=reason):
-            guest.join_lane(*lane)
+        with RawClient(run.ports["peer"], TOKEN.encode()) as client, pytest.raises(PermissionError, match=reason):
+            client.join_lane(*lane)
     for _, reason in cases:
         eventually(lambda: re.search(f"refused a lane: .*{reason}", run.log_of("peer")), reason)  # noqa: B023
     run.goes_on()
