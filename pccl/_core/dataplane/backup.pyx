@@ -15,7 +15,7 @@ changed. The training process restores the tensor, because it survives its actor
 from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from pccl._core.kernels.arithmetic cimport keep_block
+from pccl._core.kernels.arithmetic cimport stream_copy
 from pccl._core.system cimport posix
 from pccl._core.system.check cimport check
 
@@ -26,7 +26,7 @@ cdef void save(uint32_t *mark, const char *local, char *backup, uint64_t upto) n
     cdef uint64_t done = posix.atomic_load_u32(mark)
     check(upto <= UINT32_MAX, "the mark of a block has room for its length")
     if done < upto:
-        keep_block(backup + done, local + done, upto - done)
+        stream_copy(backup + done, local + done, upto - done)
         posix.atomic_store_u32(mark, <uint32_t> upto)
 
 

@@ -33,8 +33,8 @@ cdef uint32_t encode_pieces(
     cdef uint32_t crc = 0
     while done < count:
         some = smaller(count - done, PIECE_BYTES // op.itemsize)
-        nbytes = coded_bytes(&op.codec, some)
-        encode_block(&op.codec, target, values + done * op.itemsize, some)
+        nbytes = coded_bytes(&op.quantizer, some)
+        encode_block(&op.quantizer, target, values + done * op.itemsize, some)
         if wants_crc:
             crc = crc32c(crc, target, nbytes)
         target += nbytes
@@ -69,18 +69,18 @@ cdef uint32_t reduce_coded_pieces(
     cdef uint32_t by = divisor(op, hop), crc = 0
     while done < memory.count:
         some = smaller(memory.count - done, PIECE_BYTES // op.itemsize)
-        at, nbytes = done * op.itemsize, coded_bytes(&op.codec, some)
+        at, nbytes = done * op.itemsize, coded_bytes(&op.quantizer, some)
         if memory.mark != NULL:
             save(memory.mark, memory.out, memory.backup, at + some * op.itemsize)
         if reduces:
-            reduce_coded(&op.codec, op.op, memory.out + at, memory.local + at, coded, some, by)
-            encode_block(&op.codec, forward, memory.out + at, some)
+            reduce_coded(&op.quantizer, op.op, memory.out + at, memory.local + at, coded, some, by)
+            encode_block(&op.quantizer, forward, memory.out + at, some)
             if wants_crc:
                 crc = crc32c(crc, forward, nbytes)
         if owned:
-            decode_block(&op.codec, memory.out + at, forward, some)
+            decode_block(&op.quantizer, memory.out + at, forward, some)
         elif not reduces:
-            decode_block(&op.codec, memory.out + at, coded, some)
+            decode_block(&op.quantizer, memory.out + at, coded, some)
         coded += nbytes
         forward += nbytes
         done += some

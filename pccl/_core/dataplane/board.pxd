@@ -3,14 +3,14 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from pccl._core.kernels.arithmetic cimport Codec
+from pccl._core.kernels.arithmetic cimport Quantizer
 
 from .inflight cimport InflightBudget, LinkCount
 from .plan cimport Plan
 
 
 cdef enum:
-    BOARD_ENTRIES = 256             # operations on the board at a time; its entry is its sequence modulo this
+    BOARD_ENTRIES = 256             # operations at a time; the entry of an operation is its sequence modulo this
     ENTRY_WORDS = 4                 # of 64 bits: one bit for each entry
     LANES_MAX = 256                 # senders, and as many receivers; options.LANES_MAX is checked against it
     LANE_WORDS = 4                  # of 64 bits: one bit for each lane
@@ -65,7 +65,7 @@ cdef struct Op:
     uint64_t recv_offset
     uint64_t backup_offset
     uint64_t area_offset
-    Codec codec
+    Quantizer quantizer
     Plan plan
 
 

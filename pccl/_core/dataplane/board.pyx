@@ -43,7 +43,7 @@ from pccl._core.system.futex cimport now_ns
 from pccl._core.system.wait_set cimport ring_bell
 
 from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_plan
-from .quantization cimport make_codec
+from .quantization cimport make_quantizer
 
 BOARD_BYTES = sizeof(Shared)
 FLAG_BACKED_UP = <int> BACKED_UP
@@ -86,12 +86,12 @@ cdef class Board:
         """Add an operation. False if it must wait until others have ended. Raises ValueError for an impossible one."""
         cdef Op *op = &self.shared.ops[sequence % BOARD_ENTRIES]
         cdef Plan plan
-        cdef Codec codec
+        cdef Quantizer quantizer
         cdef PackedOperation asked = operation.packed
         cdef uint32_t itemsize = <uint32_t> itemsize_of(asked.datatype)
         if itemsize == 0 or rank >= world or world > BLOCKS_MAX:
             raise ValueError(f"datatype {asked.datatype} at rank {rank} of {world} cannot be reduced")
-        if make_codec(&codec, asked.datatype, asked.algorithm, asked.quantized) != 0:
+        if make_quantizer(&quantizer, asked.datatype, asked.algorithm, asked.quantized) != 0:
             raise ValueError(f"{operation.signature} cannot be quantized so")
         if op.state != FREE:
             return False
@@ -107,7 +107,7 @@ cdef class Board:
         op.send_segment, op.send_offset = asked.send_segment, asked.send_offset
         op.recv_segment, op.recv_offset = asked.recv_segment, asked.recv_offset
         op.backup_segment, op.backup_offset = asked.backup_segment, asked.backup_offset
-        op.area_segment, op.area_offset, op.codec = asked.area_segment, asked.area_offset, codec
+        op.area_segment, op.area_offset, op.quantizer = asked.area_segment, asked.area_offset, quantizer
         op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)
@@ -328,7 +328,7 @@ cdef class Board:
         block = op.own_blocks
         if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
             block = posix.atomic_add_u32(&op.own_next, 1) - 1
-        # Only the holder of the last block clears the bit: a later sender might clear it for the next operation here.
+        # Only the holder of the last block clears the bit: a later sender might clear that of the next operation.
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][entry // 64], bit_of(entry))
         if block < op.own_blocks:

@@ -238,7 +238,7 @@ cdef class Receiver(LaneEnd):
         ):
             return self.end(0, b"a frame that does not belong to its operation")
         block_range(&op.plan, self.header.chunk, self.header.block, &begin, &end)
-        nbytes = coded_bytes(&op.codec, end - begin) if op.codec.bits else (end - begin) * op.itemsize
+        nbytes = coded_bytes(&op.quantizer, end - begin) if op.quantizer.bits else (end - begin) * op.itemsize
         if self.header.length != nbytes:
             return self.end(0, b"a frame whose length does not fit its block")
         self.wanted = self.missing_segment(op)
@@ -248,7 +248,7 @@ cdef class Receiver(LaneEnd):
             return self.end(0, b"a block that has come before")
         self.target = NULL
         spreads = <uint32_t> self.header.hop + 1 >= op.plan.world
-        if spreads and op.codec.bits == 0:
+        if spreads and op.quantizer.bits == 0:
             memory = self.find_memory()
             self.target = memory.out
             # Only this peer's own chunk is overwritten before it was added to; if it was lent, it is not saved yet.
@@ -284,7 +284,7 @@ cdef class Receiver(LaneEnd):
     cdef char *find_coded(self) noexcept nogil:
         """Where the codes of this block lie in the area until they are sent on."""
         cdef Op *op = self.op
-        cdef uint64_t offset = coded_offset(&op.codec, &op.plan, self.header.chunk, self.header.block)
+        cdef uint64_t offset = coded_offset(&op.quantizer, &op.plan, self.header.chunk, self.header.block)
         check(self.header.block < op.plan.blocks_each, "a coded block is one of its plan")
         return self.segments.base_of(op.area_segment) + op.area_offset + offset
 
@@ -296,7 +296,7 @@ cdef class Receiver(LaneEnd):
             return op.recv_segment
         if op.flags & BACKED_UP and self.segments.base_of(op.backup_segment) == NULL:
             return op.backup_segment
-        if op.codec.bits and self.segments.base_of(op.area_segment) == NULL:
+        if op.quantizer.bits and self.segments.base_of(op.area_segment) == NULL:
             return op.area_segment
         return 0
 
@@ -424,7 +424,7 @@ cdef class Receiver(LaneEnd):
         if has_crc and crc32c(0, self.source, self.received) != crc:
             return self.end(0, b"a block whose checksum is wrong")
         reduces = <uint32_t> self.header.hop + 1 < op.plan.world
-        if reduces or op.codec.bits:
+        if reduces or op.quantizer.bits:
             began = now_ns()
             if reduces:
                 has_crc = not posix.atomic_load_u32(&self.board.shared.same_host_verified)
@@ -444,7 +444,7 @@ cdef class Receiver(LaneEnd):
         """Reduce or decode the block; returns the CRC of what is sent on, which for a final block is `crc`."""
         cdef BlockMemory memory = self.find_memory()
         cdef uint32_t hop = self.header.hop, computed
-        if not self.op.codec.bits:
+        if not self.op.quantizer.bits:
             return reduce_pieces(self.op, hop, &memory, self.source, has_crc)
         computed = reduce_coded_pieces(self.op, hop, &memory, self.source, self.find_coded(), has_crc)
         return computed if hop + 1 < self.op.plan.world else crc

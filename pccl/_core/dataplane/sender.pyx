@@ -218,7 +218,7 @@ cdef class Sender(LaneEnd):
     cdef int find_payload(self, uint32_t chunk) noexcept nogil:
         """Find the bytes to send. Of a quantized operation they lie in its area; the own chunk is encoded now."""
         cdef Op *op = self.job.op
-        cdef bint coded = op.codec.bits and self.job.hop
+        cdef bint coded = op.quantizer.bits and self.job.hop
         cdef uint32_t segment = op.area_segment if coded else op.recv_segment if self.job.hop else op.send_segment
         cdef uint64_t begin, end
         cdef char *base
@@ -230,20 +230,20 @@ cdef class Sender(LaneEnd):
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
         check(end <= op.plan.count, "a block that is sent lies within its tensor")
         if coded:
-            self.payload = base + op.area_offset + coded_offset(&op.codec, &op.plan, chunk, self.job.block)
-            self.length = self.payload_left = coded_bytes(&op.codec, end - begin)
+            self.payload = base + op.area_offset + coded_offset(&op.quantizer, &op.plan, chunk, self.job.block)
+            self.length = self.payload_left = coded_bytes(&op.quantizer, end - begin)
             return GO_ON
         self.payload = base + (op.recv_offset if self.job.hop else op.send_offset) + begin * op.itemsize
-        if op.codec.bits:
+        if op.quantizer.bits:
             return self.encode(self.payload, end - begin)
         self.length = self.payload_left = (end - begin) * op.itemsize
         return GO_ON
 
     cdef int save_payload(self, uint32_t chunk) noexcept nogil:
-        """Save the own chunk, which the result will overwrite; now, as it is read anyway: a twentieth less time."""
+        """Save the own chunk, which the result will overwrite; it is read now anyway: a twentieth less time."""
         cdef Op *op = self.job.op
         cdef char *backup
-        if self.job.hop or self.by_host_read or op.codec.bits or not op.flags & BACKED_UP:
+        if self.job.hop or self.by_host_read or op.quantizer.bits or not op.flags & BACKED_UP:
             return GO_ON
         backup = self.segments.base_of(op.backup_segment)
         if backup == NULL:
@@ -255,7 +255,7 @@ cdef class Sender(LaneEnd):
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil:
         """Encode a block into memory of this process."""
         cdef Op *op = self.job.op
-        self.length = self.payload_left = coded_bytes(&op.codec, count)
+        self.length = self.payload_left = coded_bytes(&op.quantizer, count)
         if reserve(&self.own, self.length) != 0:
             return self.end(posix.ENOMEM, b"")
         self.job.crc = encode_pieces(op, self.own.bytes, values, count, not self.same_host_verified)

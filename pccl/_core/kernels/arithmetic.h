@@ -1,9 +1,9 @@
-/* Arithmetic of the ring all-reduce: which instruction set computes, and what must come out whichever it is.
+/* Arithmetic of the ring all-reduce: the choice of the instruction set, and what every instruction set must compute.
  *
- * Here lives the choice. One element is defined in numbers.h; the loops over blocks are in loops.h,
- * those of quantization in codes.h, and both are included here once per instruction set. What is done once per
- * group of quantized elements is in groups.h, vectors of 16-bit floats in wide.h, backups in
- * keep.h, the checksum in crc.h. Nothing here allocates, waits, or knows what a block is for.
+ * The arithmetic on one element is in elements.h. The loops over blocks are in reduce_loops.h, those of quantization in
+ * quantize_loops.h; both are included here once per instruction set. What is done once per quantization group is in
+ * quantize_groups.h, vectors of 16-bit floats are in half_vectors.h, copies past the caches in stream_copy.h, the CRC in
+ * crc.h. Nothing here allocates, waits, or knows what a block is for.
  *
  * The result is the same on every instruction set, bit for bit:
  *
@@ -26,11 +26,11 @@
 #include <string.h>
 
 #include "crc.h"
-#include "keep.h"
+#include "stream_copy.h"
 
 typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
-#include "numbers.h"
-#include "wide.h"
+#include "elements.h"
+#include "half_vectors.h"
 
 /* The numbers of pccl.values.DataType and ReduceOp. */
 enum {
@@ -50,11 +50,11 @@ enum {
 };
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MAX, OP_MIN, OPS };
 
-#include "groups.h"
+#include "quantize_groups.h"
 
 typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 
-/* Says that the iterations of the loop that follows do not depend on each other. */
+/* The iterations of the next loop do not depend on each other. */
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -64,8 +64,8 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #define NAME(name) name##_portable
 #define TARGET
 #define LANES 0
-#include "loops.h"
-#include "codes.h"
+#include "reduce_loops.h"
+#include "quantize_loops.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -73,40 +73,40 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #define NAME(name) name##_avx2
 #define TARGET AVX2_TARGET
 #define LANES 16
-#include "loops.h"
-#include "codes.h"
+#include "reduce_loops.h"
+#include "quantize_loops.h"
 
 #define NAME(name) name##_avx512
 #define TARGET AVX512_TARGET
 #define LANES 32
-#include "loops.h"
-#include "codes.h"
+#include "reduce_loops.h"
+#include "quantize_loops.h"
 
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 
-/* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and checksums. */
+/* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and CRCs. */
 #define NAME(name) name##_neon
 #define TARGET
 #define LANES 8
-#include "loops.h"
-#include "codes.h"
+#include "reduce_loops.h"
+#include "quantize_loops.h"
 
 #endif
 
-/* One instruction set: what it is called, and what it computes with. */
+/* One instruction set: its name and its loops. */
 typedef struct {
     const char *name;
     const reduce_loop (*loops)[OPS];
     const group_loops *groups;
-    stream_lines stream; /* NULL where ordinary stores must do */
+    stream_lines stream; /* NULL: it has no streaming stores */
     crc_loop crc;
 } kernel_set;
 
 enum { SETS_MAX = 3 };
 
-/* What this machine can run, slowest first; filled once, when the module is loaded. */
+/* The instruction sets of this machine, slowest first; filled once, when the module is loaded. */
 static kernel_set kernel_sets[SETS_MAX];
 static int kernel_sets_count;
 static const kernel_set *kernel_chosen;
@@ -154,8 +154,8 @@ static inline uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nby
     return kernel_chosen->crc(crc, data, nbytes);
 }
 
-static inline void kernels_keep(void *backup, const void *local, size_t nbytes) {
-    keep_bytes(kernel_chosen->stream, backup, local, nbytes);
+static inline void kernels_stream_copy(void *target, const void *source, size_t nbytes) {
+    stream_copy_bytes(kernel_chosen->stream, target, source, nbytes);
 }
 
 static inline int kernels_reduce(int datatype, int op, void *out, const void *local, const void *incoming, size_t count,
@@ -169,30 +169,30 @@ static inline int kernels_reduce(int datatype, int op, void *out, const void *lo
     return 0;
 }
 
-static inline void kernels_encode(const codec *how, void *coded, const void *values, size_t count) {
+static inline void kernels_encode(const quantizer *how, void *coded, const void *values, size_t count) {
     encode_values(kernel_chosen->groups, how, coded, values, count);
 }
 
-static inline void kernels_decode(const codec *how, void *values, const void *coded, size_t count) {
+static inline void kernels_decode(const quantizer *how, void *values, const void *coded, size_t count) {
     const size_t itemsize = kernels_itemsize((int)how->datatype);
     const uint8_t *from = (const uint8_t *)coded;
     uint8_t *to = (uint8_t *)values;
     while (count > 0) {
-        const size_t some = SMALLER(count, codec_group(how));
+        const size_t some = SMALLER(count, quantizer_group(how));
         from += decode_one(kernel_chosen->groups, how, to, from, some);
         to += some * itemsize;
         count -= some;
     }
 }
 
-/* Decoded group by group into the nearest cache, and combined from there. */
-static inline int kernels_reduce_coded(const codec *how, int op, void *out, const void *local, const void *coded,
+/* Decodes group by group into the nearest cache, and reduces from there. */
+static inline int kernels_reduce_coded(const quantizer *how, int op, void *out, const void *local, const void *coded,
                                          size_t count, uint32_t divisor) {
     const size_t itemsize = kernels_itemsize((int)how->datatype);
     const uint8_t *from = (const uint8_t *)coded;
     uint8_t decoded[GROUP_BYTES_MAX] __attribute__((aligned(64)));
     for (size_t done = 0; done < count;) {
-        const size_t some = SMALLER(count - done, codec_group(how)), at = done * itemsize;
+        const size_t some = SMALLER(count - done, quantizer_group(how)), at = done * itemsize;
         from += decode_one(kernel_chosen->groups, how, decoded, from, some);
         const uint8_t *mine = (const uint8_t *)local + at;
         if (kernels_reduce((int)how->datatype, op, (uint8_t *)out + at, mine, decoded, some, divisor)) return -1;

@@ -1,4 +1,4 @@
-# Contents of `kernels`: the arithmetic on blocks of elements, for loops that hold no GIL.
+# Contents of `arithmetic`: the arithmetic on blocks of elements, for loops that hold no GIL.
 
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t
@@ -11,8 +11,8 @@ cdef int reduce_block(
     int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 ) noexcept nogil
 
-# Copies bytes that are about to be overwritten to a place that is hardly ever read: past the caches, if they are many.
-cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil
+# Copies bytes that are hardly ever read again: past the caches, if they are many.
+cdef void stream_copy(void *target, const void *source, size_t nbytes) noexcept nogil
 
 # CRC32C; start with 0, and pass the result on to continue.
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil
@@ -23,29 +23,29 @@ cdef size_t itemsize_of(int datatype) noexcept nogil
 # The name of the instruction set in use, for modules that have loops of their own.
 cdef const char *chosen_name() noexcept nogil
 
-cdef extern from "codec.h" nogil:
-    # How the elements of an operation travel; `make_codec` in `codec` fills it.
-    ctypedef struct Codec "codec":
+cdef extern from "quantization.h" nogil:
+    # How the elements of an operation travel; `make_quantizer` fills it.
+    ctypedef struct Quantizer "quantizer":
         uint32_t datatype           # FLOAT16 to DOUBLE
         uint32_t bits               # of a code: 4, 8 or 16; 0: elements travel as they are
         uint32_t anchored           # 1: zero is a whole number of steps
 
-# Elements of a group: a block that is coded in parts must be cut at multiples of this.
-cdef size_t group_of(const Codec *codec) noexcept nogil
+# Elements of a quantization group: a block that is encoded in parts is cut at multiples of this.
+cdef size_t group_of(const Quantizer *quantizer) noexcept nogil
 
-# Bytes of so many elements, coded.
-cdef size_t coded_bytes(const Codec *codec, size_t count) noexcept nogil
+# Bytes of that many elements after encoding.
+cdef size_t coded_bytes(const Quantizer *quantizer, size_t count) noexcept nogil
 
-cdef void encode_block(const Codec *codec, void *coded, const void *values, size_t count) noexcept nogil
-cdef void decode_block(const Codec *codec, void *values, const void *coded, size_t count) noexcept nogil
+cdef void encode_block(const Quantizer *quantizer, void *coded, const void *values, size_t count) noexcept nogil
+cdef void decode_block(const Quantizer *quantizer, void *values, const void *coded, size_t count) noexcept nogil
 
-# As `reduce_block`, but what is incoming is coded.
+# As `reduce_block`, for incoming elements that are encoded.
 cdef int reduce_coded(
-    const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+    const Quantizer *quantizer, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
 ) noexcept nogil
 
 
-# For functions that Python calls with buffers.
+# A buffer that stays exported, for functions that Python calls.
 cdef class _Held:
     cdef Py_buffer exported
 

@@ -1,13 +1,12 @@
 # cython: language_level=3, auto_pickle=False
-"""Arithmetic on blocks: two of them become one, and a checksum says whether one arrived intact.
+"""Arithmetic on blocks: reduce two blocks into one, quantize a block, and compute its CRC.
 
-Here live the names that other modules call, without the GIL, and the choice of the instruction set. The arithmetic
-itself is C, in `arithmetic.h`, because it is compiled once per instruction set. What a block is for, and where it came
-from, is the business of the callers.
+This module has the functions that other modules call without the GIL, and the choice of the instruction set. The
+arithmetic is C, in `arithmetic.h`, because it is compiled once per instruction set. It does not know what a block is for.
 
-The instruction set is chosen once, when this module is loaded: the best that the machine has, or the one that
-the environment variable PCCL_SIMD names. All compute the same bits, so the choice is about speed, and about finding out
-whether it is to blame.
+The instruction set is chosen once, when this module is loaded: the best one of the machine, or the one that the
+environment variable PCCL_SIMD names. All compute the same bits; another choice changes the speed, and shows whether an
+instruction set causes a problem.
 """
 
 import os
@@ -25,17 +24,17 @@ cdef extern from "arithmetic.h" nogil:
     void kernels_load()
     size_t kernels_itemsize(int datatype)
     uint32_t kernels_crc32c(uint32_t crc, const void *data, size_t nbytes)
-    void kernels_keep(void *backup, const void *local, size_t nbytes)
+    void kernels_stream_copy(void *target, const void *source, size_t nbytes)
     int kernels_reduce(
         int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
     )
 
-    size_t codec_group(const Codec *codec)
-    size_t codec_bytes(const Codec *codec, size_t count)
-    void kernels_encode(const Codec *codec, void *coded, const void *values, size_t count)
-    void kernels_decode(const Codec *codec, void *values, const void *coded, size_t count)
+    size_t quantizer_group(const Quantizer *quantizer)
+    size_t quantizer_bytes(const Quantizer *quantizer, size_t count)
+    void kernels_encode(const Quantizer *quantizer, void *coded, const void *values, size_t count)
+    void kernels_decode(const Quantizer *quantizer, void *values, const void *coded, size_t count)
     int kernels_reduce_coded(
-        const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+        const Quantizer *how, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
     )
 
 
@@ -45,8 +44,8 @@ cdef int reduce_block(
     return kernels_reduce(datatype, op, out, local, incoming, count, divisor)
 
 
-cdef void keep_block(void *backup, const void *local, size_t nbytes) noexcept nogil:
-    kernels_keep(backup, local, nbytes)
+cdef void stream_copy(void *target, const void *source, size_t nbytes) noexcept nogil:
+    kernels_stream_copy(target, source, nbytes)
 
 
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil:
@@ -61,26 +60,26 @@ cdef const char *chosen_name() noexcept nogil:
     return kernel_chosen.name
 
 
-cdef size_t group_of(const Codec *codec) noexcept nogil:
-    return codec_group(codec)
+cdef size_t group_of(const Quantizer *quantizer) noexcept nogil:
+    return quantizer_group(quantizer)
 
 
-cdef size_t coded_bytes(const Codec *codec, size_t count) noexcept nogil:
-    return codec_bytes(codec, count)
+cdef size_t coded_bytes(const Quantizer *quantizer, size_t count) noexcept nogil:
+    return quantizer_bytes(quantizer, count)
 
 
-cdef void encode_block(const Codec *codec, void *coded, const void *values, size_t count) noexcept nogil:
-    kernels_encode(codec, coded, values, count)
+cdef void encode_block(const Quantizer *quantizer, void *coded, const void *values, size_t count) noexcept nogil:
+    kernels_encode(quantizer, coded, values, count)
 
 
-cdef void decode_block(const Codec *codec, void *values, const void *coded, size_t count) noexcept nogil:
-    kernels_decode(codec, values, coded, count)
+cdef void decode_block(const Quantizer *quantizer, void *values, const void *coded, size_t count) noexcept nogil:
+    kernels_decode(quantizer, values, coded, count)
 
 
 cdef int reduce_coded(
-    const Codec *codec, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
+    const Quantizer *quantizer, int op, void *out, const void *local, const void *coded, size_t count, uint32_t divisor
 ) noexcept nogil:
-    return kernels_reduce_coded(codec, op, out, local, coded, count, divisor)
+    return kernels_reduce_coded(quantizer, op, out, local, coded, count, divisor)
 
 
 # --- the instruction set --------------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ load()
 # --- the same on buffers, for tests and measurements ----------------------------------------------------------
 
 cdef class _Held:
-    """A contiguous buffer of somebody, exported while we live."""
+    """A contiguous buffer that stays exported as long as this object lives."""
 
     def __cinit__(self, buffer, int flags):
         PyObject_GetBuffer(buffer, &self.exported, flags)
@@ -138,7 +137,7 @@ cdef _Held of_length(object buffer, int flags, str name, Py_ssize_t nbytes):
 
 
 def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_t divisor=0):
-    """Keep `local` in `backup`, if there is one, and combine it with `incoming` into `out`."""
+    """Copy `local` to `backup`, if there is one, and reduce it with `incoming` into `out`."""
     cdef _Held source = _Held(local, PyBUF_SIMPLE)
     cdef Py_ssize_t nbytes = source.exported.len
     cdef _Held arrived = of_length(incoming, PyBUF_SIMPLE, "incoming", nbytes)
@@ -152,11 +151,11 @@ def reduce_into(int datatype, int op, out, local, incoming, backup=None, uint32_
     if itemsize == 0:
         raise ValueError(f"datatype {datatype} is unknown")
     if nbytes % itemsize:
-        raise ValueError(f"{nbytes} bytes are no whole number of elements of {itemsize} bytes")
+        raise ValueError(f"{nbytes} bytes are not a whole number of elements of {itemsize} bytes")
     cdef int code
     with nogil:
         if keep != NULL:
-            keep_block(keep, source.exported.buf, nbytes)
+            stream_copy(keep, source.exported.buf, nbytes)
         code = reduce_block(
             datatype, op, target.exported.buf, source.exported.buf, arrived.exported.buf, nbytes // itemsize, divisor
         )

@@ -1,12 +1,12 @@
 # cython: language_level=3, auto_pickle=False
 """simplehash: 64 bits that say whether two tensors hold the same bytes.
 
-Here live the names that Python and other modules call. What is computed is written down in docs/simplehash.md; how, in
-C: `digest.h` and what it includes, because it is compiled once per instruction set. Addresses come from callers, who
-keep the memory alive and, if the digest is to mean anything, unchanged; it may be anywhere, of any length.
+This module has the functions that Python calls. docs/simplehash.md defines the hash. The code is C, in `digest.h` and
+the files that it includes, because it is compiled once per instruction set. Callers pass addresses, keep the memory
+valid, and do not change it meanwhile; alignment and length do not matter.
 
-The instruction set is the one that `kernels` has chosen. All give the same digests, on any number of threads, and so
-does `digest.cu`.
+The instruction set is the one that `arithmetic` has chosen. All compute the same digests, on any number of threads, and
+so does `digest.cu`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -53,13 +53,13 @@ cdef uint64_t digest_folded(const uint64_t *blocks, uint64_t nbytes) noexcept no
 # --- from Python ----------------------------------------------------------------------------------------------
 
 def digest(uintptr_t address, uint64_t nbytes, int threads=1):
-    """The digest of so many bytes at an address."""
+    """The digest of `nbytes` bytes at an address."""
     cdef bytes blocks = block_digests(address, nbytes, threads)
     return digest_folded(words_in(blocks), nbytes)
 
 
 def digest_many(list addresses, list lengths, int threads):
-    """The digests of many tensors, 8 bytes each in little endian order; as if they were one, for the threads."""
+    """The digests of many tensors, 8 bytes each in little endian order. The threads share all tensors."""
     cdef Py_ssize_t count = len(addresses)
     cdef bytes found = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
     cdef uint64_t *digests = words_in(found)
@@ -80,13 +80,13 @@ def digest_many(list addresses, list lengths, int threads):
 
 
 def block_digests(uintptr_t address, uint64_t nbytes, int threads):
-    """The digests of all blocks of so many bytes at an address, 8 bytes each in little endian order."""
+    """The digests of all blocks of `nbytes` bytes at an address, 8 bytes each in little endian order."""
     return on_blocks(address, nbytes, threads, digest_block)
 
 
 def digest_of_blocks(blocks, uint64_t nbytes):
-    """The digest of so many bytes from the digests of their blocks."""
-    # A copy, unless it is whole bytes already: a view may begin at any address.
+    """The digest of `nbytes` bytes from the digests of their blocks."""
+    # A copy unless it is a bytes object: a view may begin at an unaligned address.
     cdef bytes held = blocks if type(blocks) is bytes else bytes(memoryview(blocks))
     cdef uint64_t count = digest_blocks_of(nbytes)
     if <uint64_t> len(held) != count * sizeof(uint64_t):
@@ -95,7 +95,7 @@ def digest_of_blocks(blocks, uint64_t nbytes):
 
 
 def read_only(uintptr_t address, uint64_t nbytes, int threads):
-    """Read bytes as a digest does and only add them up, for measurements: no digest is faster than this."""
+    """Read bytes as a digest does and add them, for measurements: no digest can be faster than this."""
     cdef bytes sums = on_blocks(address, nbytes, threads, sum_block)
     return sum(memoryview(sums).cast("Q")) % 2**64
 
@@ -128,7 +128,7 @@ cdef void digest_each(
 
 
 cdef uint64_t fill(digest_tensor *tensors, list addresses, list lengths) except? 0:
-    # Where the tensors are; returns how many blocks they have.
+    """Fill in where the tensors are; returns how many blocks they have."""
     cdef uint64_t blocks = 0
     cdef size_t i = 0
     for address, nbytes in zip(addresses, lengths):

@@ -1,22 +1,22 @@
 # cython: language_level=3
-"""Copying tensors without the GIL: staging one takes milliseconds in which other threads may run."""
+"""Copies of tensors without the GIL: staging takes milliseconds in which other threads may run."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
 from libc.string cimport memmove
 
-from .arithmetic cimport keep_block
+from .arithmetic cimport stream_copy
 
 cdef enum:
-    STREAM_BYTES_MIN = 1 << 23      # from here on stores past the cache win: 64 MB at 15 GB/s, with memmove at 11
+    STREAM_BYTES_MIN = 1 << 23      # from here on streaming stores are faster: 64 MB at 15 GB/s, memmove at 11
 
 
 def copy(uintptr_t target, uintptr_t source, size_t nbytes):
-    """Copy bytes between two addresses that the caller keeps alive; they may overlap."""
+    """Copy bytes between two addresses, which the caller keeps valid; the ranges may overlap."""
     cdef bint apart = target + nbytes <= source or source + nbytes <= target
     with nogil:
         if apart and nbytes >= STREAM_BYTES_MIN:
-            keep_block(<void *> target, <const void *> source, nbytes)
+            stream_copy(<void *> target, <const void *> source, nbytes)
         else:
             memmove(<void *> target, <const void *> source, nbytes)
 
@@ -36,7 +36,7 @@ def copy_from(uintptr_t target, source):
 
 
 def address_of(buffer):
-    """Where the bytes of a contiguous buffer begin; they stay there as long as the buffer does."""
+    """The address of a contiguous buffer, valid as long as the buffer lives."""
     cdef Py_buffer exported
     PyObject_GetBuffer(buffer, &exported, PyBUF_SIMPLE)
     address = <uintptr_t> exported.buf

@@ -1,4 +1,4 @@
-"""Quantization as `groups.h` describes it, written a second time: in numpy, one group after the other."""
+"""Quantization as `quantize_groups.h` describes it, written a second time: in numpy, one group after the other."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_a_length_that_does_not_fit_ends_the_connection(change: str, length: int
         assert member.problems == ["a frame whose length does not fit its block"]
 
 
-def test_what_has_no_codec_is_not_begun() -> None:
+def test_what_has_no_quantizer_is_not_begun() -> None:
     with lone_member() as (member, _, _):
         for datatype, quantization in ((DataType.INT32, (1, 0)), (DataType.FLOAT, (1, 5)), (DataType.FLOAT, (7, 0))):
             with pytest.raises(ValueError, match="10 x .* cannot be quantized so"):

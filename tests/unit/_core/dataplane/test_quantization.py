@@ -1,6 +1,6 @@
 """Quantization by itself: the bits are those of the law, on every instruction set, and errors stay within bounds.
 
-The law is `groups.h`; `quantizing` computes it a second time, and here both must agree to the last bit.
+The law is `quantize_groups.h`; `quantization_reference` computes it a second time, and here both must agree to the last bit.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         arithmetic.reduce_into(0, 0, eight, four, four)
     with pytest.raises(ValueError, match="backup has 8 bytes but needs 4"):
         arithmetic.reduce_into(0, 0, four, four, four, eight)
-    with pytest.raises(ValueError, match="4 bytes are no whole number of elements of 8 bytes"):
+    with pytest.raises(ValueError, match="4 bytes are not a whole number of elements of 8 bytes"):
         arithmetic.reduce_into(DataType.DOUBLE.value, 0, four, four, four)
     with pytest.raises(BufferError):
         arithmetic.reduce_into(0, 0, bytes(4), four, four)

@@ -2,16 +2,16 @@
  *
  *   NAME(x)            x with the suffix of the set
  *   TARGET             the attribute that lets the compiler use the set
- *   LANES              how many 16-bit floats wide.h takes at once; 0 where it knows nothing of the set
+ *   LANES              how many 16-bit floats half_vectors.h handles at once; 0: it does not support the set
  *
- * Each operation is one expression of a (local) and b (incoming); what surrounds it is the same for all. The compiler
- * makes vectors of the plain loops. Only the conversion of 16-bit floats is beyond it, and spelt out in wide.h.
+ * Each operation is one expression of a (local) and b (incoming); the loop around it is the same for all. The compiler
+ * vectorizes the plain loops. It cannot vectorize the conversion of 16-bit floats, which is in half_vectors.h.
  */
 
 #define SIGNATURE void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 
-/* `out` may be `local` or `incoming`: an element only depends on itself, which INDEPENDENT says and the compiler
- * cannot see. */
+/* `out` may be `local` or `incoming`. An element depends only on itself: INDEPENDENT says so, because the compiler
+ * cannot see it. */
 #define LOOP(name, element, expression)                                                                                \
     TARGET static void NAME(name)(SIGNATURE) {                                                                         \
         element *target = (element *)out;                                                                              \
@@ -26,8 +26,7 @@
     }
 
 /* 16-bit floats: widened, computed in single precision, rounded once; two vectors of floats for each vector of halves.
- * What the vectors leave over, and everything where there are none, goes one by one, which the compiler may still make
- * vectors of. */
+ * The rest, or everything if the set has no such vectors, is computed one by one; the compiler may vectorize that. */
 #if LANES
 #define WIDE_STEP(member, expression)                                                                                  \
     {                                                                                                                  \
@@ -126,7 +125,7 @@ LOOP(smaller_bf16, i16_element, smaller_bf16(a, b))
 LOOP(smaller_f32, i32_element, smaller_f32(a, b))
 LOOP(smaller_f64, i64_element, smaller_f64(a, b))
 
-/* By datatype and operation; AVG stands for the sum divided. */
+/* By datatype and operation; the loop of AVG divides the sum. */
 static const reduce_loop NAME(loops)[DATATYPES][OPS] = {
     [DATATYPE_UINT8] = {NAME(sum_8), NAME(mean_u8), NAME(product_8), NAME(larger_u8), NAME(smaller_u8)},
     [DATATYPE_INT8] = {NAME(sum_8), NAME(mean_i8), NAME(product_8), NAME(larger_i8), NAME(smaller_i8)},

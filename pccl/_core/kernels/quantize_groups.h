@@ -1,16 +1,16 @@
 /* Quantization: a block of floats as groups of small integers, and back.
  *
- * Here live the format and the choices that are made once per group; the loops over elements are in codes.h.
- * Nothing here allocates, waits, or knows of rings.
+ * This file has the format and the choices that are made once per group; the loops over elements are in
+ * quantize_loops.h. Nothing here allocates, waits, or knows of rings.
  *
  * A group of 512 floats, or of 1024 doubles, travels as
  *
  *     low         the value of code 0: a float, or a double
- *     step        what a code is worth: the upper half of the bits of such a number, rounded up
+ *     step        the difference between two codes: the upper half of the bits of such a number, rounded up
  *     codes       4, 8 or 16 bits each; value = low + code * step
  *
  * and the last group of a block may be shorter. 16-bit floats are widened to floats first and rounded at the end. An
- * outlier costs its own group only. All peers decode the same bytes to the same bits, whatever they compute with:
+ * outlier affects only its own group. All peers decode the same bytes to the same bits, on every instruction set:
  *
  *   - The step has so few significant bits (8, of a double 21) that a code times a step is exact. One rounding is
  *     left, that of the sum, and nothing depends on whether a compiler or a processor fuses the two.
@@ -19,7 +19,7 @@
  *   - The step is the range by the largest code, rounded up, so no code is out of bounds, and no value is further from
  *     its code than half a step, beside the rounding of the sum. ZERO_POINT_SCALE stretches the range to zero and
  *     spends one code on moving zero to a whole step.
- *   - A group whose values are all equal has step 0 and low that value: it travels exactly, but for the sign of zero.
+ *   - A group whose values are all equal has step 0 and low that value: it travels exactly, except for the sign of zero.
  *   - A group whose largest value, decoded, would exceed its type is *rough*, and so is one with a NaN or an infinity:
  *     the sign of the step says so. Its last three codes are NaN, minus and plus infinity, which arrive as such and
  *     where they were; the others share the codes below, at MIN_MAX, and are computed one by one, in double precision
@@ -28,23 +28,23 @@
  * The step of a float is at least 2^-133, its smallest upper half; closer subnormals become one.
  */
 
-#ifndef PCCL_KERNELS_GROUPS_H
-#define PCCL_KERNELS_GROUPS_H
+#ifndef PCCL_KERNELS_QUANTIZE_GROUPS_H
+#define PCCL_KERNELS_QUANTIZE_GROUPS_H
 
 #include <math.h> /* isfinite, INFINITY: nothing that would have to be linked */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "codec.h"
-#include "numbers.h"
+#include "quantization.h"
+#include "elements.h"
 
 typedef void (*bounds_loop)(const void *values, size_t count, int64_t *least, int64_t *most);
 typedef void (*codes_loop)(void *codes, const void *values, size_t count, double low, double step);
 typedef void (*values_loop)(void *values, const void *codes, size_t count, double low, double step);
 typedef void (*convert_loop)(void *target, const void *source, size_t count);
 
-/* What an instruction set quantizes with: by float or double, and by 4, 8 or 16 bits; or by float16 or bfloat16. */
+/* The loops of an instruction set: by float or double, and by 4, 8 or 16 bits; or by float16 or bfloat16. */
 typedef struct {
     bounds_loop bounds[2];
     codes_loop codes[2][3];
@@ -56,7 +56,7 @@ enum {
     GROUP_FLOATS = 512,
     GROUP_DOUBLES = 1024,
     GROUP_BYTES_MAX = 8192, /* decoded */
-    ROUGH_CODES = 3         /* that are no numbers in a rough group: NaN, minus and plus infinity, the last of all */
+    ROUGH_CODES = 3         /* the last codes of a rough group: NaN, minus and plus infinity */
 };
 
 #define LARGEST_F32 0x1.FFFFFEp127
@@ -68,26 +68,28 @@ typedef struct {
     int rough;
 } group_scale;
 
-static inline int codec_is_double(const codec *how) { return how->datatype == DATATYPE_DOUBLE; }
-static inline size_t codec_group(const codec *how) { return codec_is_double(how) ? GROUP_DOUBLES : GROUP_FLOATS; }
-static inline size_t codec_scale_bytes(const codec *how) { return codec_is_double(how) ? 12 : 6; }
-static inline uint32_t codec_largest(const codec *how) { return (1u << how->bits) - 1; }
-static inline int codec_width(const codec *how) { return how->bits >> 3; } /* 0, 1, 2, by which loops are found */
+static inline int quantizer_is_double(const quantizer *how) { return how->datatype == DATATYPE_DOUBLE; }
+static inline size_t quantizer_group(const quantizer *how) {
+    return quantizer_is_double(how) ? GROUP_DOUBLES : GROUP_FLOATS;
+}
+static inline size_t quantizer_scale_bytes(const quantizer *how) { return quantizer_is_double(how) ? 12 : 6; }
+static inline uint32_t quantizer_largest(const quantizer *how) { return (1u << how->bits) - 1; }
+static inline int quantizer_width(const quantizer *how) { return how->bits >> 3; } /* 0, 1, 2: an index of loops */
 
-static inline size_t codec_bytes(const codec *how, size_t count) {
-    const size_t groups = (count + codec_group(how) - 1) / codec_group(how);
-    return groups * codec_scale_bytes(how) + (count * how->bits + 7) / 8;
+static inline size_t quantizer_bytes(const quantizer *how, size_t count) {
+    const size_t groups = (count + quantizer_group(how) - 1) / quantizer_group(how);
+    return groups * quantizer_scale_bytes(how) + (count * how->bits + 7) / 8;
 }
 
 /* The largest finite number of the type. */
-static inline double codec_limit(const codec *how) {
+static inline double quantizer_limit(const quantizer *how) {
     static const double limits[] = {65504.0, 0x1.FEp127, LARGEST_F32, LARGEST_F64};
     return limits[how->datatype - DATATYPE_FLOAT16];
 }
 
 /* --- choosing a scale ---------------------------------------------------------------------------------------- */
 
-/* The smallest step that is not below, of those that have no lower half. */
+/* Rounds up to the next number whose lower half of bits is zero. */
 static double step_rounded_up(int is_double, double exact) {
     if (is_double) {
         const uint64_t bits = bits_of_f64(exact);
@@ -103,33 +105,33 @@ static double whole_not_below(double steps) {
     return whole < steps ? whole + 1 : whole;
 }
 
-/* For values that are all finite. Rough if the steps would lead beyond what the type can hold, or a difference beyond
- * the one that is computed in. */
-static group_scale scale_chosen(const codec *how, double least, double most) {
+/* The scale of finite values. Rough if a decoded value would exceed its type, or a difference the type of the
+ * computation. */
+static group_scale scale_chosen(const quantizer *how, double least, double most) {
     group_scale scale = {least + 0.0, 0, 0};
     if (least == most) return scale;
-    double steps = codec_largest(how);
+    double steps = quantizer_largest(how);
     if (how->anchored) {
         least = SMALLER(least, 0);
         most = LARGER(most, 0);
         steps -= 1;
     }
-    const double range = most - least, room = codec_is_double(how) ? LARGEST_F64 : LARGEST_F32;
+    const double range = most - least, room = quantizer_is_double(how) ? LARGEST_F64 : LARGEST_F32;
     scale.rough = !(range <= room);
     if (scale.rough) return scale;
-    /* Of the least doubles the quotient may be 0, and the step must not. */
-    scale.step = step_rounded_up(codec_is_double(how), LARGER(range / steps, 0x1p-1074));
+    /* For the smallest doubles the quotient may be 0; the step must not be. */
+    scale.step = step_rounded_up(quantizer_is_double(how), LARGER(range / steps, 0x1p-1074));
     if (how->anchored) scale.low = 0 - whole_not_below(-least / scale.step) * scale.step;
-    const double limit = codec_limit(how), reach = codec_largest(how) * scale.step;
+    const double limit = quantizer_limit(how), reach = quantizer_largest(how) * scale.step;
     scale.rough = !(reach <= room && scale.low + reach <= limit && scale.low >= -limit);
     return scale;
 }
 
 /* The order of floats and their bits are the inverse of each other. */
-static int bounds_found(const group_loops *loops, const codec *how, const void *values, size_t count, double *least,
+static int bounds_found(const group_loops *loops, const quantizer *how, const void *values, size_t count, double *least,
                         double *most) {
     int64_t first, last;
-    const int is_double = codec_is_double(how);
+    const int is_double = quantizer_is_double(how);
     loops->bounds[is_double](values, count, &first, &last);
     if (is_double) {
         *least = f64_of_bits((uint64_t)order_f64(first));
@@ -143,18 +145,19 @@ static int bounds_found(const group_loops *loops, const codec *how, const void *
 
 /* --- rough groups: one by one -------------------------------------------------------------------------------- */
 
-static double number_at(const codec *how, const void *values, size_t index) {
-    return codec_is_double(how) ? ((const f64_element *)values)[index] : (double)((const f32_element *)values)[index];
+static double number_at(const quantizer *how, const void *values, size_t index) {
+    if (quantizer_is_double(how)) return ((const f64_element *)values)[index];
+    return (double)((const f32_element *)values)[index];
 }
 
-static uint32_t code_at(const codec *how, const uint8_t *codes, size_t count, size_t index) {
+static uint32_t code_at(const quantizer *how, const uint8_t *codes, size_t count, size_t index) {
     const size_t half = (count + 1) / 2;
     if (how->bits == 4) return index < half ? codes[index] & 15u : (uint32_t)codes[index - half] >> 4;
     return how->bits == 8 ? codes[index] : ((const u16_element *)codes)[index];
 }
 
 /* In ascending order of index, because two codes share a byte. */
-static void set_code_at(const codec *how, uint8_t *codes, size_t count, size_t index, uint32_t code) {
+static void set_code_at(const quantizer *how, uint8_t *codes, size_t count, size_t index, uint32_t code) {
     const size_t half = (count + 1) / 2;
     if (how->bits == 8)
         codes[index] = (uint8_t)code;
@@ -166,11 +169,11 @@ static void set_code_at(const codec *how, uint8_t *codes, size_t count, size_t i
         codes[index - half] |= (uint8_t)(code << 4);
 }
 
-/* To the nearest even, as in codes.h. */
+/* To the nearest even, as in quantize_loops.h. */
 static uint32_t code_of_steps(double steps) { return (uint32_t)bits_of_f64(steps + 0x1p52); }
 
-static group_scale encode_rough(const codec *how, uint8_t *codes, const void *values, size_t count) {
-    const uint32_t top = codec_largest(how) - ROUGH_CODES;
+static group_scale encode_rough(const quantizer *how, uint8_t *codes, const void *values, size_t count) {
+    const uint32_t top = quantizer_largest(how) - ROUGH_CODES;
     double least = INFINITY, most = -INFINITY;
     for (size_t i = 0; i < count; ++i) {
         const double value = number_at(how, values, i);
@@ -181,7 +184,7 @@ static group_scale encode_rough(const codec *how, uint8_t *codes, const void *va
     const double range = most - least;
     if (range > 0) {
         const double exact = isfinite(range) ? range / top : most / top - least / top;
-        scale.step = step_rounded_up(codec_is_double(how), LARGER(exact, 0x1p-1074));
+        scale.step = step_rounded_up(quantizer_is_double(how), LARGER(exact, 0x1p-1074));
     }
     for (size_t i = 0; i < count; ++i) {
         const double value = number_at(how, values, i);
@@ -195,9 +198,9 @@ static group_scale encode_rough(const codec *how, uint8_t *codes, const void *va
     return scale;
 }
 
-static void decode_rough(const codec *how, void *values, const uint8_t *codes, size_t count, group_scale scale) {
-    const uint32_t top = codec_largest(how) - ROUGH_CODES;
-    const double limit = codec_limit(how);
+static void decode_rough(const quantizer *how, void *values, const uint8_t *codes, size_t count, group_scale scale) {
+    const uint32_t top = quantizer_largest(how) - ROUGH_CODES;
+    const double limit = quantizer_limit(how);
     for (size_t i = 0; i < count; ++i) {
         const uint32_t code = code_at(how, codes, count, i);
         double value = scale.low;
@@ -207,7 +210,7 @@ static void decode_rough(const codec *how, void *values, const uint8_t *codes, s
             value = 2 * (scale.low / 2 + code * (scale.step / 2));
             value = SMALLER(value, limit);
         }
-        if (codec_is_double(how))
+        if (quantizer_is_double(how))
             ((f64_element *)values)[i] = value;
         else
             ((f32_element *)values)[i] = settle_f32((float)value);
@@ -216,8 +219,8 @@ static void decode_rough(const codec *how, void *values, const uint8_t *codes, s
 
 /* --- a group's scale in memory ------------------------------------------------------------------------------- */
 
-static void scale_write(const codec *how, uint8_t *to, group_scale scale) {
-    if (codec_is_double(how)) {
+static void scale_write(const quantizer *how, uint8_t *to, group_scale scale) {
+    if (quantizer_is_double(how)) {
         const uint32_t step = (uint32_t)(bits_of_f64(scale.step) >> 32) | (uint32_t)scale.rough << 31;
         memcpy(to, &scale.low, 8);
         memcpy(to + 8, &step, 4);
@@ -229,9 +232,9 @@ static void scale_write(const codec *how, uint8_t *to, group_scale scale) {
     }
 }
 
-static group_scale scale_read(const codec *how, const uint8_t *from) {
+static group_scale scale_read(const quantizer *how, const uint8_t *from) {
     group_scale scale;
-    if (codec_is_double(how)) {
+    if (quantizer_is_double(how)) {
         uint32_t step;
         memcpy(&scale.low, from, 8);
         memcpy(&step, from + 8, 4);
@@ -251,9 +254,10 @@ static group_scale scale_read(const codec *how, const uint8_t *from) {
 
 /* --- blocks -------------------------------------------------------------------------------------------------- */
 
-/* One group; `values` are floats or doubles. Returns how many bytes it takes. */
-static size_t encode_group(const group_loops *loops, const codec *how, uint8_t *to, const void *values, size_t count) {
-    uint8_t *codes = to + codec_scale_bytes(how);
+/* Encodes one group of floats or doubles. Returns how many bytes it takes. */
+static size_t encode_group(const group_loops *loops, const quantizer *how, uint8_t *to, const void *values,
+                           size_t count) {
+    uint8_t *codes = to + quantizer_scale_bytes(how);
     const size_t nbytes = (count * how->bits + 7) / 8;
     double least, most;
     group_scale scale = {0, 0, 1};
@@ -261,37 +265,38 @@ static size_t encode_group(const group_loops *loops, const codec *how, uint8_t *
     if (scale.rough)
         scale = encode_rough(how, codes, values, count);
     else if (scale.step > 0)
-        loops->codes[codec_is_double(how)][codec_width(how)](codes, values, count, scale.low, scale.step);
+        loops->codes[quantizer_is_double(how)][quantizer_width(how)](codes, values, count, scale.low, scale.step);
     else
         memset(codes, 0, nbytes);
     scale_write(how, to, scale);
-    return codec_scale_bytes(how) + nbytes;
+    return quantizer_scale_bytes(how) + nbytes;
 }
 
-static size_t decode_group(const group_loops *loops, const codec *how, void *values, const uint8_t *from,
+static size_t decode_group(const group_loops *loops, const quantizer *how, void *values, const uint8_t *from,
                            size_t count) {
-    const uint8_t *codes = from + codec_scale_bytes(how);
+    const uint8_t *codes = from + quantizer_scale_bytes(how);
     const group_scale scale = scale_read(how, from);
     if (scale.rough)
         decode_rough(how, values, codes, count, scale);
     else
-        loops->values[codec_is_double(how)][codec_width(how)](values, codes, count, scale.low, scale.step);
-    return codec_scale_bytes(how) + (count * how->bits + 7) / 8;
+        loops->values[quantizer_is_double(how)][quantizer_width(how)](values, codes, count, scale.low, scale.step);
+    return quantizer_scale_bytes(how) + (count * how->bits + 7) / 8;
 }
 
-/* Which of the two 16-bit floats it is; -1: neither. */
-static inline int codec_half(const codec *how) {
+/* The index of a 16-bit float; -1: it is another type. */
+static inline int quantizer_half(const quantizer *how) {
     return how->datatype <= DATATYPE_BFLOAT16 ? (int)(how->datatype - DATATYPE_FLOAT16) : -1;
 }
 
-static void encode_values(const group_loops *loops, const codec *how, void *coded, const void *values, size_t count) {
-    const int half = codec_half(how);
-    const size_t itemsize = half >= 0 ? 2 : codec_is_double(how) ? 8 : 4;
+static void encode_values(const group_loops *loops, const quantizer *how, void *coded, const void *values,
+                          size_t count) {
+    const int half = quantizer_half(how);
+    const size_t itemsize = half >= 0 ? 2 : quantizer_is_double(how) ? 8 : 4;
     uint8_t *to = (uint8_t *)coded;
     const uint8_t *from = (const uint8_t *)values;
     float wide[GROUP_FLOATS];
     while (count > 0) {
-        const size_t some = SMALLER(count, codec_group(how));
+        const size_t some = SMALLER(count, quantizer_group(how));
         if (half >= 0) loops->widen[half](wide, from, some);
         to += encode_group(loops, how, to, half >= 0 ? (const void *)wide : from, some);
         from += some * itemsize;
@@ -299,9 +304,10 @@ static void encode_values(const group_loops *loops, const codec *how, void *code
     }
 }
 
-/* One group, in its own type. Returns how many bytes it took. */
-static size_t decode_one(const group_loops *loops, const codec *how, void *values, const uint8_t *from, size_t count) {
-    const int half = codec_half(how);
+/* Decodes one group into its own type. Returns how many bytes it took. */
+static size_t decode_one(const group_loops *loops, const quantizer *how, void *values, const uint8_t *from,
+                         size_t count) {
+    const int half = quantizer_half(how);
     float wide[GROUP_FLOATS];
     if (half < 0) return decode_group(loops, how, values, from, count);
     const size_t taken = decode_group(loops, how, wide, from, count);

@@ -1,17 +1,17 @@
-/* Vectors of 16-bit floats: widened to single precision and rounded back, for each instruction set that can.
+/* Vectors of 16-bit floats ("halves"): widened to single precision and rounded back, per instruction set.
  *
- * One vector of halves becomes two of floats. Which of them holds which elements is of no concern to the arithmetic, so
- * bfloat16 is split into even and odd ones, which takes a shift and a mask instead of moving anything across.
+ * One vector of halves becomes two vectors of floats. The arithmetic does not depend on their order, so bfloat16 is
+ * split into even and odd elements, which takes a shift and a mask and moves nothing across the vector.
  *
- * The bits are those of numbers.h. The instructions of F16C and NEON round to the nearest even as long as
- * nobody has changed the rounding mode of the thread. The bfloat16 instruction of newer processors is not used, because
- * it takes subnormals for zero.
+ * The results have the same bits as those of elements.h. The instructions of F16C and NEON round to the nearest even
+ * unless the rounding mode of the thread was changed. The bfloat16 instruction of newer processors is not used, because
+ * it treats subnormals as zero.
  */
 
-#ifndef PCCL_KERNELS_WIDE_H
-#define PCCL_KERNELS_WIDE_H
+#ifndef PCCL_KERNELS_HALF_VECTORS_H
+#define PCCL_KERNELS_HALF_VECTORS_H
 
-#include "numbers.h"
+#include "elements.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

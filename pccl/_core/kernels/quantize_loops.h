@@ -1,10 +1,10 @@
-/* The loops of quantization, once for every instruction set: arithmetic.h includes this file after loops.h.
+/* The loops of quantization, once for every instruction set: arithmetic.h includes this file after reduce_loops.h.
  *
  *   NAME(x)            x with the suffix of the set
  *   TARGET             the attribute that lets the compiler use the set
  *
- * One group at a time, whose bounds or whose low and step somebody else has chosen (groups.h). The compiler
- * makes vectors of all of it; each element takes one rounding per operation, so every set gives the same bits.
+ * Each loop handles one group, whose bounds or scale quantize_groups.h has chosen. The compiler vectorizes all loops.
+ * Each operation on an element rounds once, so every set computes the same bits.
  */
 
 /* The least and the largest value, as integers in the order of the floats: NaN lies beyond the infinities. */
@@ -24,8 +24,8 @@
 BOUNDS(f32, int32_t, i32_element, INT32_MAX)
 BOUNDS(f64, int64_t, i64_element, INT64_MAX)
 
-/* A number of steps in [0, 2^16) becomes an integer, to the nearest even: added to a power of two whose last bit weighs
- * one, it is rounded there, and stands in the lowest bits. */
+/* Rounds a number of steps in [0, 2^16) to the nearest even integer: the sum with a power of two whose last bit weighs
+ * one has the integer in its lowest bits. */
 ELEMENTAL uint32_t NAME(code_f32)(float value, float low, float step) {
     return bits_of_f32((value - low) / step + 0x1p23f);
 }
@@ -52,8 +52,8 @@ ELEMENTAL uint32_t NAME(code_f64)(double value, double low, double step) {
         for (size_t i = 0; i < count; ++i) to[i] = base + (number)(int32_t)from[i] * by;                               \
     }
 
-/* Two codes to a byte: those of the first half of the group below, those of the second half above, so that neither
- * side has to be interleaved. The middle one of an odd group stands alone. */
+/* Two codes per byte: the first half of the group in the low bits, the second half in the high bits, so nothing is
+ * interleaved. The middle code of an odd group has a byte of its own. */
 #define NIBBLES(kind, number, element)                                                                                 \
     TARGET static void NAME(codes_##kind##_4)(void *codes, const void *values, size_t count, double low,               \
                                               double step) {                                                           \

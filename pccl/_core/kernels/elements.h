@@ -1,20 +1,20 @@
 /* Arithmetic on one element: what every instruction set must compute, bit for bit.
  *
- * Here live the element types, the conversions of 16-bit floats, and the orders that MAX and MIN go by. Loops never
- * live here. Everything is free of branches and of undefined behaviour, so that a compiler can put any number of
- * elements side by side; nothing multiplies and then adds, so that there is nothing to fuse.
+ * This file has the element types, the conversions of 16-bit floats, and the orders that MAX and MIN use. It has no
+ * loops. Everything is free of branches and of undefined behaviour, so that a compiler can vectorize it; nothing
+ * multiplies and then adds, so that nothing can be fused.
  */
 
-#ifndef PCCL_KERNELS_NUMBERS_H
-#define PCCL_KERNELS_NUMBERS_H
+#ifndef PCCL_KERNELS_ELEMENTS_H
+#define PCCL_KERNELS_ELEMENTS_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* Small enough that only inlining makes sense, and inlined into code for any instruction set. */
+/* Always inlined, into code for any instruction set. */
 #define ELEMENTAL static inline __attribute__((always_inline))
 
-/* Elements as they lie in memory: anywhere, also at odd addresses, and whatever the caller calls them. */
+/* Elements in memory: at any address, also an odd one, and whatever type the caller gave them. */
 #define ELEMENT __attribute__((aligned(1), may_alias))
 typedef uint8_t u8_element ELEMENT;
 typedef int8_t i8_element ELEMENT;
@@ -27,13 +27,13 @@ typedef int64_t i64_element ELEMENT;
 typedef float f32_element ELEMENT;
 typedef double f64_element ELEMENT;
 
-/* The one NaN that leaves us: quiet, positive, without payload. Processors disagree about all three. */
+/* The only NaN in results: quiet, positive, without payload. Processors disagree about all three. */
 #define NAN_F16 0x7E00u
 #define NAN_BF16 0x7FC0u
 #define NAN_F32 0x7FC00000u
 #define NAN_F64 0x7FF8000000000000u
 
-/* Infinity without its sign: whatever is larger as an integer is NaN. */
+/* Infinity without its sign: every larger integer is a NaN. */
 #define INFINITY_F16 0x7C00
 #define INFINITY_BF16 0x7F80
 #define INFINITY_F32 0x7F800000
