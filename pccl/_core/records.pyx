@@ -1,16 +1,16 @@
 # cython: language_level=3, auto_pickle=False, boundscheck=False, wraparound=False
-"""Frozen records: the one way in which events, actions, messages and options are written down.
+"""Frozen records: the base of events, actions, messages and options.
 
-A record is declared like a dataclass and behaves like one that is frozen and slotted: it compares by type and
-value, prints itself, hashes, pickles and matches by position. It exists because the peer actor must start in tens of
-milliseconds, and importing `dataclasses` alone costs twenty.
+A record is declared like a dataclass and behaves like a frozen dataclass with slots: it compares by type and value,
+prints, hashes, pickles and matches by position. It exists because the peer actor must start in tens of milliseconds,
+and importing `dataclasses` alone costs twenty.
 
-How one is made. A reduce passes through some sixty records in five processes, each of which wakes up with cold caches:
-a constructor of its own for every class, in Python, was a third of what the machines cost (by `perf`). So the call of
-a record class is one function in C for all of them: it allocates, and puts the arguments where the slots are. For that
-reason a record class has no `__init__`, and nothing can be derived from it.
+A reduce passes through about sixty records in five processes, each of which wakes up with cold caches. A Python
+constructor for every class took a third of the machines' time (measured with `perf`). So one C function constructs the
+records of all classes: it allocates, and stores the arguments in the slots. Therefore a record class has no `__init__`
+and cannot be derived from.
 
-A leaf: imports nothing of ours and nothing slow.
+A leaf: it imports nothing of the project and nothing slow.
 """
 
 from cpython.object cimport PyObject
@@ -122,7 +122,7 @@ cdef object make(object cls, PyObject *const *arguments, size_t flagged, PyObjec
 
 
 cdef object make_from(object cls, object positional, PyObject *by_name):
-    """The same for whoever has the arguments in a tuple and a dictionary."""
+    """The same, for arguments in a tuple and a dictionary."""
     cdef dict named = {} if by_name == NULL else <dict> by_name
     cdef tuple arguments = <tuple> positional + tuple(named.values())
     cdef tuple keywords = tuple(named)
@@ -130,14 +130,14 @@ cdef object make_from(object cls, object positional, PyObject *by_name):
 
 
 cdef int put_keywords(value, Fields fields, tuple keywords, PyObject *const *arguments) except -1:
-    cdef Py_ssize_t i, place
+    cdef Py_ssize_t i, offset
     for i in range(len(keywords)):
         if keywords[i] not in fields.names:
             raise TypeError(f"{type(value).__name__}() has no argument {keywords[i]!r}")
-        place = fields.offsets[fields.names.index(keywords[i])]
-        if slot(value, place)[0] != NULL:
+        offset = fields.offsets[fields.names.index(keywords[i])]
+        if slot(value, offset)[0] != NULL:
             raise TypeError(f"{type(value).__name__}() has two values for argument {keywords[i]!r}")
-        put(value, place, <object> arguments[i])
+        put(value, offset, <object> arguments[i])
     return 0
 
 
@@ -146,7 +146,7 @@ cdef int put_defaults(value, Fields fields, Py_ssize_t first) except -1:
     for i in range(first, fields.count):
         if slot(value, fields.offsets[i])[0] == NULL:
             if fields.names[i] not in fields.defaults:
-                raise TypeError(f"{type(value).__name__}() misses its argument {fields.names[i]!r}")
+                raise TypeError(f"{type(value).__name__}() lacks its argument {fields.names[i]!r}")
             put(value, fields.offsets[i], fields.defaults[fields.names[i]])
     return 0
 
@@ -160,7 +160,7 @@ cdef tuple values(value, Fields fields):
 
 
 def equal(self, other):
-    """By type and value."""
+    """Compare by type and value."""
     if type(self) is not type(other):
         return False
     cdef Fields fields = fields_of(type(self))
@@ -168,19 +168,19 @@ def equal(self, other):
 
 
 def hashed(self):
-    """As it compares."""
+    """Hash by type and value."""
     return hash((type(self), values(self, fields_of(type(self)))))
 
 
 def represent(self):
-    """All that it holds."""
+    """The class and all fields."""
     cdef Fields fields = fields_of(type(self))
     parts = ", ".join([f"{name}={field!r}" for name, field in zip(fields.names, values(self, fields))])
     return f"{type(self).__name__}({parts})"
 
 
 def reduced(self):
-    """For pickling."""
+    """What pickle needs: the class and its arguments."""
     return type(self), values(self, fields_of(type(self)))
 
 

@@ -1,8 +1,8 @@
 """The story of a machine: its latest events and actions, shown when something goes wrong.
 
-A machine keeps the last few hundred of them. An error inside it is a bug of ours, and what led to it is worth more than
-the line it happened in: so the error carries the story along. A story goes to logs and bug reports; therefore no value
-of a field that is named like a secret is ever part of it. Pure.
+A machine keeps the last few hundred. An error inside a machine is a defect of the library, and the events that led to
+it say more than the line where it happened, so the error carries the story. A story goes to logs and bug reports;
+therefore it never contains the value of a field that is named like a secret. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-SHOWN_MAX = 40  # events; enough for a round with its wiring, and still readable
-SECRET_FIELDS = frozenset(("token", "proof", "secret", "options"))  # of any record; encoded options hold the token
+SHOWN_MAX = 40  # events; enough for a topology round with its ring orders, and still readable
+SECRET_FIELDS = frozenset(("token", "proof", "secret", "options"))  # of any record; encoded options contain the token
 HIDDEN = "***"  # shown instead
 
 
@@ -42,5 +42,5 @@ def tell(story: Iterable[tuple[int, Any, list[Any]]]) -> str:
 
 
 def attach(error: BaseException, state: Any, event: Any) -> None:
-    """Make the error carry what its machine went through, and what it was handling."""
+    """Add the story of the machine and the event that it was handling to an error."""
     error.add_note(f"while handling {show(event)}; before that:\n{tell(state.story)}")

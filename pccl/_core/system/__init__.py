@@ -1,1 +1,1 @@
-"""All that is Linux: futexes, memory mappings, process calls, behind names another system could implement."""
+"""What is specific to Linux (futexes, memory mappings, process calls), under names that another system could have."""

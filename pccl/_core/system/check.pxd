@@ -1,11 +1,10 @@
 # Contents of `check`: assertions in compiled code, for the debug build alone.
 #
-# `make debug` and `make sanitize` compile with PCCL_DEBUG. Without it the macro drops its arguments unevaluated, and
-# the code is the same as if the line were not there. So a condition is one plain comparison: Cython computes `and`,
-# `or` and chained comparisons ahead of the call, where the macro cannot drop them.
+# `make debug` and `make sanitize` compile with PCCL_DEBUG. Without it the macro drops its arguments unevaluated, as if
+# the line were not there. So a condition must be one plain comparison: Cython computes `and`, `or` and chained
+# comparisons before the call, where the macro cannot drop them.
 #
-# A condition that fails is a defect of this process, never of a peer: it says which and aborts, and the dump shows
-# where.
+# A condition that fails is a defect of this process, never of a peer: the process prints the invariant and aborts.
 
 cdef extern from * nogil:
     """
@@ -28,4 +27,4 @@ cdef extern from * nogil:
     #endif
     """
     void check "pccl_check" (bint condition, const char *invariant)
-    bint CHECKED "PCCL_CHECKED"     # whether this is a debug build: for what takes more than one comparison
+    bint CHECKED "PCCL_CHECKED"     # whether this is a debug build, for checks that need more than one comparison

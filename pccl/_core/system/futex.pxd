@@ -24,21 +24,21 @@ cdef inline bint word_compare_exchange(uint32_t *word, uint32_t expected, uint32
     return posix.atomic_compare_exchange_u32(word, expected, desired)
 
 
-# Sleeps while the word holds `expected`, at most `timeout_ns` (nothing below zero). Returns 0 when woken,
-# otherwise the error code: EAGAIN (it had changed already), EINTR and ETIMEDOUT are ordinary.
+# Sleeps while the word holds `expected`, at most `timeout_ns` (below zero: not at all). Returns 0 when woken,
+# otherwise the error code: EAGAIN (the word has changed already), EINTR and ETIMEDOUT are normal.
 cdef int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) noexcept nogil
 
-# Wakes at most `count` sleepers and returns how many there were, or minus the error code.
+# Wakes at most `count` sleepers and returns how many it woke, or minus the error code.
 cdef int futex_wake(uint32_t *word, int count) noexcept nogil
 
 # CLOCK_MONOTONIC, the same in all processes of a host.
 cdef int64_t now_ns() noexcept nogil
 
-# The one place where an error code becomes an OSError; `doing` completes "... while ".
+# Raises OSError for an error code; `doing` completes "... while ".
 cdef int raise_errno(int code, str doing) except -1
 
 
-# A place of a few aligned bytes in somebody's buffer, which stays exported for as long as we live.
+# A few aligned bytes in a buffer, which stays exported as long as the cell lives.
 cdef class Cell:
     cdef Py_buffer exported         # keeps the memory mapped while a thread may sleep on it
     cdef void *place                # the first byte of the cell
@@ -46,13 +46,13 @@ cdef class Cell:
     cdef int pin(self, object buffer, Py_ssize_t offset, Py_ssize_t size) except -1
 
 
-# 32 bits to wait on.
+# 32 bits that processes wait on.
 cdef class Word(Cell):
     cdef inline uint32_t *at(self) noexcept nogil:
         return <uint32_t *> self.place
 
 
-# 64 bits to read and write whole: counters and points in time. No futex is that wide.
+# 64 bits that are read and written atomically: counters and times. A futex has only 32 bits.
 cdef class Stamp(Cell):
     cdef inline uint64_t *at(self) noexcept nogil:
         return <uint64_t *> self.place

@@ -1,14 +1,12 @@
 # cython: language_level=3, auto_pickle=False
 """Words in shared memory that processes wait on, and the clock that all processes of a host share.
 
-Policy never lives here: who waits for what, and how long, is the business of the callers. Another system would be
-served by another body behind the same names.
+Callers decide what to wait for and how long. Another system would need another implementation of the same names.
 
-How a word is waited on. A sleeper passes the value that it saw last; the kernel compares it with the
-memory and goes to sleep in one step, so a change between the look and the sleep is never missed. Waking is
-a hint and the value is the truth: signals, bounds and stray wakes end a sleep early, and `wait` then answers
-from memory whether the value has changed. Callers loop; between two rounds Python runs its signal handlers,
-which is how Ctrl-C ends every blocking call.
+A sleeper passes the value that it read last. The kernel compares it with the memory and sleeps in one atomic step, so
+a change between read and sleep is never missed. A wake-up is only a hint: signals, timeouts and spurious wake-ups end a
+sleep early, and `wait` then reads from memory whether the value has changed. Callers loop; between two rounds Python
+runs its signal handlers, so Ctrl-C ends every blocking call.
 """
 
 import os
@@ -47,7 +45,7 @@ cdef int raise_errno(int code, str doing) except -1:
     raise OSError(code, f"{os.strerror(code)} while {doing}")
 
 
-# No garbage collection: its way to break a cycle would skip the release that the exporter counts on.
+# No garbage collection: to break a cycle it would clear the object without the release that the exporter needs.
 @cython.no_gc
 cdef class Cell:
     """The common part of Word and Stamp: bytes of a buffer that stays exported while the cell lives."""
@@ -75,32 +73,32 @@ cdef class Word(Cell):
         self.pin(buffer, offset, sizeof(uint32_t))
 
     def load(self) -> int:
-        """The value now; what its writer stored before it is visible too."""
+        """The present value; what its writer stored before it is visible too."""
         return word_load(self.at())
 
     def store(self, uint32_t value) -> None:
-        """Publishes `value` and all that was written before it. Wakes nobody."""
+        """Publishes `value` and all that was written before it. Wakes no sleeper."""
         word_store(self.at(), value)
 
     def exchange(self, uint32_t value) -> int:
-        """Stores `value` and returns what was there, in one step."""
+        """Stores `value` and returns the old value, in one atomic step."""
         return word_exchange(self.at(), value)
 
     def compare_exchange(self, uint32_t expected, uint32_t desired) -> bool:
-        """Stores `desired` if the word holds `expected`; tells whether it did."""
+        """Stores `desired` if the word holds `expected`; returns whether it did."""
         return word_compare_exchange(self.at(), expected, desired)
 
     def wake(self, int n=1) -> int:
-        """Wakes at most `n` sleepers, in any process, and returns how many slept."""
+        """Wakes at most `n` sleepers, in any process, and returns how many it woke."""
         cdef int woken = futex_wake(self.at(), n)
         if woken < 0:
             raise_errno(-woken, "waking the sleepers of a shared word")
         return woken
 
     def look(self, uint32_t expected, int64_t duration_ns) -> bool:
-        """Looks again and again while the word holds `expected`, at most so long; True if it holds something else now.
+        """Polls while the word holds `expected`, at most that long; True if it holds another value now.
 
-        Whoever else wants the processor gets it between two looks, and other threads the GIL.
+        It yields the processor between two reads and releases the GIL.
         """
         cdef uint32_t *word = self.at()
         cdef int64_t until
@@ -113,9 +111,9 @@ cdef class Word(Cell):
         return word_load(word) != expected
 
     def wait(self, uint32_t expected, int64_t timeout_ns) -> bool:
-        """Sleeps while the word holds `expected`, at most `timeout_ns`; True if it holds something else now.
+        """Sleeps while the word holds `expected`, at most `timeout_ns`; True if it holds another value now.
 
-        The GIL is released during the sleep. False means: still the same, after the bound or earlier.
+        The GIL is released during the sleep. False means that the value is the same, after the timeout or earlier.
         """
         cdef uint32_t *word = self.at()
         cdef int code
@@ -133,13 +131,13 @@ cdef class Word(Cell):
 @cython.final
 @cython.no_gc
 cdef class Stamp(Cell):
-    """A shared u64 at `offset` bytes into a writable `buffer`, read and written whole."""
+    """A shared u64 at `offset` bytes into a writable `buffer`, read and written atomically."""
 
     def __cinit__(self, buffer, Py_ssize_t offset=0):
         self.pin(buffer, offset, sizeof(uint64_t))
 
     def load(self) -> int:
-        """The value now; what its writer stored before it is visible too."""
+        """The present value; what its writer stored before it is visible too."""
         return posix.atomic_load_u64(self.at())
 
     def store(self, uint64_t value) -> None:

@@ -1,17 +1,17 @@
 # cython: language_level=3, auto_pickle=False
-"""Shared memory of a descriptor, as objects that export buffers and that know their address.
+"""Mappings of shared memory, as objects that export buffers and know their address; and memory files.
 
-Here lives what `mmap` of the standard library lacks: a mapping that keeps no duplicate of the descriptor (before
-Python 3.13 it does, and a thousand segments would need two thousand), that can be populated at once, and an extent
-of it that is the owner of every buffer taken from it: an array over an extent holds the extent, whatever else that
-stands for. Memory files are made here too: memory with a descriptor and without a name in the file system, and how one
-process opens that of another. Which memory is mapped, and when it is reused, is never decided here.
+It adds what `mmap` of the standard library lacks: a mapping that keeps no duplicate of the descriptor (before Python
+3.13 mmap does, and a thousand segments would need two thousand descriptors), that can be populated at once, and an
+extent that owns every buffer taken from it. Memory files are created here too: memory with a descriptor and without a
+name in the file system. One function opens the memory file of another process. Callers decide which memory is mapped
+and when it is reused.
 
-Nothing is unmapped while somebody can reach it: buffers hold their extent, extents hold their mapping.
+Nothing is unmapped while it is in use: buffers hold their extent, extents hold their mapping.
 
-Large memory gets huge pages, and is mapped where a huge page takes one entry of the page table. By default the kernel
-does neither for shared memory, but since Linux 6.1 a process may ask for it. With 256 MiB on AMD Zen 4, in a virtual
-machine:
+Large memory gets huge pages and is mapped at addresses where a huge page takes one entry of the page table. By default
+the kernel does neither for shared memory, but since Linux 6.1 a process may ask for it. Measured with 256 MiB on AMD
+Zen 4, in a virtual machine:
 
                                   pages of 4 KiB    of 2 MiB
   new, all pages taken                  160 ms         14 ms
@@ -31,7 +31,7 @@ from .futex cimport raise_errno
 
 cdef enum:
     HUGE_BYTES = 1 << 21            # a huge page, on x86-64 and with small pages of 4 KiB on aarch64
-    POPULATE_WRITE = 23             # MADV_POPULATE_WRITE, which older headers lack
+    POPULATE_WRITE = 23             # MADV_POPULATE_WRITE, missing in older headers
     COLLAPSE = 25                   # MADV_COLLAPSE, likewise
 
 cdef size_t PAGE_BYTES = os.sysconf("SC_PAGESIZE")  # 64 KiB on some aarch64
@@ -42,8 +42,8 @@ cdef size_t PAGE_BYTES = os.sysconf("SC_PAGESIZE")  # 64 KiB on some aarch64
 cdef class Mapping:
     """The first `nbytes` of the memory behind `fd`, which may be closed afterwards.
 
-    `populate` fills the page tables now, without the GIL; a later first touch then costs no fault. What is not
-    `writable` may be a descriptor for reading only, and exports buffers of that kind.
+    `populate` fills the page tables now, without the GIL, so that the first access causes no fault. If not `writable`,
+    the descriptor may be read-only, and buffers are.
     """
 
     def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False, bint writable=True):
@@ -64,7 +64,7 @@ cdef class Mapping:
 
     def __dealloc__(self):
         if self.place != NULL:
-            # Gigabytes take tens of milliseconds, in which other threads may run.
+            # Gigabytes take tens of milliseconds; other threads run meanwhile.
             with nogil:
                 posix.munmap(self.place, self.nbytes)
 
@@ -73,13 +73,13 @@ cdef class Mapping:
 
     @property
     def address(self) -> int:
-        """Where the first byte lies in this process."""
+        """The address of the first byte in this process."""
         return <uintptr_t> self.place
 
     def populate(self, Py_ssize_t offset, Py_ssize_t nbytes) -> None:
         """Fill the page tables for bytes that are about to be written: one call instead of a fault for each page.
 
-        A kernel before 5.14 does not know how, and lets them fault.
+        A kernel before 5.14 cannot do this; then each page faults.
         """
         cdef Py_ssize_t begin = offset & -<Py_ssize_t> PAGE_BYTES
         if offset < 0 or nbytes < 0 or offset > self.nbytes - nbytes:
@@ -89,11 +89,11 @@ cdef class Mapping:
 
 
 def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
-    """Give memory that has no pages yet huge ones, as far as there are any. Before Linux 6.1 there are none."""
+    """Back memory that has no pages yet with huge pages, as far as the kernel has any; before Linux 6.1 it has none."""
     cdef Mapping whole = Mapping(fd, nbytes)
     cdef Py_ssize_t end = 0
     with nogil:
-        # A page table with one page in it is what can be collapsed; the missing ones are made up for.
+        # The kernel collapses a page table that has at least one page, and adds the missing ones.
         while nbytes - end >= HUGE_BYTES and posix.madvise(whole.place + end, PAGE_BYTES, POPULATE_WRITE) == 0:
             end += HUGE_BYTES
         if end > 0:
@@ -101,7 +101,7 @@ def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
 
 
 cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept nogil:
-    """Map a file, from its beginning, where huge pages of it can be mapped as such; MAP_FAILED if not at all."""
+    """Map a file from its beginning, at an address where huge pages are possible; MAP_FAILED if it fails."""
     cdef int nothing = posix.MAP_PRIVATE | posix.MAP_ANONYMOUS | posix.MAP_NORESERVE
     cdef size_t pages = (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES, ahead
     cdef char *room
@@ -128,7 +128,7 @@ cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept no
 # No garbage collection: an extent refers to a mapping, which refers to nothing.
 @cython.no_gc
 cdef class Extent:
-    """`nbytes` of a mapping from `offset` on; its buffers keep the extent alive, and not only the mapping."""
+    """`nbytes` of a mapping from `offset` on; its buffers keep the extent alive, not only the mapping."""
 
     def __cinit__(self, Mapping mapping not None, Py_ssize_t offset, Py_ssize_t nbytes, *_):
         if offset < 0 or nbytes < 0 or offset > mapping.nbytes - nbytes:
@@ -142,7 +142,7 @@ cdef class Extent:
 
     @property
     def address(self) -> int:
-        """Where the first byte lies in this process."""
+        """The address of the first byte in this process."""
         return <uintptr_t> self.place
 
     @property
@@ -154,9 +154,9 @@ cdef class Extent:
 # ------------------------------------------------------------------------------------------ memory files
 
 def create_memory_file(str name not None, int64_t size, *, bint seal=True) -> int:
-    """A descriptor of `size` zero bytes of memory that vanish with their last holder.
+    """A descriptor of `size` zero bytes of memory that are freed with their last holder.
 
-    Sealed, its size is final: no holder can shrink it and so kill the others with SIGBUS.
+    If sealed, its size is final: no holder can shrink it and so kill the others with SIGBUS.
     """
     cdef bytes encoded = name.encode()
     cdef const char *text = encoded
@@ -177,7 +177,7 @@ def create_memory_file(str name not None, int64_t size, *, bint seal=True) -> in
 
 
 def is_size_final(int fd) -> bool:
-    """Whether no holder of this file can shrink it. Only memory files know that at all."""
+    """Whether no holder of this file can shrink it; False for everything that is not a memory file."""
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
@@ -190,14 +190,14 @@ def open_memory_of(int pid, int descriptor, uint64_t nbytes, uint64_t inode, uin
     OSError if it cannot be opened; ValueError if it is not that inode, is shorter than `nbytes`, or could shrink.
     """
     path = f"/proc/{pid}/fd/{descriptor}"
-    # Looked at before it is opened: in another namespace this is anybody's, and some devices mind being opened.
+    # Check before opening: in another namespace the path may be any file, and opening some devices has effects.
     require_same(os.stat(path), inode, device, path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
         require_same(found, inode, device, path)
         if found.st_size < nbytes or not is_size_final(fd):
-            raise ValueError(f"{path} is no memory of {nbytes} bytes that stays")
+            raise ValueError(f"{path} is not a memory file of {nbytes} bytes that cannot shrink")
     except BaseException:
         os.close(fd)
         raise
@@ -206,5 +206,5 @@ def open_memory_of(int pid, int descriptor, uint64_t nbytes, uint64_t inode, uin
 
 cdef int require_same(object found, uint64_t inode, uint64_t device, str path) except -1:
     if (found.st_ino, found.st_dev) != (inode, device):
-        raise ValueError(f"{path} is something else here")
+        raise ValueError(f"{path} is another file on this host")
     return 0

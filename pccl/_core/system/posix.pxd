@@ -1,15 +1,15 @@
 # Every C function, structure and constant of the operating system that the project calls.
 #
-# Declarations only, all `nogil`; nothing here raises, allocates or decides. What is special to Linux is
-# used by this room and by loops over bytes, never by the machines.
+# Declarations only, all `nogil`; nothing here raises, allocates or decides. Only this room and loops over bytes use
+# what is specific to Linux, never the machines.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
-# Atomics on memory that several processes map. Stores release, which is what handing over a payload needs;
-# the read-modify-write operations are sequentially consistent, since they are where two processes race for
-# the same word. So are loads: "I count myself in, then look" and "I say stop, then count" must not both miss
-# the other, and a load that merely acquires may pass the write before it (not on x86, where all loads are alike).
+# Atomics on memory that several processes map. Stores release, so that a reader finds the payload that was written
+# before. Read-modify-write operations are sequentially consistent, because two processes race for the same word there.
+# So are loads: of a worker that enters and then reads the state, and an actor that changes the state and then reads the
+# count, at least one must see the other; an acquire load could pass the write before it (not on x86).
 cdef extern from * nogil:
     """
     #include <stdint.h>
@@ -68,7 +68,7 @@ cdef extern from * nogil:
     bint atomic_compare_exchange_u64 "pccl_compare_exchange_u64" (uint64_t *word, uint64_t expected, uint64_t desired)
     uint32_t atomic_add_u32 "pccl_add_u32" (uint32_t *word, uint32_t amount)           # the new value
     uint64_t atomic_add_u64 "pccl_add_u64" (uint64_t *word, uint64_t amount)           # the new value
-    void atomic_count_u64 "pccl_count_u64" (uint64_t *word, uint64_t amount)           # orders nothing: statistics
+    void atomic_count_u64 "pccl_count_u64" (uint64_t *word, uint64_t amount)           # relaxed: statistics
     uint64_t atomic_set_bits_u64 "pccl_set_bits_u64" (uint64_t *word, uint64_t bits)       # the old value
     uint64_t atomic_clear_bits_u64 "pccl_clear_bits_u64" (uint64_t *word, uint64_t bits)   # the old value
     uint64_t atomic_take_u64 "pccl_take_u64" (uint64_t *word)                          # the old value; leaves 0
@@ -79,10 +79,10 @@ cdef extern from * nogil:
 cdef extern from "<errno.h>" nogil:
     int errno
     int EAGAIN                      # a non-blocking call would block; a futex word has changed already
-    int EWOULDBLOCK                 # the same as EAGAIN on Linux, spelled apart by POSIX
+    int EWOULDBLOCK                 # the same as EAGAIN on Linux, another name in POSIX
     int EINTR                       # a signal arrived
     int ENOMEM                      # no memory left
-    int ETIMEDOUT                   # a bounded sleep ended by its bound
+    int ETIMEDOUT                   # a sleep ended by its timeout
 
 
 cdef extern from "<time.h>" nogil:
@@ -119,7 +119,7 @@ cdef extern from "<linux/futex.h>" nogil:
 
 cdef extern from "<sys/mman.h>" nogil:
     int memfd_create(const char *name, unsigned int flags)
-    unsigned int MFD_CLOEXEC        # an exec'ed program gets only what is passed to it on purpose
+    unsigned int MFD_CLOEXEC        # not inherited by a program that is executed
     unsigned int MFD_ALLOW_SEALING
     void *mmap(void *address, size_t length, int protection, int flags, int fd, int64_t offset)
     int munmap(void *address, size_t length)
@@ -128,12 +128,12 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_NONE
     int PROT_READ
     int PROT_WRITE
-    int MAP_SHARED                  # every holder sees what one of them writes, also after a fork
+    int MAP_SHARED                  # every process sees what one of them writes, also after a fork
     int MAP_PRIVATE
     int MAP_ANONYMOUS               # no file: zeros
-    int MAP_NORESERVE               # nobody will write to it
-    int MAP_FIXED                   # exactly there, in place of what is mapped there
-    int MAP_POPULATE                # page tables are filled now, not by a fault at each first touch
+    int MAP_NORESERVE               # it will not be written
+    int MAP_FIXED                   # exactly at that address, replacing what is mapped there
+    int MAP_POPULATE                # page tables are filled now, not by faults later
 
 
 cdef extern from "<fcntl.h>" nogil:
@@ -155,7 +155,7 @@ cdef extern from "<sys/eventfd.h>" nogil:
 cdef extern from "<sys/prctl.h>" nogil:
     int prctl(int option, ...)
     int PR_SET_NAME                 # what `ps` and `top` show
-    int PR_SET_PDEATHSIG            # the signal that comes when the parent is gone
+    int PR_SET_PDEATHSIG            # the signal that is sent when the parent ends
 
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -176,9 +176,9 @@ cdef extern from "<sys/socket.h>" nogil:
     cmsghdr *CMSG_FIRSTHDR(msghdr *message)
     unsigned char *CMSG_DATA(cmsghdr *header)
     int SCM_RIGHTS                  # the data are descriptors
-    int MSG_CMSG_CLOEXEC            # which are not for programs that we start
+    int MSG_CMSG_CLOEXEC            # received descriptors are not inherited by executed programs
     int MSG_NOSIGNAL                # a closed peer is an error code, not a SIGPIPE
-    int MSG_DONTWAIT                # non-blocking, whatever the mode of the descriptor
+    int MSG_DONTWAIT                # non-blocking, in any mode of the descriptor
     ssize_t recv(int fd, void *buffer, size_t length, int flags)
     ssize_t send(int fd, const void *buffer, size_t length, int flags)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
@@ -186,7 +186,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int getsockopt(int fd, int level, int name, void *value, unsigned int *length)
     int setsockopt(int fd, int level, int name, const void *value, unsigned int length)
     int SOL_SOCKET
-    int SO_RCVLOWAT                 # bytes that are worth waking a reader for
+    int SO_RCVLOWAT                 # low-water mark: bytes that wake a reader
 
 
 cdef extern from "<netinet/in.h>" nogil:
@@ -198,12 +198,12 @@ cdef extern from "<linux/tcp.h>" nogil:
     struct tcp_info:
         uint32_t tcpi_snd_mss
         uint32_t tcpi_unacked           # packets
-        uint32_t tcpi_sacked            # of those, packets that have arrived behind a lost one
+        uint32_t tcpi_sacked            # of those, packets that have arrived after a lost one
         uint32_t tcpi_rtt               # microseconds, smoothed
         uint32_t tcpi_total_retrans
         uint32_t tcpi_notsent_bytes
         uint32_t tcpi_min_rtt           # of the last minutes
-        uint32_t tcpi_data_segs_out     # with those that were sent again
+        uint32_t tcpi_data_segs_out     # retransmissions included
         uint32_t tcpi_delivered         # packets that have arrived, in order or not
 
 
@@ -223,7 +223,7 @@ cdef extern from "<sys/epoll.h>" nogil:
     int EPOLL_CTL_MOD
     uint32_t EPOLLIN
     uint32_t EPOLLOUT
-    uint32_t EPOLLRDHUP             # the other side will send no more
+    uint32_t EPOLLRDHUP             # the other side has closed its sending half
     uint32_t EPOLLHUP
     uint32_t EPOLLERR
-    uint32_t EPOLLET                # tell once for every change, so that nothing has to be read to be forgotten
+    uint32_t EPOLLET                # edge-triggered: report once for every change

@@ -1,8 +1,8 @@
 # cython: language_level=3, auto_pickle=False
-"""Processes: their names, the death of a parent, and descriptors that tell when one ends.
+"""Process calls: names, the death of a parent, and descriptors that tell when a process ends.
 
-Who starts whom, and what follows from an end, is never decided here. Another system would be served by another body
-behind the same names.
+Callers decide which processes start and what follows from an end. Another system would need another implementation of
+the same names.
 """
 
 import os
@@ -17,7 +17,7 @@ cdef enum:
 
 
 def set_process_name(str name not None) -> None:
-    """Names the calling process for `ps` and `top`; what is too long for the kernel is cut off."""
+    """Names the calling process for `ps` and `top`; a longer name is cut."""
     cdef bytes encoded = name.encode("utf-8", "replace")[:PROCESS_NAME_BYTES_MAX]
     cdef const char *text = encoded
     if posix.prctl(posix.PR_SET_NAME, text) != 0:
@@ -25,18 +25,18 @@ def set_process_name(str name not None) -> None:
 
 
 def die_with_parent(int number) -> None:
-    """Lets the kernel send signal `number` to the calling process when its parent is gone.
+    """Makes the kernel send signal `number` to the calling process when its parent ends.
 
-    "Parent" means the *thread* that forked us: it may not end while we are needed. The wish survives exec and
-    is not inherited by our own children. A parent that died before this call is not noticed by it, so
-    compare `os.getppid()` with the expected process afterwards.
+    "Parent" means the *thread* that forked this process, so that thread must not end early. The setting survives exec
+    and is not inherited by children. If the parent died before this call, no signal comes: compare `os.getppid()` with
+    the expected process afterwards.
     """
     if posix.prctl(posix.PR_SET_PDEATHSIG, <unsigned long> number) != 0:
         raise_errno(posix.errno, f"asking for signal {number} at the death of the parent")
 
 
 def open_pidfd(int pid) -> int:
-    """A descriptor that becomes readable when process `pid` ends, and that never means another process."""
+    """A descriptor that becomes readable when process `pid` ends, and that never refers to another process."""
     cdef long fd = posix.syscall(posix.SYS_pidfd_open, pid, 0)
     if fd < 0:
         raise_errno(posix.errno, f"opening a descriptor of process {pid}")
@@ -44,7 +44,7 @@ def open_pidfd(int pid) -> int:
 
 
 def end_process(int pidfd) -> None:
-    """Kill the process that a descriptor of `open_pidfd` means, and never another one."""
+    """Kill the process of a descriptor from `open_pidfd`, and never another one."""
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 

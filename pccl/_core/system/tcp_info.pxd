@@ -9,16 +9,16 @@ from . cimport posix
 # Counters run modulo 2**32.
 cdef struct TcpInfo:
     uint32_t packet_bytes           # of a full packet now; it may change
-    uint32_t delivered              # packets that have arrived, in order or not
-    uint32_t sent                   # packets, with those that were sent again
-    uint32_t resent                 # packets
-    uint64_t in_flight              # bytes that are not known to have arrived
+    uint32_t delivered              # packets that have arrived, in any order
+    uint32_t sent                   # packets, retransmissions included
+    uint32_t resent                 # packets retransmitted
+    uint64_t in_flight              # bytes that are not acknowledged
     uint64_t unsent                 # bytes that wait in the kernel
     uint32_t round_trip_us          # smoothed
-    uint32_t shortest_us            # of the last minutes
+    uint32_t shortest_us            # the shortest of the last minutes
 
 
-# Ask the kernel. False if this is no TCP connection.
+# Asks the kernel. False if this is no TCP connection.
 cdef inline bint read_tcp_info(TcpInfo *found, int fd) noexcept nogil:
     cdef posix.tcp_info info
     cdef unsigned int length = sizeof(info)

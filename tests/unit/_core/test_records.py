@@ -61,7 +61,7 @@ def test_wrong_names_are_a_type_error(keywords: dict[str, int], complaint: str) 
 def test_they_are_made_alike_from_a_tuple_and_a_dictionary() -> None:
     """Goal: C code that calls a class by its oldest protocol makes the same record."""
     assert type.__call__(Point, 1, y=2) == Point(1, 2)
-    with pytest.raises(TypeError, match="misses its argument 'x'"):
+    with pytest.raises(TypeError, match="lacks its argument 'x'"):
         type.__call__(Point, y=2)
 
 
