@@ -48,7 +48,7 @@ NUMERIC = {"arithmetic", "digest", "quantization", "exact_ring", "local_search",
 KERNELS = Path("pccl/_core/kernels")
 
 # The one header of the kernels that their .pxd shows to modules of other rooms.
-SHOWN_HEADER = KERNELS / "quantization.h"
+SHOWN_HEADER = KERNELS / "values.h"
 
 # Plain C semantics: the inner loops check their bounds once, outside.
 DIRECTIVES = {"language_level": 3, "embedsignature": True, "linetrace": COVERAGE}

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PORT_MAX = 65535  # of TCP
 MASTER_PORT = 48148  # where a master listens unless told otherwise
 PEER_PORT_FIRST = 48149  # peers take the first free port from here up
 PEER_PORTS_MAX = 4096  # how many ports a peer tries before it gives up: more peers than any one host carries
@@ -28,7 +29,8 @@ SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts
 EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was ever whole counts as unreachable
 STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
 SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinity has no nanoseconds
-TAGS_MAX = 1 << 16  # reduces a peer may have under way: as many as it can have completion slots
+SLOTS_MAX = 1 << 16  # completion slots of a communicator
+TAGS_MAX = SLOTS_MAX  # reduces that a peer may have in flight: each has a completion slot
 KEYS_MAX = 1 << 16  # tensors of a shared state: a hundred times the parameters of the largest models
 KEY_BYTES_MAX = 512  # of one name, in UTF-8: paths through nested modules are rarely longer than a hundred
 SCHEMA_BYTES_MAX = 6 << 20  # all names and sizes of a state: it must fit into what a peer may owe the master at once
@@ -109,10 +111,10 @@ class Options:
                 f"Options.heartbeat_timeout ({self.heartbeat_timeout:g} s) must be at least twice "
                 f"heartbeat_interval ({self.heartbeat_interval:g} s), or a single late beat ends a membership"
             )
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"Options.port must be 0 to 65535, not {self.port}")
-        if not 1 <= self.slots <= 1 << 16:
-            raise ValueError(f"Options.slots must be 1 to 65536, not {self.slots}")
+        if not 0 <= self.port <= PORT_MAX:
+            raise ValueError(f"Options.port must be 0 to {PORT_MAX}, not {self.port}")
+        if not 1 <= self.slots <= SLOTS_MAX:
+            raise ValueError(f"Options.slots must be 1 to {SLOTS_MAX}, not {self.slots}")
         if "\n" in self.advertise:
             raise ValueError("Options.advertise must be one host or host:port")
         if "\n" in self.token or len(self.token.encode()) > TOKEN_BYTES_MAX:

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.kernels.digest import block_digests, digest_many, digest_of_blocks
+from pccl._core.kernels.digest import DIGEST_BYTES, block_digests, digest_many, digest_of_blocks
 from pccl._core.kernels.tensor_copy import copy_from, copy_into
 from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallManifest, CallSync
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, split
-from pccl._core.protocol.state_manifest import DIGEST_BYTES, Row, pack_manifest
+from pccl._core.protocol.state_manifest import Row, pack_manifest
 from pccl._core.protocol.state_schema import digest_parts
 from pccl._core.system.futex import monotonic_ns
 from pccl.errors import PCCLError, error_from_outcome
 from pccl.memory.arena import LARGE_BYTES, default
-from pccl.memory.window import PLACE_BYTES, PLACES, WINDOW_BYTES, Window
+from pccl.memory.window import HEADER_BYTES, WINDOW_BYTES, Window
 from pccl.values import DeviceType, SharedStateSyncInfo, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class Syncs:
         manifest = arena.allocate(max(len(packed), LARGE_BYTES))
         room = arena.allocate(max(WINDOW_BYTES, LARGE_BYTES))
         manifest.view[: len(packed)] = packed
-        header = WINDOW_BYTES - PLACES * PLACE_BYTES
-        room.view[:header] = bytes(header)
+        room.view[:HEADER_BYTES] = bytes(HEADER_BYTES)
         pump = Pump(infos, room)
         segments = {row.segment for row in rows} | {manifest.segment, room.segment}
         self._actor.share(NAME, sorted(segments), arena.descriptor)

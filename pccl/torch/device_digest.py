@@ -1,9 +1,9 @@
-"""Digests of tensors on a device, computed there: what travels to the host is 8 bytes for each block.
+"""Digests of CUDA tensors, computed on the device: only DIGEST_BYTES for each block travel to the host.
 
-Here live building and calling `digest.cu`. It is built when the first CUDA tensor is digested, by nvcc of the machine's
-CUDA toolkit and kept by torch for later processes; then it takes milliseconds to open. Tensors of the host are the
-business of `digest.pyx`, which gives the same digests. Our tests never run it on a GPU: they compile the kernels
-for devices, run their logic on the CPU, and call this module with a fake library and fake tensors.
+This module builds and calls `digest.cu`. It is built when the first CUDA tensor is digested, by nvcc of the machine's
+CUDA toolkit; torch keeps the result for later processes, which open it in milliseconds. `digest.pyx` computes the same
+digests for tensors on the host. The tests never run this on a GPU: they compile the kernels for devices, run their
+logic on the CPU, and call this module with a fake library and fake tensors.
 """
 
 from __future__ import annotations
@@ -15,43 +15,41 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pccl._core.kernels.digest import STATE_BLOCK_BYTES
+from pccl._core.kernels.digest import DIGEST_BYTES, STATE_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DIGEST_BYTES = 8
-
 
 def block_digests(tensor: torch.Tensor) -> bytes:
-    """The digests of the blocks of a contiguous CUDA tensor, 8 bytes each in little endian order.
+    """The digests of the blocks of a contiguous CUDA tensor, DIGEST_BYTES each in little endian order.
 
-    Runs on the current stream of the tensor's device, after what was put there before, and waits for its end.
+    Runs on the current stream of the tensor's device, after earlier work on it, and waits for its end.
     """
     return block_digests_many([tensor])[0]
 
 
 def block_digests_many(tensors: Sequence[torch.Tensor]) -> list[bytes]:
-    """The same for each of many tensors; every device is waited for once, whatever their number."""
+    """The same for many tensors; waits once for each device. Raises ValueError if a tensor is not contiguous."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise ValueError("only a contiguous tensor has a digest on its device; call .contiguous() on it first")
-    places: dict[torch.device, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.device, []).append(place)
-    launched = {device: _launch(device, [tensors[place] for place in there]) for device, there in places.items()}
-    found = [b""] * len(tensors)
+    positions: dict[torch.device, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        positions.setdefault(tensor.device, []).append(position)
+    launched = {device: _launch(device, [tensors[index] for index in found]) for device, found in positions.items()}
+    digests_of = [b""] * len(tensors)
     for device, digests in launched.items():
         host = digests.cpu()  # waits for the stream
         packed, begin = ctypes.string_at(host.data_ptr(), host.numel() * DIGEST_BYTES), 0
-        for place in places[device]:
-            end = begin + _blocks(tensors[place]) * DIGEST_BYTES
-            found[place], begin = packed[begin:end], end
-    return found
+        for index in positions[device]:
+            end = begin + _blocks(tensors[index]) * DIGEST_BYTES
+            digests_of[index], begin = packed[begin:end], end
+    return digests_of
 
 
 def _launch(device: torch.device, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Start digesting tensors of one device; all digests, one behind the other, once its stream gets there."""
+    """Start to digest tensors of one device; returns all digests, one after the other, which the stream will fill."""
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream().cuda_stream
         digests = torch.empty(sum(map(_blocks, tensors)), dtype=torch.int64, device=device)
@@ -76,14 +74,14 @@ def _blocks(tensor: torch.Tensor) -> int:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The kernels, built if they were not, and opened."""
+    """Build the kernels if necessary, and open them."""
     if not torch.cuda.is_available():
-        raise RuntimeError("tensors can only be digested on a device where torch sees one; torch.cuda sees none")
+        raise RuntimeError("a CUDA tensor can be digested only if torch sees a CUDA device, but torch.cuda sees none")
     return open_library(_build())
 
 
 def open_library(path: str) -> ctypes.CDLL:
-    """Open what was built from `digest.cu`."""
+    """Open the library that was built from `digest.cu`."""
     library = ctypes.CDLL(path)
     library.pccl_digest_blocks.restype = ctypes.c_int
     library.pccl_digest_blocks.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_void_p]
@@ -95,8 +93,8 @@ def _build() -> str:
 
     if cpp_extension.CUDA_HOME is None:
         raise RuntimeError(
-            "digests of CUDA tensors need the CUDA toolkit, once, to be built: install it, with nvcc on PATH, or set"
-            " CUDA_HOME to it. Tensors on the host need nothing"
+            "digests of CUDA tensors need the CUDA toolkit to be built once: install it with nvcc on PATH, or set"
+            " CUDA_HOME to it. Tensors on the host do not need it"
         )
     source = files("pccl._core.kernels").joinpath("digest.cu")
     try:

@@ -7,14 +7,15 @@ has just touched it. The old bytes of a piece are saved before the piece changes
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from pccl._core.kernels.arithmetic cimport coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
+from pccl._core.kernels.arithmetic cimport (
+    OP_AVG, coded_bytes, crc32c, decode_block, encode_block, reduce_block, reduce_coded
+)
 
 from .backup cimport save
 from .board cimport Op
 
 cdef enum:
     PIECE_BYTES = 1 << 14
-    AVERAGE = 1                     # the number of ReduceOp.AVG
 
 
 cdef inline uint64_t smaller(uint64_t one, uint64_t other) noexcept nogil:
@@ -23,7 +24,7 @@ cdef inline uint64_t smaller(uint64_t one, uint64_t other) noexcept nogil:
 
 cdef inline uint32_t divisor(const Op *op, uint32_t hop) noexcept nogil:
     """What the sum is divided by at this hop: an average is divided once, by the owner of the chunk; 0: not divided."""
-    return op.plan.world if hop + 2 == op.plan.world and op.op == AVERAGE else 0
+    return op.plan.world if hop + 2 == op.plan.world and op.op == OP_AVG else 0
 
 
 cdef uint32_t encode_pieces(

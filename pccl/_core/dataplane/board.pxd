@@ -12,7 +12,7 @@ from .plan cimport Plan
 cdef enum:
     BOARD_ENTRIES = 256             # operations at a time; the entry of an operation is its sequence modulo this
     ENTRY_WORDS = 4                 # of 64 bits: one bit for each entry
-    LANES_MAX = 256                 # senders, and as many receivers; options.LANES_MAX is checked against it
+    LANES_MAX = 256                 # senders, and as many receivers; a test compares it with that of options
     LANE_WORDS = 4                  # of 64 bits: one bit for each lane
     QUEUE_BITS = 17
     QUEUE_CELLS = 1 << QUEUE_BITS   # twice BLOCKS_ADMITTED: blocks of aborted operations need room as well

@@ -3,6 +3,7 @@ from typing import Final, Self, final
 from pccl._core.protocol.operations import Operation
 
 BOARD_BYTES: Final[int]
+BOARD_LANES: Final[int]
 FLAG_BACKED_UP: Final[int]
 
 @final

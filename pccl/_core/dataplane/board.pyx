@@ -46,6 +46,7 @@ from .plan cimport BLOCKS_MAX, blocks_handled, blocks_numbered, blocks_of, make_
 from .quantization cimport make_quantizer
 
 BOARD_BYTES = sizeof(Shared)
+BOARD_LANES = <int> LANES_MAX
 FLAG_BACKED_UP = <int> BACKED_UP
 
 

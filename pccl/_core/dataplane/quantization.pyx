@@ -10,40 +10,25 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from libc.stdint cimport uint32_t, uint64_t
 
 from pccl._core.kernels.arithmetic cimport (
-    _Held, decode_block, encode_block, group_of, itemsize_of, of_length, reduce_coded,
+    ALGORITHM_MIN_MAX, ALGORITHM_MIN_MAX_4BIT, ALGORITHM_NONE, ALGORITHM_ZERO_POINT_SCALE,
+    ALGORITHM_ZERO_POINT_SCALE_4BIT, DATATYPE_DOUBLE, DATATYPE_FLOAT16, DATATYPE_INT8, DATATYPE_UINT8, DATATYPE_UINT16,
+    _Held, decode_block, encode_block, group_of, itemsize_of, of_length, reduce_coded
 )
 
 from .plan cimport blocks_numbered, make_plan
 
-# Numbers of pccl.values.DataType.
-cdef enum:
-    UINT8 = 0
-    INT8 = 1
-    INT16 = 2
-    UINT16 = 3
-    FLOAT16 = 8
-    DOUBLE = 11
-
-# Numbers of pccl.values.QuantizationAlgorithm.
-cdef enum:
-    NONE = 0
-    MIN_MAX = 1
-    ZERO_POINT_SCALE = 2
-    MIN_MAX_4BIT = 100
-    ZERO_POINT_SCALE_4BIT = 101
-
 
 cdef int make_quantizer(Quantizer *quantizer, int datatype, int algorithm, int quantized) noexcept nogil:
     quantizer.datatype, quantizer.bits, quantizer.anchored = datatype, 0, 0
-    if algorithm == NONE:
+    if algorithm == ALGORITHM_NONE:
         return 0
-    if not FLOAT16 <= datatype <= DOUBLE or not UINT8 <= quantized <= UINT16:
+    if not DATATYPE_FLOAT16 <= datatype <= DATATYPE_DOUBLE or not DATATYPE_UINT8 <= quantized <= DATATYPE_UINT16:
         return -1
-    quantizer.anchored = algorithm == ZERO_POINT_SCALE or algorithm == ZERO_POINT_SCALE_4BIT
-    quantizer.bits = 8 if quantized == UINT8 or quantized == INT8 else 16
-    if algorithm == MIN_MAX_4BIT or algorithm == ZERO_POINT_SCALE_4BIT:
-        quantizer.bits = 4 if quantized == UINT8 else 0
-    elif algorithm != MIN_MAX and algorithm != ZERO_POINT_SCALE:
+    quantizer.anchored = algorithm == ALGORITHM_ZERO_POINT_SCALE or algorithm == ALGORITHM_ZERO_POINT_SCALE_4BIT
+    quantizer.bits = 8 if quantized == DATATYPE_UINT8 or quantized == DATATYPE_INT8 else 16
+    if algorithm == ALGORITHM_MIN_MAX_4BIT or algorithm == ALGORITHM_ZERO_POINT_SCALE_4BIT:
+        quantizer.bits = 4 if quantized == DATATYPE_UINT8 else 0
+    elif algorithm != ALGORITHM_MIN_MAX and algorithm != ALGORITHM_ZERO_POINT_SCALE:
         quantizer.bits = 0
     return 0 if 0 < quantizer.bits < 8 * itemsize_of(datatype) else -1
 

@@ -31,24 +31,7 @@
 typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
 #include "elements.h"
 #include "half_vectors.h"
-
-/* The numbers of pccl.values.DataType and ReduceOp. */
-enum {
-    DATATYPE_UINT8,
-    DATATYPE_INT8,
-    DATATYPE_INT16,
-    DATATYPE_UINT16,
-    DATATYPE_UINT32,
-    DATATYPE_INT32,
-    DATATYPE_UINT64,
-    DATATYPE_INT64,
-    DATATYPE_FLOAT16,
-    DATATYPE_BFLOAT16,
-    DATATYPE_FLOAT,
-    DATATYPE_DOUBLE,
-    DATATYPES
-};
-enum { OP_SUM, OP_AVG, OP_PROD, OP_MAX, OP_MIN, OPS };
+#include "values.h"
 
 #include "quantize_groups.h"
 

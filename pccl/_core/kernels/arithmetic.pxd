@@ -23,7 +23,21 @@ cdef size_t itemsize_of(int datatype) noexcept nogil
 # The name of the instruction set in use, for modules that have loops of their own.
 cdef const char *chosen_name() noexcept nogil
 
-cdef extern from "quantization.h" nogil:
+cdef extern from "values.h" nogil:
+    # The numbers of pccl.values that other modules need.
+    enum:
+        DATATYPE_UINT8
+        DATATYPE_INT8
+        DATATYPE_UINT16
+        DATATYPE_FLOAT16
+        DATATYPE_DOUBLE
+        OP_AVG
+        ALGORITHM_NONE
+        ALGORITHM_MIN_MAX
+        ALGORITHM_ZERO_POINT_SCALE
+        ALGORITHM_MIN_MAX_4BIT
+        ALGORITHM_ZERO_POINT_SCALE_4BIT
+
     # How the elements of an operation travel; `make_quantizer` fills it.
     ctypedef struct Quantizer "quantizer":
         uint32_t datatype           # FLOAT16 to DOUBLE

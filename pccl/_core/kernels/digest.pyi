@@ -1,6 +1,7 @@
 from typing_extensions import Buffer
 
 STATE_BLOCK_BYTES: int
+DIGEST_BYTES: int
 
 def digest(address: int, nbytes: int, threads: int = 1) -> int: ...
 def digest_many(addresses: list[int], lengths: list[int], threads: int) -> bytes: ...

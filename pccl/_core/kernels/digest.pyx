@@ -44,6 +44,8 @@ digest_load()
 # The part of a tensor that one digest covers, and that is sent where two digests differ.
 STATE_BLOCK_BYTES = <int> DIGEST_BLOCK_BYTES
 
+DIGEST_BYTES = sizeof(uint64_t)  # of one block, or of one tensor
+
 
 cdef uint64_t digest_folded(const uint64_t *blocks, uint64_t nbytes) noexcept nogil:
     """The digest of `nbytes` bytes from the digests of all their blocks, in order."""

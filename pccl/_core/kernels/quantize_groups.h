@@ -36,8 +36,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "quantization.h"
 #include "elements.h"
+#include "values.h"
 
 typedef void (*bounds_loop)(const void *values, size_t count, int64_t *least, int64_t *most);
 typedef void (*codes_loop)(void *codes, const void *values, size_t count, double low, double step);

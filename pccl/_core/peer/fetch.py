@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from pccl._core.kernels.digest import STATE_BLOCK_BYTES
+from pccl._core.kernels.digest import DIGEST_BYTES, STATE_BLOCK_BYTES
 from pccl._core.protocol.state_manifest import (
-    DIGEST_BYTES,
     RUN_BLOCKS_MAX,
     check_manifest,
     differing_runs,

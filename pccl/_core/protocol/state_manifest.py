@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 
-from pccl._core.kernels.digest import STATE_BLOCK_BYTES, digest_of_blocks
+from pccl._core.kernels.digest import DIGEST_BYTES, STATE_BLOCK_BYTES, digest_of_blocks
 from pccl._core.records import record, replace
 from pccl.options import KEY_BYTES_MAX, KEYS_MAX
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MAGIC = b"pcclDESC"
 HEADER = struct.Struct("<8sIIQ")
 ROW = struct.Struct("<HBBQQIQ")
-DIGEST_BYTES = 8  # of one block, or of one tensor
 RUN_BLOCKS_MAX = 16  # blocks that travel as one unit: 4 MiB, many round trips' worth of work and soon done again
 
 

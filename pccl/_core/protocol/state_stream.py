@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import struct
 
+from pccl._core.kernels.digest import DIGEST_BYTES
 from pccl._core.records import record
 
 from .codec import BLOB_BYTES_MAX
-from .state_manifest import DIGEST_BYTES, RUN_BLOCKS_MAX, block_count, run_bytes
+from .state_manifest import RUN_BLOCKS_MAX, block_count, run_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

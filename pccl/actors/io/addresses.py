@@ -1,12 +1,14 @@
 """Addresses as people write them: `host:port`, `[IPv6]:port`, a name or a number.
 
 Parsing and resolving, for the training process and the command line. The actors only ever see numeric addresses, so
-that a slow resolver stalls nobody's heartbeat. A leaf.
+that a slow resolver stalls nobody's heartbeat.
 """
 
 from __future__ import annotations
 
 import socket
+
+from pccl.options import PORT_MAX
 
 
 def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
@@ -20,7 +22,7 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
         raise ValueError(f"address {text!r}: write an IPv6 address in brackets, like [::1]:48148")
     if not port and default_port is not None and host:
         return host, default_port
-    if not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= PORT_MAX:
         raise ValueError(f"address {text!r} must be host:port, like 10.0.0.7:48148 or [::1]:48148")
     return host, int(port)
 

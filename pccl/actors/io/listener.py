@@ -17,7 +17,7 @@ from pccl._core.protocol.handshake import Admit, PendingConnections, Refuse, Say
 from pccl._core.protocol.messages import Refused
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
-from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, PENDING_CONNECTIONS_MAX
+from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, PENDING_CONNECTIONS_MAX, PORT_MAX
 
 from .connection import Connection, host_of, prepare
 
@@ -172,7 +172,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def bind_peer_port(port: int) -> socket.socket:
     """The one port of a peer, for both IP versions: the one asked for, or the first free one."""
-    wanted = [port] if port else range(PEER_PORT_FIRST, min(PEER_PORT_FIRST + PEER_PORTS_MAX, 65536))
+    wanted = [port] if port else range(PEER_PORT_FIRST, min(PEER_PORT_FIRST + PEER_PORTS_MAX, PORT_MAX + 1))
     failure: OSError | None = None
     for candidate in wanted:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from pccl._core.system.mapping import Mapping
-from pccl.memory.window import FULL, PLACE_BYTES, WANTED, Window
+from pccl.memory.window import BUFFER_BYTES, FULL, WANTED, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,5 +131,5 @@ class StateMemory:
 
 
 def _pieces(begin: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    for offset in range(begin, begin + nbytes, PLACE_BYTES):
-        yield offset, min(PLACE_BYTES, begin + nbytes - offset)
+    for offset in range(begin, begin + nbytes, BUFFER_BYTES):
+        yield offset, min(BUFFER_BYTES, begin + nbytes - offset)

@@ -17,10 +17,10 @@ import select
 import socket
 from collections import deque
 
-from pccl._core.kernels.digest import STATE_BLOCK_BYTES, block_digests
+from pccl._core.kernels.digest import DIGEST_BYTES, STATE_BLOCK_BYTES, block_digests
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import FetchManifest, FetchUnits, ManifestFetched, StateLinkEnded, UnitsMoved
-from pccl._core.protocol.state_manifest import DIGEST_BYTES, run_bytes
+from pccl._core.protocol.state_manifest import run_bytes
 from pccl._core.protocol.state_stream import (
     ANSWER,
     ASK_MANIFEST,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pccl.memory.window import COPYING, FULL, PLACE_BYTES, PLACES, WANTED, WINDOW_BYTES, Window, WindowError
+from pccl.memory.window import BUFFER_BYTES, BUFFERS, COPYING, FULL, WANTED, WINDOW_BYTES, Window, WindowError
 
 SECOND = 1_000_000_000
 MOMENT = 5_000_000
@@ -17,7 +17,7 @@ class Trainer:
     """Tensors that only this one touches, and a thread that waits in its call."""
 
     def __init__(self, window: Window) -> None:
-        self.tensors = [bytearray(b"abcdefgh"), bytearray(3 * PLACE_BYTES)]
+        self.tensors = [bytearray(b"abcdefgh"), bytearray(3 * BUFFER_BYTES)]
         self._window = window
         self._over = False
         self._thread = threading.Thread(target=self._pump, daemon=True)
@@ -85,10 +85,10 @@ def test_both_sides_see_the_same_memory(window: Window, trainer: Trainer) -> Non
 
 def test_there_are_only_so_many_places(window: Window) -> None:
     """Goal: memory is bounded; who comes too late waits for a place, but not for ever."""
-    places = [window.take(owner, 0) for owner in range(1, PLACES + 1)]
-    assert sorted(places) == list(range(PLACES))
+    places = [window.take(owner, 0) for owner in range(1, BUFFERS + 1)]
+    assert sorted(places) == list(range(BUFFERS))
     assert window.try_to_take(99) is None
-    with pytest.raises(WindowError, match="no place"):
+    with pytest.raises(WindowError, match="no buffer"):
         window.take(99, MOMENT)
     threading.Timer(0.02, lambda: window.give_back(5)).start()
     assert window.take(99, 5 * SECOND) == 5
@@ -117,8 +117,8 @@ def test_an_error_in_a_copy_reaches_both_sides(window: Window) -> None:
 
 
 def test_an_order_larger_than_a_place_is_refused(window: Window) -> None:
-    with pytest.raises(ValueError, match="a place has"):
-        window.piece(0, PLACE_BYTES + 1)
+    with pytest.raises(ValueError, match="a buffer of the window has"):
+        window.piece(0, BUFFER_BYTES + 1)
 
 
 @pytest.mark.parametrize("phase", [0, WANTED, FULL])
@@ -165,13 +165,13 @@ def test_many_workers_share_it(window: Window, trainer: Trainer) -> None:
     def work(owner: int) -> None:
         for step in range(20):
             place = window.take(owner, 5 * SECOND)
-            begin = (owner * 7919 + step * 104729) % (2 * PLACE_BYTES)
+            begin = (owner * 7919 + step * 104729) % (2 * BUFFER_BYTES)
             found = bytes(window.fetch(place, 1, begin, 1000, 5 * SECOND))
             if found != trainer.tensors[1][begin : begin + 1000]:
                 wrong.append(owner)
             window.give_back(place)
 
-    workers = [threading.Thread(target=work, args=(owner,)) for owner in range(1, 2 * PLACES)]
+    workers = [threading.Thread(target=work, args=(owner,)) for owner in range(1, 2 * BUFFERS)]
     for worker in workers:
         worker.start()
     for worker in workers:

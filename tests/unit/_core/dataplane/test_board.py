@@ -12,9 +12,10 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from pccl._core.dataplane.board import BOARD_BYTES, Board
+from pccl._core.dataplane.board import BOARD_BYTES, BOARD_LANES, Board
 from pccl._core.dataplane.plan import Cut
 from pccl._core.protocol.operations import Operation
+from pccl.options import LANES_MAX
 from pccl.values import DataType
 
 from .loopback import (
@@ -140,6 +141,11 @@ def test_only_operations_are_put_up(member: Member) -> None:
     with pytest.raises(TypeError, match="expected pccl._core.protocol.operations.Operation, got str"):
         member.board.begin(1, "one", 0, 2)  # type: ignore[arg-type]
     assert member.board.begin(1, operation(10), *RING_OF_TWO)
+
+
+def test_a_board_has_room_for_the_largest_pool() -> None:
+    """Goal: the board is compiled for a number of lanes, and the options allow that number."""
+    assert BOARD_LANES == LANES_MAX
 
 
 def test_a_pool_is_described_in_full(member: Member) -> None:

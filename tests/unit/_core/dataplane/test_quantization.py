@@ -1,6 +1,7 @@
 """Quantization by itself: the bits are those of the law, on every instruction set, and errors stay within bounds.
 
-The law is `quantize_groups.h`; `quantization_reference` computes it a second time, and here both must agree to the last bit.
+`quantize_groups.h` defines the format; `quantization_reference` computes it a second time, and both must agree to the
+last bit.
 """
 
 from __future__ import annotations
