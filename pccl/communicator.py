@@ -1,10 +1,10 @@
 """The blocking user API of one peer: validate, post to the peer actor, wait, return or raise.
 
-The training process runs no thread of ours. `client.actor_client` carries a call to the actor and back;
-`client.reduce_request` prepares the memory of a reduce and hands it back. Nothing here decides anything about the run.
+The library runs no thread in the training process. `client.actor_client` sends a call to the peer actor and returns
+its result; `client.reduce_request` checks a reduce and prepares its memory. Nothing here decides about the run.
 
 A reduce is *un-awaited* from its launch until `wait()` has returned its outcome. A reduce whose caller was interrupted
-is *abandoned*: nobody will wait for it, but its memory is held until no worker can touch it.
+is *abandoned*: no caller will wait for it, but its memory is held until no worker can use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pccl.actors.io.addresses import format_address, parse_address, resolve
 from pccl.actors.io.logs import configure_from_environment
 from pccl.client.actor_client import ActorClient
 from pccl.client.handle import AsyncReduceHandle
-from pccl.client.pending_reduces import NOT_A_MEMBER, Reduces
+from pccl.client.pending_reduces import NOT_A_MEMBER, PendingReduces
 from pccl.client.reduce_request import request, request_of
 from pccl.client.state_sync import Syncs
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from .values import QuantizationOptions, ReduceOperandDescriptor
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
-DEL_WAIT = 0.5  # a communicator that is collected, not closed, does not keep its process waiting
+DEL_WAIT = 0.5  # a communicator that is garbage-collected, not closed, delays its process no longer than this
 
 
 class Numbers(NamedTuple):
-    """What a round or a collective tells a member: its own id, then what is the same for its group or for all."""
+    """What a topology round or a collective tells a member: its own id, then numbers of its group and of the run."""
 
     peer: int
     round: int
@@ -77,7 +77,7 @@ class Communicator:
         self._group = peer_group
         self._lanes = p2p_connection_pool_size or 1
         self._options = (options or Options()).overridden()
-        self._reduces: Reduces | None = None  # of this membership
+        self._reduces: PendingReduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
         self._closed = False
         configure_from_environment()
@@ -100,7 +100,7 @@ class Communicator:
         advertise_host, advertise_port = self._advertised()
         self._closed = False
         self._actor = ActorClient(self._options)
-        self._reduces = Reduces(self._actor)
+        self._reduces = PendingReduces(self._actor)
         self._syncs = Syncs(self._actor, self._reduces.learn, self._options.digest_threads or _cores())
         try:
             text = "\n".join(f"{host} {port}" for host, port in addresses)
@@ -157,7 +157,7 @@ class Communicator:
         `timeout` seconds.
         """
         if n < 1:
-            raise ValueError(f"a group has at least 1 member, {n} cannot be waited for")
+            raise ValueError(f"n must be at least 1, not {n}: a group has at least 1 member")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
             try:
@@ -193,7 +193,7 @@ class Communicator:
             return numbers.groups
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
             return numbers.largest_group
-        raise ValueError(f"{attribute!r} is no Attribute")
+        raise ValueError(f"expected an Attribute, got {attribute!r}")
 
     # ------------------------------------------------------------------------------------------ collectives
 
@@ -325,7 +325,7 @@ class Communicator:
         reduces.learn(payload)
 
     def _member(self, name: str) -> ActorClient:
-        """The actor of a membership, or the error that says why there is none."""
+        """The actor of this membership. Raises UsageError, which says why there is none."""
         if self._actor is None or self._process != os.getpid():
             self._check_process(name)
             closed = "this communicator is closed: connect() joins the run anew"
@@ -333,7 +333,7 @@ class Communicator:
             raise UsageError(Result.INVALID_USAGE, name, what)
         return self._actor
 
-    def _reducing(self, name: str) -> Reduces:
+    def _reducing(self, name: str) -> PendingReduces:
         """The reduces of this membership."""
         self._member(name)
         reduces = self._reduces
@@ -341,7 +341,7 @@ class Communicator:
         return reduces
 
     def _last_round(self, name: str) -> Numbers:
-        """The numbers of the last round or collective, or the error that says why there are none."""
+        """The numbers of the last round or collective. Raises UsageError, which says why there are none."""
         self._member(name)
         numbers = self._numbers()
         if numbers is None:
@@ -362,7 +362,7 @@ class Communicator:
             )
 
     def _resolve(self, attempts: int) -> tuple[list[tuple[str, int]], int]:
-        """The master's numeric addresses, and the attempts that are left. A name may not be known yet: that is one."""
+        """The master's numeric addresses, and the attempts that are left; a name that does not resolve costs one."""
         for attempt in range(attempts):
             if attempt:
                 time.sleep(self._options.retry_interval)
@@ -385,7 +385,7 @@ class Communicator:
     def _drop_actor(self) -> None:
         actor, self._actor = self._actor, None
         reduces, self._reduces = self._reduces, None
-        syncs, self._syncs = self._syncs, None  # what it may hold is let go of when the actor has exited
+        syncs, self._syncs = self._syncs, None  # memory that it holds is released after the actor has ended
         if actor is not None:
             actor.close()
         if reduces is not None:
@@ -394,5 +394,5 @@ class Communicator:
 
 
 def _cores() -> int:
-    """How many threads may hash: memory is full with fewer than a large machine has."""
+    """How many threads compute digests: a few of them use the whole memory bandwidth."""
     return min(len(os.sched_getaffinity(0)), DIGEST_THREADS_MAX)

@@ -1,7 +1,6 @@
-"""What this machine can do with CUDA tensors.
+"""Whether this machine can use CUDA tensors.
 
-Nothing here runs when the module is imported: torch costs seconds, and most
-who import pccl never ask.
+The import of this module does not import torch, which takes seconds and which most programs do not need.
 """
 
 

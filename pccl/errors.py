@@ -1,8 +1,8 @@
-"""The exception tree, cut by what the caller should do next.
+"""The exceptions, one class for each thing that a caller can do about a failure.
 
-Every failure of a call is a `PCCLError` with a `Result`, the function it came from, and a message that says who did
-what and what to do. The peer actor reports an outcome as two small numbers and a text; `error_from_outcome` is the one
-place that turns them into an exception. A leaf: imports only `outcomes` and `values`.
+Every failure of a call is a `PCCLError` with a `Result`, the name of the function, and a message that says which peer
+or process did what, and what to do. The peer actor reports an outcome as two small numbers and a text;
+`error_from_outcome` turns them into an exception. A leaf: imports only `outcomes` and `values`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .values import Result
 
 
 class PCCLError(Exception):
-    """A call failed; `.result` says how, `.func_name` where, the text who, what and what to do."""
+    """A call failed: `.result` says how, `.func_name` in which function, the text who did what and what to do."""
 
     def __init__(self, result: Result, func_name: str = "", message: str = "") -> None:
         self.result = result
@@ -34,20 +34,20 @@ class TooFewPeersError(PCCLError):
 
 
 class PeerLostError(PCCLError):
-    """A peer was lost during the call: the survivors are rewired, so retry it."""
+    """A peer was lost during the call: the other members have a new ring, so retry the call."""
 
 
 class KickedError(PCCLError):
-    """The master ended this peer's membership: mend what `.reason` says, then connect anew."""
+    """The master ended this peer's membership: correct what `.reason` says, then connect again."""
 
     @property
     def reason(self) -> str:
-        """Why the master did it, in its own words."""
+        """Why the master ended the membership, as the master says it."""
         return self.message
 
 
 class MasterLostError(PCCLError):
-    """The master is gone or silent: connect again once it is back."""
+    """The master, or this peer's actor, is gone or silent: connect again once the master is back."""
 
 
 class MasterConnectionError(PCCLError):
@@ -55,7 +55,7 @@ class MasterConnectionError(PCCLError):
 
 
 class UsageError(PCCLError):
-    """The call itself is wrong here: fix the program."""
+    """The call is wrong, or wrong at this moment: correct the program."""
 
 
 _CLASS_BY_RESULT: dict[Result, type[PCCLError]] = {

@@ -1,7 +1,7 @@
 """The master as users start it: `MasterNode` in a script, `python -m pccl.master` or `pccl run-master` in a terminal.
 
-A script's master is a process of its own, so that the script's own work, or its GIL, delays nobody's votes. A
-terminal's master is the terminal's process. Either way it is `MasterActor` that serves.
+The master of a script is a separate process, so that the work of the script, or its GIL, delays no votes. In a terminal
+the master is the command's own process. In both cases `MasterActor` serves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .values import Result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READY_TIMEOUT = 10.0  # a master starts in a tenth of a second; a machine that is busy may take its time
+READY_TIMEOUT = 10.0  # a master starts in a tenth of a second; a busy machine takes longer
 STOP_TIMEOUT = 5.0  # a master that was told to stop has nothing to wait for
 
 
@@ -55,12 +55,12 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """Where peers connect to; with the port that was chosen if 0 was asked for."""
+        """The address for peers; if port 0 was requested, it has the chosen port."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         return format_address(host, self._port)
 
     def run(self) -> None:
-        """Bind the port and serve in the background. INVALID_USAGE if the port or the state file cannot be had."""
+        """Bind the port and serve in the background. Raises UsageError if the port or the state file cannot be used."""
         if self._actor is not None:
             raise UsageError(Result.INVALID_USAGE, "run", f"this master already runs at {self.address}")
         listener = _bind_or_explain(self._host, self._port)
@@ -86,7 +86,7 @@ class MasterNode:
             raise UsageError(Result.INTERNAL_ERROR, "run", f"the master did not start: its process {end}")
 
     def interrupt(self) -> None:
-        """Stop the master; its port is free when this returns. Harmless when done before."""
+        """Stop the master; its port is free when this returns. A second call does nothing."""
         actor, self._actor = self._actor, None
         mailbox, self._mailbox = self._mailbox, None
         if mailbox is not None:
@@ -107,7 +107,7 @@ class MasterNode:
         self.interrupt()
 
     def __del__(self) -> None:
-        # Scripts rely on `run()` being their last line: whoever drops a running master waits for it.
+        # In scripts `run()` may be the last line: a running master that is dropped is waited for.
         if self._actor is not None and self._owner == os.getpid():
             try:
                 self._actor.wait(None)
@@ -117,7 +117,7 @@ class MasterNode:
 
 
 def _bind_or_explain(host: str, port: int) -> socket.socket:
-    """A listening socket, or one sentence that says what is in the way."""
+    """A listening socket. Raises UsageError with one sentence that says why there is none."""
     where = format_address(host, port)
     try:
         return bind(host, port)
@@ -132,7 +132,7 @@ def _bind_or_explain(host: str, port: int) -> socket.socket:
 
 
 def _version() -> str:
-    """Of the package, as a master tells operators."""
+    """The version of the package, for the status report."""
     from importlib.metadata import PackageNotFoundError, version  # here, because `import pccl` must stay cheap
 
     try:
@@ -148,9 +148,9 @@ def serve(
     on_ready: Callable[[str], None],
     state_file: str = "",
 ) -> None:
-    """Be the master, in this process, until SIGINT or SIGTERM; one that is ignored stays ignored.
+    """Serve as the master in this process until SIGINT or SIGTERM; an ignored signal stays ignored.
 
-    UsageError if the port cannot be had, ValueError if the state file cannot be used.
+    Raises UsageError if the port cannot be bound, ValueError if the state file cannot be used.
     """
     host, port = parse_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
@@ -160,7 +160,7 @@ def serve(
     except ValueError:
         listener.close()
         raise
-    # A job in the background is started with SIGINT ignored: a Ctrl-C at its terminal is meant for something else.
+    # A job in the background is started with SIGINT ignored: a Ctrl-C at its terminal is meant for another process.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda *_: actor.stop()) for number in numbers}
     set_process_name("pccl-master")

@@ -1,8 +1,8 @@
-"""Every bound with its reason: timeouts, limits and the addresses a peer shows to others.
+"""All bounds with their reasons: timeouts, limits, and the address that a peer shows to others.
 
 Durations are seconds. Each field is set in code, `Options(heartbeat_timeout=3)`, and overridden by the environment,
-`PCCL_HEARTBEAT_TIMEOUT=3`: who operates a run has the last word. The peer actor receives the same values as text, so a
-value survives `Options.decode(options.encode())`. A leaf: imports only `records`.
+`PCCL_HEARTBEAT_TIMEOUT=3`, so that the operator of a run decides. The peer actor receives the values as text;
+`Options.decode(options.encode())` equals `options`. A leaf: imports only `records`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 PORT_MAX = 65535  # of TCP
 MASTER_PORT = 48148  # where a master listens unless told otherwise
 PEER_PORT_FIRST = 48149  # peers take the first free port from here up
-PEER_PORTS_MAX = 4096  # how many ports a peer tries before it gives up: more peers than any one host carries
+PEER_PORTS_MAX = 4096  # how many ports a peer tries: more than a host has peers
 
 TOKEN_BYTES_MAX = 512  # enough for any key; a larger file is a mistake worth reporting
 
 PENDING_CONNECTIONS_MAX = 128  # of one port; if there are more, the oldest is refused
-EARLY_LINKS_MAX = 1024  # lanes that arrived before the order that explains them: two neighbours with full pools
-LANES_MAX = 256  # largest connection pool; the report saw no gain beyond 128
-SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as gone
-EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was ever whole counts as unreachable
-STORY_EVENTS_MAX = 256  # how many events a machine remembers for its story
-SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is none, and infinity has no nanoseconds
+EARLY_LINKS_MAX = 1024  # lanes that arrive before their ring order: two neighbours with full pools
+LANES_MAX = 256  # the largest connection pool; measurements show no gain beyond 128
+SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as lost
+EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was complete counts as unreachable
+STORY_EVENTS_MAX = 256  # events that a machine keeps for its story
+SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is no bound, and infinity has no nanoseconds
 SLOTS_MAX = 1 << 16  # completion slots of a communicator
 TAGS_MAX = SLOTS_MAX  # reduces that a peer may have in flight: each has a completion slot
 KEYS_MAX = 1 << 16  # tensors of a shared state: a hundred times the parameters of the largest models
 KEY_BYTES_MAX = 512  # of one name, in UTF-8: paths through nested modules are rarely longer than a hundred
-SCHEMA_BYTES_MAX = 6 << 20  # all names and sizes of a state: it must fit into what a peer may owe the master at once
-FETCH_BYTES_AHEAD = 16 << 20  # asked for on one link and not there yet: 1 Gbit/s over 128 ms
-FETCH_UNITS_AHEAD = 512  # the same in pieces, for states of many small tensors
+SCHEMA_BYTES_MAX = 6 << 20  # all names and sizes of a state; it must fit into the send queue of a control link
+FETCH_BYTES_AHEAD = 16 << 20  # requested on one link and not received: 1 Gbit/s over 128 ms
+FETCH_UNITS_AHEAD = 512  # the same in units, for states of many small tensors
 STATE_LINKS_MAX = 1024  # connections over which other peers may fetch from one peer at a time; each costs a process
-PROBES_MAX = 64  # connections from which one peer counts what others send, beyond one full pool
-GROUPS_MAX = 1 << 16  # distinct peer groups a master keeps; beyond that somebody counts in a loop
+PROBES_MAX = 64  # connections of probes that one peer receives, beyond one full pool
+GROUPS_MAX = 1 << 16  # distinct peer groups of a run; more is a defect of the caller
 
 
 @record
 class Options:
-    """How long to wait, how much to hold, and which address to show. The defaults suit a wide-area network."""
+    """How long to wait, how much to keep, and which address to show. The defaults suit a wide-area network."""
 
     heartbeat_interval: float = 1.0  # often enough to notice within the timeout after several lost packets
     heartbeat_timeout: float = 10.0  # long enough for a stalled link to recover by retransmission
@@ -51,25 +51,25 @@ class Options:
     handshake_timeout: float = 5.0  # for the two round trips of the handshake; a slower caller is refused
     retry_interval: float = 1.0  # between attempts to reach the master
     dial_attempts: int = 2  # a lane is dialled twice before the pair counts as unreachable
-    wire_timeout: float = 20.0  # all dials of a rewiring, with room for every attempt to time out
+    wire_timeout: float = 20.0  # all dials of a new ring, with time for every attempt to time out
     unreachable_expiry: float = 60.0  # how long a failed pair is avoided; routes and firewalls change
-    vote_warning: float = 30.0  # a vote that waits this long names who is missing
-    vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else stragglers are kicked
-    deadlock_timeout: float = 3.0  # calls that can never meet are explained after this, well under five seconds
-    stall_timeout: float = 10.0  # a reduce that moves no byte for so long, or 8 of its longest pauses, is given up
-    start_timeout: float = 30.0  # an actor starts in a twentieth of a second, but an overloaded machine takes its time
-    close_timeout: float = 2.0  # how long close() waits for the actor before it ends it by force
-    probe_time: float = 1.0  # one edge: windows open in the first part of it, which does not count
-    probe_rounds: int = 30  # per optimize_topology: half a minute, and all edges of 30 peers; the rest comes next time
-    rates_expiry: float = 600.0  # how long a rate is believed: what others send over a path changes by the hour
-    moonshot_time: float = 30.0  # the search for a better ring that goes on in the background; 0: there is none
-    look_time: float = 0.0002  # actors look so long for the next word of a vote before they sleep; waking costs more
-    host_memory: bool = True  # neighbours on one host read blocks in each other's memory; off: all goes through TCP
-    digest_threads: int = 0  # that hash a shared state; 0: as many as cores, up to eight
+    vote_warning: float = 30.0  # a vote that waits this long logs which peers are missing
+    vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else missing peers are kicked
+    deadlock_timeout: float = 3.0  # a deadlock is explained after this time
+    stall_timeout: float = 10.0  # a reduce that moves no byte for so long, or for 8 times its longest pause, is aborted
+    start_timeout: float = 30.0  # an actor starts in a twentieth of a second; an overloaded machine takes longer
+    close_timeout: float = 2.0  # how long close() waits for the actor before it kills it
+    probe_time: float = 1.0  # of one edge; the first part, in which TCP windows open, does not count
+    probe_rounds: int = 30  # per optimize_topology: half a minute, all edges of 30 peers; the next call measures more
+    rates_expiry: float = 600.0  # how long a rate is used: other traffic on a path changes by the hour
+    moonshot_time: float = 30.0  # the search for a better ring in the background; 0: no search
+    look_time: float = 0.0002  # how long actors poll for the next message before they sleep; a wake-up costs more
+    host_memory: bool = True  # neighbours on one host read blocks in each other's memory; off: all use TCP
+    digest_threads: int = 0  # for the digests of a shared state; 0: one per core, up to eight
     slots: int = 1024  # calls in flight per communicator
-    port: int = 0  # the one port this peer listens on; 0 takes the first free from 48149 up
-    advertise: str = ""  # host or host:port that others dial; empty: as the master sees us
-    token: str = ""  # the run's shared secret, best given as PCCL_TOKEN; never shown, never sent
+    port: int = 0  # the port of this peer; 0: the first free one from 48149 on
+    advertise: str = ""  # host or host:port that others dial; empty: the address that the master sees
+    token: str = ""  # the run's shared secret, best set as PCCL_TOKEN; never shown, never sent
     check: bool = False  # machines verify their invariants after every event
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class Options:
         return replace(Options(), **{name: _parse(name, value, name) for name, value in pairs.items()})
 
     def overridden(self, environment: Mapping[str, str] | None = None) -> Options:
-        """These values with every `PCCL_<FIELD>` of the environment applied, and checked."""
+        """These values with every `PCCL_<FIELD>` of the environment applied. Raises ValueError for a wrong one."""
         source = os.environ if environment is None else environment
         found = {}
         for name in _TYPES:
@@ -98,7 +98,7 @@ class Options:
         return replace(self, **found).validated()
 
     def validated(self) -> Options:
-        """Itself, or a ValueError that names the field and what it may be."""
+        """These options. Raises ValueError, which names the field and its allowed values, if one is wrong."""
         for name, kind in _TYPES.items():
             value = getattr(self, name)
             if kind is not str and not (isinstance(value, (int, float)) and 0 <= value < SECONDS_MAX):
@@ -133,7 +133,7 @@ _TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Opti
 def _parse(name: str, text: str, source: str) -> object:
     kind = _TYPES.get(name)
     if kind is None:
-        raise ValueError(f"{source}: there is no option of that name")
+        raise ValueError(f"{source}: there is no such option; pccl.Options lists them")
     if kind is str:
         return text
     if kind is bool:
@@ -167,5 +167,5 @@ def token_from_file(path: str) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Machines count in whole nanoseconds, so that equal times are equal."""
+    """Whole nanoseconds, in which machines count, so that equal times compare equal."""
     return int(seconds * 1_000_000_000)

@@ -1,7 +1,6 @@
 """The shared state that peers keep identical: named tensors and a revision.
 
-Here is only the description of that state.  Comparing digests and moving
-bytes happen elsewhere; nothing in this file touches the content of a tensor.
+This file has only the description of the state: it never reads or writes the content of a tensor.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ class TensorInfo:
 
     @property
     def address(self) -> int:
-        """Where the content lies now: torch may have moved it, as `pccl.torch.share_` does."""
+        """The present address of the content: torch may have moved it, as `pccl.torch.share_` does."""
         owner: Any = self.memory.owner
         if not hasattr(owner, "data_ptr"):
             return self.memory.data_ptr
-        assert owner.numel() == self.memory.numel, f"{self.name!r} has another size than when it was named"
+        assert owner.numel() == self.memory.numel, f"{self.name!r} has changed its size; make a new SharedState"
         return int(owner.data_ptr())
 
     @property
@@ -81,7 +80,7 @@ class TensorInfo:
 
 
 class SharedState:
-    """Tensors that all peers of a group agree on, and how often they did.
+    """Tensors that all peers of a group hold identically, and their revision.
 
     The application adds one to the revision between two synchronisations; a
     synchronisation that finds this peer outdated sets it.
@@ -91,7 +90,7 @@ class SharedState:
 
     def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
         infos = tuple(tensor_infos)
-        assert infos, "a shared state needs at least one tensor"
+        assert infos, "a shared state needs at least one tensor; pass a list of TensorInfo"
         names: set[str] = set()
         for info in infos:
             if not isinstance(info, TensorInfo):
@@ -101,13 +100,13 @@ class SharedState:
             names.add(info.name)
         self._infos = infos
         self._revision = 0
-        #: What stands for the content that a transfer left when it ended in the middle; None if none did.
+        #: The content digest of a torn state, which a transfer left when it ended in the middle; or None.
         self.torn: bytes | None = None
         #: The tensors in the order in which peers compare them.
         self.ordered = tuple(sorted(infos, key=lambda info: info.name.encode()))
-        #: Of each of these, whether peers compare its content.
+        #: For each of them, whether peers compare its content.
         self.compared = tuple(not info.allow_content_inequality for info in self.ordered)
-        #: What stands for names, datatypes and sizes in a vote.
+        #: The digest of names, data types and sizes in a vote.
         self.schema_digest = digest_schema(pack_schema([_schema_row(info) for info in self.ordered]))
 
     @property
@@ -127,7 +126,7 @@ class SharedState:
         self._revision = revision
 
     def push_revision(self) -> None:
-        """Adds one: the content has moved on."""
+        """Adds one to the revision, after the content has changed."""
         self.revision = self._revision + 1
 
     def __repr__(self) -> str:
@@ -140,7 +139,9 @@ def _schema_row(info: TensorInfo) -> SchemaRow:
 
 
 def _checked(name: str) -> str:
-    """A tensor's name, which must be text: it is the key that peers compare."""
+    """The name of a tensor, by which peers compare it. Raises ValueError if it is not a str."""
     if not isinstance(name, str):
-        raise ValueError(f"the arguments are (tensor, name); the name is {type(name).__qualname__}")
+        raise ValueError(
+            f"a tensor's name must be a str, not {type(name).__qualname__}; the arguments are (tensor, name)"
+        )
     return name

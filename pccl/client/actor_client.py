@@ -1,12 +1,12 @@
-"""The training process's end of its peer actor: the process, the mailbox, the completion slots.
+"""The training process's side of its peer actor: the process, the mailbox, the completion slots.
 
-A call goes down the mailbox; its end is a slot in shared memory that the caller sleeps on, without the GIL, in short
-stretches: between two of them Ctrl-C is raised, log lines of the actor are passed on, and a dead or stopped actor is
-noticed. Descriptors of memory go down the mailbox too, each once. Nothing here knows what a call means. What every call
-needs when nothing is out of the ordinary is in `call_slots`.
+A call is a message in the mailbox; its result comes in a slot in shared memory. The caller sleeps on the slot without
+the GIL, in short slices. Between two slices Ctrl-C is raised, log lines of the actor are passed on, and a dead or
+stopped actor is noticed. Descriptors of memory are sent through the mailbox too, each once. Nothing here knows what a
+call means. `call_slots` has the fast path; this module has the rare cases.
 
-A pipe tells when the last process of the peer is gone: its other end is held by the actor and all workers, and by
-nobody else. Memory that they could still write to is not touched before that.
+A pipe tells when the last process of the peer has ended: only the actor and its workers hold its other end. Memory that
+they could write to is not reused before that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
 NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
-EXIT_WAIT = 5.0  # killed processes are gone at once, unless the kernel is stuck; then we do not wait for them
+EXIT_WAIT = 5.0  # killed processes end at once, unless the kernel is stuck; then we do not wait for them
 
 _log = logging.getLogger("pccl.peer")
 
@@ -81,7 +81,7 @@ class ActorClient:
     # ------------------------------------------------------------------------------------------ calls
 
     def call(self, name: str, build: Callable[[Slot], Any], *, deadline_ns: int | None = None) -> bytes:
-        """Post a call and wait for its end: its payload, or the exception it ended with."""
+        """Post a call and wait for its end. Returns its payload, or raises the exception of its outcome."""
         slot = self.calls.acquire(name)
         try:
             self.calls.post(name, build(slot))
@@ -97,12 +97,12 @@ class ActorClient:
         raise error_from_outcome(*split(outcome), name, payload.decode("utf-8", "replace"))
 
     def put_back(self, slot: Slot) -> None:
-        """Return a slot that the actor never heard of."""
+        """Return a slot that was never posted to the actor."""
         self.calls.table.complete(slot.index, slot.generation, 0)
         slot.release()
 
     def _send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
-        """Put a message into the mailbox that descriptors go with."""
+        """Put a message with descriptors into the mailbox."""
         self.calls.looked_ns = monotonic_ns()
         while True:
             try:
@@ -120,7 +120,7 @@ class ActorClient:
         self._check_actor(name, None)
 
     def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
-        """Make segments known to the actor that are not; 0 is none."""
+        """Make segments known to the actor, unless they are known; 0 is none."""
         for segment in segments:
             if segment and segment not in self.calls.shared:
                 fd, nbytes = descriptor(segment)
@@ -128,7 +128,7 @@ class ActorClient:
                 self.calls.shared.add(segment)
 
     def unshare(self, segment: int) -> None:
-        """The segment is gone for good. May come from any thread, and never fails: the actor may be gone as well."""
+        """Tell the actor that a segment was freed. Any thread may call it; it does nothing if the actor is gone."""
         if segment in self.calls.shared:
             self.calls.shared.discard(segment)
             try:
@@ -137,12 +137,12 @@ class ActorClient:
                 pass
 
     def give_up(self, slot: Slot) -> None:
-        """The caller was interrupted: withdraw what it asked for. The slot comes back once the actor let go of it."""
+        """The caller was interrupted: cancel its call. The slot is free again once the actor has completed it."""
         self.cancel(slot)
         slot.abandon()
 
     def cancel(self, slot: Slot) -> None:
-        """Ask the actor to end a call early; it says how it ended in the slot."""
+        """Ask the actor to end a call early; the slot says how it ended."""
         try:
             self.calls.post("cancel", CallCancel(slot.index, slot.generation))
         except PCCLError:
@@ -151,7 +151,7 @@ class ActorClient:
     # ------------------------------------------------------------------------------------------ the end
 
     def leave(self, timeout: float) -> None:
-        """Say goodbye and give the actor a moment to pass it on."""
+        """Tell the actor to leave the run, and wait until it has told the master, at most `timeout` seconds."""
         self._left = True
         fault = self.calls.fault
         if fault is not None:
@@ -160,11 +160,11 @@ class ActorClient:
             slot = self.calls.table.acquire()
             self.mailbox.send(pack(CallLeave(slot.index, slot.generation)))
         except (PCCLError, OSError, RuntimeError):
-            return  # the actor is gone, or everything is in use: closing the mailbox says the same
+            return  # the actor is gone, or all slots are in use: closing the mailbox has the same effect
         self.process.wait(timeout)
 
     def close(self) -> None:
-        """End the process, if it has not ended by itself, and give everything back."""
+        """End the process, if it has not ended, and release all resources."""
         self._hang_up()
         self.process.kill()
         self.calls.table.close()
@@ -174,7 +174,7 @@ class ActorClient:
             self._life = -1
 
     def disown(self) -> None:
-        """Let go of copies that a fork made, without a word to anybody."""
+        """Close the copies of descriptors that a fork made, and send nothing."""
         self.process.disown()
         self._hang_up()
         self.calls.table.close()
@@ -188,7 +188,7 @@ class ActorClient:
 
     def wait_for_exit(self) -> None:
         """Return when no process of this peer is left that could write to shared memory. The actor has ended."""
-        life = self._life  # another thread may be closing: then it has waited
+        life = self._life  # another thread may have closed it, and has waited then
         if life >= 0:
             _poll(life, select.POLLIN, EXIT_WAIT)
 
@@ -196,18 +196,18 @@ class ActorClient:
 
     @staticmethod
     def slice(deadline_ns: int | None) -> int:
-        """How long to sleep before the next look around."""
+        """How long to sleep before the next check of the actor."""
         return WAIT_SLICE_NS if deadline_ns is None else max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
 
     def _check_actor(self, name: str, slot: Slot | None) -> None:
-        """Between two stretches of sleep: pass on log lines, and notice an actor that is dead or stopped."""
-        # The actor's last deed may have been to complete this call; so its end is looked at first, the slot after.
+        """Between two sleeps: pass on log lines, and raise if the actor is dead or stopped."""
+        # The actor may have completed this call before it ended, so check the mailbox first and the slot afterwards.
         if not self._read_notices():
             if slot is not None and slot.done:
                 return
             raise self._gone(name)
         now_ns = monotonic_ns()
-        # If this process was itself stopped, the actor may have been too; it gets its time from now on.
+        # If this process was stopped, the actor may have been stopped too; its time counts from now on.
         if now_ns - self.calls.looked_ns > self._silence_ns // 2:
             self._awake_ns = now_ns
         self.calls.looked_ns = now_ns
@@ -215,7 +215,7 @@ class ActorClient:
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.calls.over = True
-            self.process.kill()  # or it might go on one day, as a member that nobody speaks for
+            self.process.kill()  # or it might continue later, as a member without a training process
             message = (
                 f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
                 "starved, and is ended. connect() starts a new one"
@@ -249,7 +249,7 @@ class ActorClient:
 
 
 def _poll(fd: int, event: int, timeout: float) -> None:
-    """Wait for one descriptor; unlike `select`, of any number."""
+    """Wait for one descriptor; unlike `select`, it may have any number."""
     poll = select.poll()
     poll.register(fd, event)
     poll.poll(timeout * 1000)

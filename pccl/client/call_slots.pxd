@@ -12,14 +12,14 @@ cdef enum:
 
 cdef class CallSlots:
     cdef readonly SlotTable table   # the completion slots
-    cdef public int fd              # of the mailbox; -1 once that is closed: the number may mean another file then
+    cdef public int fd              # of the mailbox; -1 after it was closed: the number may belong to another file then
     cdef public set shared          # segments that the actor knows
     cdef public int64_t looked_ns   # when a caller last checked the actor, or posted to it
     cdef public int64_t noticed_ns  # when log lines of the actor were last collected
-    cdef public bint over           # the membership ended; every further call would only say so again
-    cdef readonly object fault      # the mishap that a test has planned for this process, or None
-    cdef object callbacks           # what to do when something is out of the ordinary: a Callbacks
-    cdef int64_t look_ns            # how long a caller looks at its slot before it sleeps
+    cdef public bint over           # the membership has ended; every further call fails
+    cdef readonly object fault      # the fault that a test has planned for this process, or None
+    cdef object callbacks           # for rare cases: a Callbacks
+    cdef int64_t look_ns            # how long a caller polls its slot before it sleeps
     cdef int64_t notice_ns          # how often log lines are collected by calls that never sleep
 
     # To the actor

@@ -1,12 +1,11 @@
 # cython: language_level=3, auto_pickle=False
-"""The fast path of a call: a slot, a message into the mailbox, a wait, an outcome. Every launch passes here.
+"""The fast path of a call: a slot, a message into the mailbox, a wait, an outcome. Every launch uses it.
 
-What is out of the ordinary is done by callbacks, which `ActorClient` gives: a mailbox that is full or closed,
-descriptors that go with a message, log lines to be passed on, an actor that does not answer. Nothing here knows what a
-call means.
+Rare cases are handled by callbacks of `ActorClient`: a mailbox that is full or closed, descriptors that go with a
+message, log lines to pass on, an actor that does not answer. Nothing here knows what a call means.
 
-The GIL is held while a message is sent: that takes microseconds and never waits, and no other thread can close the
-mailbox meanwhile, whose number might then be somebody else's file.
+The GIL is held while a message is sent: that takes microseconds and never waits. So no other thread can close the
+mailbox meanwhile, after which its descriptor might be another file.
 """
 
 cimport cython
@@ -27,7 +26,7 @@ from pccl.values import Result
 
 WAIT_SLICE_NS = <int> SLICE_NS
 
-# What `outcomes` says, for C.
+# The constants of `outcomes`, as C numbers.
 cdef int32_t KICKED = KIND_KICKED
 cdef int32_t MASTER_LOST = KIND_MASTER_LOST
 cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
@@ -35,11 +34,11 @@ cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
 
 @record
 class Callbacks:
-    """What `CallSlots` calls when something is out of the ordinary."""
+    """What `CallSlots` calls in rare cases."""
 
-    gone: object  # (name) -> the exception to raise: the actor, or the mailbox, is gone
+    gone: object  # (name) -> the exception to raise: the actor or the mailbox is gone
     full: object  # (name): the mailbox is full; return when it may have room
-    check: object  # (name, slot): a caller has slept in vain; raise if the actor cannot end the call any more
+    check: object  # (name, slot): a sleep ended without a result; raise if the actor cannot end the call any more
     read_notices: object  # (): pass on log lines of the actor
     send_descriptors: object  # (name, data, fds): post a message with descriptors
     share: object  # (name, segments, descriptor): make segments known to the actor
@@ -84,7 +83,7 @@ cdef class CallSlots:
             self.send(name, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef int visit(self, str point) except -1:
-        """A point at which a test may have planned a mishap."""
+        """A fault point: a test may have planned a fault here."""
         if self.fault is not None:
             self.fault.visit(point)
         return 0
@@ -103,7 +102,7 @@ cdef class CallSlots:
         return 0
 
     cdef int make_known(self, str name, uint32_t segment, Arena arena) except -1:
-        """Make a segment known to the actor, unless it is already; 0 is none."""
+        """Make a segment known to the actor, unless it is known; 0 is none."""
         if segment and segment not in self.shared:
             self.callbacks.share(name, (segment,), arena.descriptor)
         return 0
@@ -130,13 +129,13 @@ cdef class CallSlots:
         return result, payload
 
     cdef int collect_notices(self) except -1:
-        """Pass on log lines of the actor, now and then. Runs Python, so this comes before anything is taken."""
+        """Pass on log lines of the actor from time to time. It runs Python code, so it comes before a result is taken."""
         if now_ns() - self.noticed_ns > self.notice_ns:
             self.callbacks.read_notices()
         return 0
 
     cdef bytes outcome(self, Slot slot, int32_t *result):
-        # No Python runs here: Ctrl-C finds the slot held, or the caller with its outcome.
+        # No Python code runs here, so Ctrl-C comes before the slot is read or after the caller has its outcome.
         slot.require_done()
         cdef bytes payload = PyBytes_FromStringAndSize(slot.entry.payload, slot.entry.length)
         result[0] = slot.entry.result

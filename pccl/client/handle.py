@@ -14,26 +14,26 @@ from pccl.options import nanoseconds
 from pccl.values import ReduceInfo, Result
 
 if TYPE_CHECKING:
-    from .pending_reduces import Reduces
-    from .reduce_request import Launched
+    from .pending_reduces import PendingReduces
+    from .reduce_request import PendingReduce
 
-WAIT_SECONDS_MAX = 1_000_000.0  # eleven days; more than that is no bound, and more than a lock can count
+WAIT_SECONDS_MAX = 1_000_000.0  # eleven days; a lock cannot wait much longer
 _PENDING = (False, Result.PENDING_ASYNC_OPS.value, ReduceInfo(0, 0, 0))
 
 
 class AsyncReduceHandle:
     """A reduce in flight. `wait` never raises; it returns whether it succeeded, its Result and its info."""
 
-    def __init__(self, reduces: Reduces, launched: Launched) -> None:
+    def __init__(self, reduces: PendingReduces, launched: PendingReduce) -> None:
         self._reduces = reduces
         self._launched = launched
         self._outcome: tuple[bool, int, ReduceInfo] | None = None
         self._turn = RLock()  # one thread waits for the reduce, the others for that thread
 
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
-        """Block until the reduce ended and return (ok, number of the Result, ReduceInfo); later calls return the same.
+        """Block until the reduce has ended; return (ok, number of the Result, ReduceInfo). Later calls return the same.
 
-        After `timeout` seconds without an end: not ok, and PENDING_ASYNC_OPS. May be called from any thread.
+        After `timeout` seconds it returns not ok and PENDING_ASYNC_OPS. Any thread may call it.
         """
         if self._outcome is not None:
             return self._outcome
@@ -49,7 +49,7 @@ class AsyncReduceHandle:
             self._turn.release()
 
     def _take(self, deadline_ns: int | None) -> tuple[bool, int, ReduceInfo]:
-        """Return the outcome; the first thread that gets it keeps it for the others."""
+        """Return the outcome, and keep it for other threads."""
         if self._outcome is None:
             outcome = self._reduces.finish("wait", self._launched, deadline_ns)
             if outcome is None:

@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
-"""All reduces of one membership that are under way: launching, waiting, retrying, and who still has to wait for what.
+"""The pending reduces of one membership: launch, wait, retry.
 
-A reduce is *un-awaited* from its launch until its outcome was handed out. One whose caller was interrupted is
-*abandoned*: nobody will ask for it, but its memory is held until no worker can touch it. Nothing here raises for a
-reduce that failed at a peer; that is an outcome.
+A reduce is *pending* from its launch until its outcome was returned. A reduce whose caller was interrupted is
+*abandoned*: no caller will wait for it, but its memory is held until no worker can use it. A reduce that failed is an
+outcome and no exception here.
 """
 
 cimport cython
@@ -23,10 +23,10 @@ from pccl.memory.arena import default
 from pccl.values import ReduceInfo, Result
 
 from .call_slots cimport SLICE_NS, CallSlots
-from .reduce_request cimport Launched, Request
+from .reduce_request cimport PendingReduce, ReduceRequest
 from .reduce_request import NOTHING, read_failure
 
-NOT_A_MEMBER = "not a member yet, or no longer: connect() has not returned"
+NOT_A_MEMBER = "this peer is not a member yet, or no longer: wait for connect() to return, or call it again"
 
 cdef int64_t AWAIT_NS = 500_000_000  # a caller that waited this long says so: the master can then explain a deadlock
 
@@ -42,7 +42,7 @@ cdef class Outcome:
     cdef readonly str reason
 
     def error(self, name):
-        """The exception that says so."""
+        """The exception for this outcome."""
         return error_from_outcome(self.result, self.kind, name, self.reason)
 
 
@@ -56,7 +56,7 @@ cdef Outcome outcome_of(int32_t result, int32_t kind, info, str reason):
 
 
 @cython.final
-cdef class Reduces:
+cdef class PendingReduces:
     """The reduces of one membership, and the numbers of the world from its last topology round or collective."""
 
     cdef object actor               # the ActorClient of this membership
@@ -65,7 +65,7 @@ cdef class Reduces:
     cdef dict pending               # tag -> the reduce that was launched and not awaited
     cdef list abandoned             # reduces whose callers were interrupted and that are still running
     cdef Outcome ended              # the first failure that ended the membership, or None
-    cdef object lock                # held while a reduce ends: another thread may close the membership meanwhile
+    cdef object lock                # held while a reduce ends: another thread may close the membership
 
     def __init__(self, actor):
         self.actor = actor
@@ -78,25 +78,26 @@ cdef class Reduces:
     # ------------------------------------------------------------------------------------------ the world
 
     def learn(self, bytes numbers not None) -> None:
-        """Take the numbers of a round or a collective: packed, see `events.NUMBERS`."""
+        """Take the numbers of a round or a collective, packed as `events.NUMBERS`."""
         if PyBytes_GET_SIZE(numbers) != sizeof(PackedNumbers):
-            raise ValueError(f"{PyBytes_GET_SIZE(numbers)} bytes are not the numbers of the world")
+            given = PyBytes_GET_SIZE(numbers)
+            raise ValueError(f"the numbers of the world have {sizeof(PackedNumbers)} bytes, not {given}")
         memcpy(&self.world, PyBytes_AS_STRING(numbers), sizeof(PackedNumbers))
 
     @property
     def numbers(self) -> bytes | None:
-        """The same, or None: this peer is not a member yet, or no longer."""
+        """The latest numbers, packed; None if this peer is not a member."""
         if self.world.group_world == 0:
             return None
         return (<const char *> &self.world)[:sizeof(PackedNumbers)]
 
-    # ------------------------------------------------------------------------------------------ one by one
+    # ------------------------------------------------------------------------------------------ one reduce
 
-    cpdef Launched launch(self, str name, Request request):
+    cpdef PendingReduce launch(self, str name, ReduceRequest request):
         """Post a reduce."""
         cdef uint32_t world = self.require_ready(name)
         self.require_unused(name, request)
-        cdef Launched one = self.prepare(name, request, world)
+        cdef PendingReduce one = self.prepare(name, request, world)
         self.pending[one.tag] = one
         try:
             one.post(self.calls, name)
@@ -106,10 +107,10 @@ cdef class Reduces:
         return one
 
     def launch_all(self, str name, requests) -> list:
-        """Post these reduces, in one message."""
+        """Post several reduces in one message."""
         cdef uint32_t world = self.require_ready(name)
-        cdef Request request
-        cdef Launched one
+        cdef ReduceRequest request
+        cdef PendingReduce one
         cdef list launched = []
         for request in requests:
             self.require_unused(name, request)
@@ -132,9 +133,9 @@ cdef class Reduces:
         return launched
 
     cdef uint32_t require_ready(self, str name) except 0:
-        """The members of the group, if anything can be launched at all."""
+        """The number of members, or the error that says why nothing can be launched."""
         if self.ended is not None:
-            # Whoever retries what failed must not do so for ever.
+            # A caller that retries must learn that no retry can succeed.
             raise self.ended.error(name)
         cdef uint32_t world = self.world.group_world
         if world == 0:
@@ -146,18 +147,18 @@ cdef class Reduces:
             self.sort_abandoned()
         return world
 
-    cdef int require_unused(self, str name, Request request) except -1:
+    cdef int require_unused(self, str name, ReduceRequest request) except -1:
         if request.tag in self.pending:
             message = f"tag {request.tag} is in use by a reduce that was not awaited; wait() for it or use another"
             raise UsageError(Result.INVALID_ARGUMENT, name, message)
         return 0
 
-    cdef Launched prepare(self, str name, Request request, uint32_t world):
-        """Everything but the message: a slot, and memory that the actor knows."""
+    cdef PendingReduce prepare(self, str name, ReduceRequest request, uint32_t world):
+        """Take a slot and memory, and make the memory known to the actor; the message comes later."""
         cdef Slot slot = self.calls.slot_for(name)
-        cdef Launched one
+        cdef PendingReduce one
         try:
-            one = Launched.__new__(Launched)
+            one = PendingReduce.__new__(PendingReduce)
             one.prepare(slot, request, world)
             one.share(self.calls, name)
         except BaseException:
@@ -165,8 +166,8 @@ cdef class Reduces:
             raise
         return one
 
-    cpdef Outcome finish(self, str name, Launched one, deadline_ns=None):
-        """Wait for a reduce: its outcome, or None if the deadline came first."""
+    cpdef Outcome finish(self, str name, PendingReduce one, deadline_ns=None):
+        """Wait for a reduce; returns its outcome, or None after the deadline."""
         cdef bint bounded = deadline_ns is not None, told = False
         cdef int64_t began_ns = now_ns(), present_ns = began_ns, slice_ns = SLICE_NS
         cdef int64_t until_ns = deadline_ns if bounded else 0
@@ -183,7 +184,7 @@ cdef class Reduces:
                     told = True
                     self.calls.post(name, CallAwait(one.slot.index, one.slot.generation))
         except PCCLError as error:
-            # The actor is dead. Its workers die with it; the memory is ours again when the last of them is gone.
+            # The actor is dead and its workers die with it; the memory is free when the last of them has ended.
             self.actor.wait_for_exit()
             self.forget(one)
             self.fail(one)
@@ -192,17 +193,18 @@ cdef class Reduces:
         self.forget(one)
         return self.settle(one)
 
-    cdef Outcome settle(self, Launched one):
+    cdef Outcome settle(self, PendingReduce one):
         cdef int32_t number = 0
         cdef bytes payload
         self.calls.collect_notices()
-        # Success where the tensor lies is one stretch of C; nobody can come between, with or without the lock.
+        # Success without staging runs in C without a break: no other thread can interfere, so it needs no lock.
         if not one.over and one._staging is None and one.slot.is_done() and one.slot.entry.result == 0:
             return outcome_of(0, 0, one.hand_over(self.calls.outcome(one.slot, &number), &self.world), "")
         with self.lock:
             payload = self.calls.outcome(one.slot, &number)
             if one.over:
-                return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, "closed by another thread")
+                reason = "another thread closed this communicator"
+                return outcome_of(Result.INVALID_USAGE.value, KIND_PLAIN, NOTHING, reason)
             if number == 0:
                 return outcome_of(0, 0, one.hand_over(payload, &self.world), "")
             one.fail()
@@ -214,25 +216,25 @@ cdef class Reduces:
             self.ended = ended
         return ended
 
-    cdef fail(self, Launched one):
+    cdef fail(self, PendingReduce one):
         with self.lock:
             one.fail()
 
-    cdef int forget(self, Launched one) except -1:
+    cdef int forget(self, PendingReduce one) except -1:
         if self.pending.get(one.tag) is one:
             del self.pending[one.tag]
         return 0
 
-    cdef abandon(self, Launched one):
-        """The caller was interrupted."""
+    cdef abandon(self, PendingReduce one):
+        """The caller was interrupted: cancel the reduce, and hold its memory until it has ended."""
         self.forget(one)
         if one.over:
-            return  # by the time it was: the slot is given back, and nobody touches the memory
+            return  # it had ended before: the slot and the memory are free
         self.abandoned.append(one)
         self.actor.cancel(one.slot)
 
     cdef sort_abandoned(self):
-        cdef Launched one
+        cdef PendingReduce one
         with self.lock:
             for one in list(self.abandoned):
                 if one.slot.is_done():
@@ -240,7 +242,7 @@ cdef class Reduces:
                     self.settle(one)
 
     def require_none(self, str name) -> None:
-        """Before a call that excludes reduces: none is un-awaited, and what was abandoned is over."""
+        """Raise UsageError if a reduce is pending; wait until abandoned reduces have ended."""
         if self.pending:
             tags = ", ".join(str(tag) for tag in sorted(self.pending)[:8])
             message = f"reduces were launched and not awaited (tags {tags}); wait() for them first"
@@ -250,7 +252,7 @@ cdef class Reduces:
             self.sort_abandoned()
 
     def close(self) -> None:
-        """The membership is over and no worker is left: what was under way has failed."""
+        """The membership has ended and no worker is left: all pending reduces have failed."""
         default().unwatch(self.actor.unshare)
         self.world.group_world = 0
         for one in [*self.pending.values(), *self.abandoned]:
@@ -258,14 +260,14 @@ cdef class Reduces:
         self.pending.clear()
         self.abandoned.clear()
 
-    # ------------------------------------------------------------------------------------------ all of them
+    # ------------------------------------------------------------------------------------------ several reduces
 
-    cpdef Outcome run(self, str name, Request request):
-        """Launch one and wait for it."""
+    cpdef Outcome run(self, str name, ReduceRequest request):
+        """Launch a reduce and wait for it."""
         return self.complete(name, self.launch(name, request))
 
-    cdef Outcome complete(self, str name, Launched one):
-        """Wait for one that nobody else can wait for."""
+    cdef Outcome complete(self, str name, PendingReduce one):
+        """Wait for a reduce that no handle refers to."""
         try:
             return self.finish(name, one)
         except BaseException:
@@ -273,7 +275,7 @@ cdef class Reduces:
             raise
 
     def run_all(self, str name, requests, in_flight) -> ReduceInfo:
-        """Run all of them, so many at a time, and again with the survivors what failed because a peer was lost."""
+        """Run all requests, `in_flight` at a time, and repeat those that fail because a peer was lost."""
         if in_flight > 1:
             _require_distinct_tags(name, requests)
         waiting = list(enumerate(requests))
@@ -312,7 +314,7 @@ cdef class Reduces:
 
 
 def _require_distinct_tags(str name, requests) -> None:
-    """Of a list, because any two of it may be in flight together once some had to be repeated."""
+    """Raise UsageError if a tag is used twice: after a retry, any two reduces of a list may be in flight."""
     seen = set()
     for request in requests:
         if request.tag in seen:

@@ -1,4 +1,4 @@
-# Contents of `launching`: a reduce as it was asked for, and one between its launch and its outcome.
+# Contents of `reduce_request`: the checked arguments of a reduce, and a reduce between its launch and its outcome.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -9,16 +9,16 @@ from pccl.memory.completion_slots cimport Slot
 from .call_slots cimport CallSlots
 
 
-# A reduce that was asked for, its arguments checked. It holds both tensors.
-cdef class Request:
+# The checked arguments of a reduce. It holds both tensors.
+cdef class ReduceRequest:
     cdef readonly object tag
     cdef readonly uint64_t elements
-    cdef object sent                # the tensor that is sent; its memory lives as long as it does
-    cdef object received            # the tensor that the result goes to, maybe the same
-    cdef uintptr_t source           # where the first begins
-    cdef uintptr_t target           # and the second
+    cdef object sent                # the tensor that is sent; it keeps its memory alive
+    cdef object received            # the tensor for the result; it may be the same
+    cdef uintptr_t source           # address of the tensor that is sent
+    cdef uintptr_t target           # address of the tensor for the result
     cdef uint32_t itemsize          # bytes of an element
-    cdef bint on_device             # in the memory of a graphics card
+    cdef bint on_device             # in the memory of a GPU
     cdef uint8_t datatype
     cdef uint8_t op
     cdef uint8_t algorithm          # of quantization; 0: none
@@ -26,13 +26,13 @@ cdef class Request:
 
 
 # A reduce between its launch and its outcome.
-cdef class Launched:
+cdef class PendingReduce:
     cdef readonly Slot slot
     cdef readonly object tag
-    cdef readonly bint over         # it succeeded or failed
-    cdef Request request
+    cdef readonly bint over         # it has succeeded or failed
+    cdef ReduceRequest request
     cdef uint64_t nbytes
-    cdef readonly Piece _staging    # where the tensor was copied to, if it does not lie in shared memory
+    cdef readonly Piece _staging    # the copy of a tensor that is not in shared memory
     cdef Piece backup               # of a tensor that is reduced in place
     cdef Piece area                 # of a quantized reduce
     cdef uint32_t send_segment
@@ -41,8 +41,8 @@ cdef class Launched:
     cdef uint64_t recv_offset
 
     # Before the launch
-    cdef int prepare(self, Slot slot, Request request, uint32_t world) except -1
-    cdef int find_places(self, uint32_t world) except -1
+    cdef int prepare(self, Slot slot, ReduceRequest request, uint32_t world) except -1
+    cdef int find_memory(self, uint32_t world) except -1
     cdef int copy_in(self) except -1
     cdef int share(self, CallSlots calls, str name) except -1
     cdef int fill(self, PackedOperation *packed) except -1

@@ -1,14 +1,14 @@
 # cython: language_level=3, auto_pickle=False
-"""One reduce as the training process holds it: what was asked for and where its memory lies, from launch to outcome.
+"""One reduce in the training process: its checked arguments and its memory, from launch to outcome.
 
-Tensors in shared segments are reduced where they are. In place, they need a *backup* until the verdict: workers fill
-it as they go, and after a failure the old bytes are put back from it. Any other tensor is *staged*: copied into a piece
-of the arena at launch and back on success, so its original is its own backup. Whatever is held here, tensors and
-pieces, is held until no worker can touch it any more. A quantized reduce has an *area* besides, for coded blocks.
+Tensors in shared segments are reduced where they are. If reduced in place, they need a *backup* until the verdict:
+workers fill it, and after a failure the old bytes are restored from it. Any other tensor is *staged*: copied into a
+piece of the arena at launch and copied back on success, so the original is its own backup. Tensors and pieces are held
+until no worker can use them any more. A quantized reduce also has an *area* for encoded blocks.
 
-A launch keeps the training process waiting, and it runs in caches that training has emptied: what counts is how much
-code and how many objects it touches. So plain tensors of a kind that was seen before are read in C, all others through
-`TensorMemory`. Both are checked by one function, `validate`.
+The training process waits during a launch, and the launch runs with caches that training has filled with other data:
+its cost is the amount of code and the number of objects it touches. So plain tensors of a class and dtype that were
+seen before are read in C, all others through `TensorMemory`. One function, `validate`, checks both.
 """
 
 import sys
@@ -40,18 +40,18 @@ from .tensors import TensorMemory, check_quantization
 
 NOTHING = ReduceInfo(0, 0, 0)
 
-# A message with one operation, all zero. Its first bytes are what the mailbox puts ahead of any operation.
+# A message with one operation, all zero. Its first bytes are the header that the mailbox puts before any operation.
 cdef bytes EMPTY_MESSAGE = pack(CallReduce(bytes(sizeof(PackedOperation))))
 
 cdef enum:
-    MESSAGE_BYTES_MAX = 128         # an operation, and what is ahead of it
+    MESSAGE_BYTES_MAX = 128         # an operation with the header of its message
 
 assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
 assert sizeof(PackedNumbers) == NUMBERS.size
 assert sizeof(Reduced) == REDUCED.size + NUMBERS.size
 
 
-# --- What was asked for ------------------------------------------------------------------------------------------
+# --- The request ---------------------------------------------------------------------------------------------------
 
 
 # One tensor as the checks see it.
@@ -60,19 +60,19 @@ cdef struct TensorView:
     uint64_t elements
     uint32_t itemsize               # bytes of an element
     uint8_t datatype
-    bint on_device                  # in the memory of a graphics card
+    bint on_device                  # in the memory of a GPU
     int device_index                # which one
     bint writable
 
 
 @cython.final
 @cython.freelist(8)
-cdef class Request:
+cdef class ReduceRequest:
     """A valid reduce: its arguments are checked, and its two tensors are held."""
 
 
-def request(send, recv, op, tag, operand, quantization) -> Request:
-    """Check the arguments of a call. Raises AssertionError or ValueError, which say what is wrong."""
+def request(send, recv, op, tag, operand, quantization) -> ReduceRequest:
+    """Check the arguments of `all_reduce`. Raises AssertionError or ValueError, which say what is wrong."""
     cdef TensorView sent, received
     read_tensor(send, &sent)
     received = sent
@@ -80,14 +80,14 @@ def request(send, recv, op, tag, operand, quantization) -> Request:
         read_tensor(recv, &received)
         if type(recv) is not type(send) and library_of(recv) != library_of(send):
             libraries = f"send is a {library_of(send)} tensor but recv is a {library_of(recv)} one"
-            raise ValueError(f"{libraries}; pass two of a kind")
+            raise ValueError(f"{libraries}; pass two tensors of one library")
     cdef object datatype = None if operand is None else operand.datatype
     validate(&sent, &received, datatype, sent.elements, quantization)
     return make_request(send, recv, &sent, &received, sent.elements, op, tag, quantization)
 
 
-def request_of(descriptor) -> Request:
-    """What a `ReduceOpDescriptor` asks for; it was checked when it was made."""
+def request_of(descriptor) -> ReduceRequest:
+    """The request of a `ReduceOpDescriptor`, which was checked when it was made."""
     cdef TensorView sent, received
     reduce = descriptor.reduce_descriptor
     read_memory(descriptor.send, &sent)
@@ -106,10 +106,10 @@ def validate_memories(send, recv, datatype, uint64_t count, quantization) -> Non
     validate(&sent, &received, datatype, count, quantization)
 
 
-cdef Request make_request(
+cdef ReduceRequest make_request(
     send, recv, const TensorView *sent, const TensorView *received, uint64_t elements, op, tag, quantization
 ):
-    cdef Request made = Request.__new__(Request)
+    cdef ReduceRequest made = ReduceRequest.__new__(ReduceRequest)
     made.tag = index(tag)
     try:
         <uint64_t> made.tag
@@ -130,25 +130,33 @@ cdef Request make_request(
     return made
 
 
-# --- What a reduce may be -----------------------------------------------------------------------------------------
+# --- Validation ---------------------------------------------------------------------------------------------------
 
 
 cdef int validate(
     const TensorView *send, const TensorView *recv, datatype, uint64_t count, quantization
 ) except -1:
-    """The one place that says which tensors can be reduced, as `count` elements of a datatype (None: their own)."""
+    """Check whether two tensors can be reduced as `count` elements of a datatype (None: their own)."""
     if send.datatype != recv.datatype:
-        raise AssertionError(f"send is {DATATYPES[send.datatype]} but recv is {DATATYPES[recv.datatype]}")
+        raise AssertionError(
+            f"send is {DATATYPES[send.datatype]} but recv is {DATATYPES[recv.datatype]}; pass two tensors of one dtype"
+        )
     if send.elements != recv.elements:
-        raise AssertionError(f"send has {send.elements} elements but recv has {recv.elements}")
+        raise AssertionError(
+            f"send has {send.elements} elements but recv has {recv.elements}; pass two tensors of one size"
+        )
     if send.on_device != recv.on_device or send.device_index != recv.device_index:
-        raise AssertionError("send and recv are on different devices")
+        raise AssertionError("send and recv are on different devices; move one to the device of the other")
     if not recv.writable:
-        raise AssertionError("recv is read-only")
+        raise AssertionError("recv is read-only; pass a tensor or array that can be written")
     if datatype is not None and <uint8_t> datatype._value_ != send.datatype:
-        raise AssertionError(f"the descriptor says {datatype.name} but the tensors are {DATATYPES[send.datatype]}")
+        raise AssertionError(
+            f"the descriptor says {datatype.name} but the tensors are {DATATYPES[send.datatype]}; make them the same"
+        )
     if count > send.elements:
-        raise AssertionError(f"the descriptor counts {count} elements but the tensors have {send.elements}")
+        raise AssertionError(
+            f"the descriptor counts {count} elements but the tensors have {send.elements}; count at most those"
+        )
     if quantization is not None:
         check_quantization(DataType(send.datatype), quantization)
     return 0
@@ -156,7 +164,7 @@ cdef int validate(
 
 # --- Tensors ------------------------------------------------------------------------------------------------------
 
-# What a dtype that was seen before stands for.
+# The data type of a dtype that was seen before.
 @cython.final
 cdef class Kind:
     cdef uint8_t number
@@ -164,7 +172,7 @@ cdef class Kind:
 
 
 cdef dict kinds = {}                # dtype, of numpy or torch, to Kind
-# The classes of plain tensors; those of a library that nobody has used yet are None.
+# The classes of plain tensors; None until a tensor of that library was reduced.
 cdef object array_class = None
 cdef object tensor_class = None
 cdef object parameter_class = None
@@ -172,7 +180,7 @@ cdef object strided = None          # the layout of dense tensors, as torch call
 
 
 cdef int read_tensor(tensor, TensorView *view) except -1:
-    """Read what a tensor is made of. Raises ValueError or AssertionError if it is none that can be reduced."""
+    """Read the address, size and type of a tensor. Raises ValueError or AssertionError if it cannot be reduced."""
     if not read_plain(tensor, view):
         memory = TensorMemory.of(tensor)
         read_memory(memory, view)
@@ -192,7 +200,7 @@ cdef int read_memory(memory, TensorView *view) except -1:
 
 
 cdef bint read_plain(tensor, TensorView *view) except -1:
-    """The same in C, for a contiguous tensor on the host whose class and dtype were seen before; False for others."""
+    """The same in C, for a contiguous tensor on the host whose class and dtype were seen before; else False."""
     cdef Py_buffer buffer
     cdef Kind kind
     cdef object cls = type(tensor)
@@ -225,7 +233,7 @@ cdef bint read_plain(tensor, TensorView *view) except -1:
 
 
 cdef int remember(tensor, datatype) except -1:
-    """This tensor can be reduced; the next one of its class and dtype is read in C."""
+    """Have later tensors of this class and dtype read in C."""
     global array_class, tensor_class, parameter_class, strided
     cdef Kind kind = Kind()
     cdef object numpy = sys.modules.get("numpy"), torch = sys.modules.get("torch")
@@ -250,19 +258,19 @@ cdef str library_of(tensor):
 
 @cython.final
 @cython.freelist(8)
-cdef class Launched:
+cdef class PendingReduce:
     """A reduce between its launch and its outcome."""
 
-    def __init__(self, Slot slot not None, Request request not None, uint32_t world):
+    def __init__(self, Slot slot not None, ReduceRequest request not None, uint32_t world):
         self.prepare(slot, request, world)
 
-    cdef int prepare(self, Slot slot, Request request, uint32_t world) except -1:
+    cdef int prepare(self, Slot slot, ReduceRequest request, uint32_t world) except -1:
         self.slot = slot
         self.tag = request.tag
         self.request = request
         self.nbytes = request.elements * request.itemsize
         try:
-            self.find_places(world)
+            self.find_memory(world)
             if request.algorithm:
                 how = request.datatype, request.algorithm, request.quantized
                 self.area = default().take(area_bytes(request.elements, *how, world))
@@ -271,9 +279,9 @@ cdef class Launched:
             raise
         return 0
 
-    cdef int find_places(self, uint32_t world) except -1:
-        """Segment and offset of what is sent, of where the result goes, and of the backup."""
-        cdef Request asked = self.request
+    cdef int find_memory(self, uint32_t world) except -1:
+        """Find the segments and offsets of both tensors; stage the tensor or take a backup if necessary."""
+        cdef ReduceRequest asked = self.request
         cdef Arena arena = default()
         cdef uint64_t distance = max(asked.source, asked.target) - min(asked.source, asked.target)
         if self.nbytes and not asked.on_device and (distance == 0 or distance >= self.nbytes):
@@ -291,11 +299,11 @@ cdef class Launched:
 
     @property
     def segments(self) -> tuple:
-        """The segments that the workers must know; 0 is none."""
+        """The segments that the workers must map; 0 is none."""
         return self.send_segment, self.recv_segment, number_of(self.backup), number_of(self.area)
 
     cdef int share(self, CallSlots calls, str name) except -1:
-        """Make them known to the actor."""
+        """Make the segments known to the actor."""
         cdef Arena arena = default()
         calls.make_known(name, self.send_segment, arena)
         if self.recv_segment != self.send_segment:
@@ -305,18 +313,18 @@ cdef class Launched:
         return 0
 
     def operation(self) -> bytes:
-        """What the actor is told: an `Operation`."""
+        """The packed `Operation` for the actor."""
         cdef PackedOperation packed
         self.fill(&packed)
         return (<char *> &packed)[:sizeof(PackedOperation)]
 
     def message(self) -> bytes:
-        """The same as a message of its own, which is what `post` sends."""
+        """The message that `post` sends: `CallReduce` with this operation."""
         cdef char room[MESSAGE_BYTES_MAX]
         return room[:self.write(room)]
 
     cdef int fill(self, PackedOperation *packed) except -1:
-        cdef Request asked = self.request
+        cdef ReduceRequest asked = self.request
         packed.slot = self.slot.index
         packed.generation = self.slot.generation
         packed.tag = asked.tag
@@ -344,14 +352,14 @@ cdef class Launched:
         return length
 
     cdef int post(self, CallSlots calls, str name) except -1:
-        """Tell the actor. What it was asked for is under way then."""
+        """Send the operation to the actor, which starts it."""
         cdef char room[MESSAGE_BYTES_MAX]
         cdef Py_ssize_t length = self.write(room)
         calls.visit("training.CallReduce")
         return calls.send(name, room, length)
 
     def succeed(self, bytes payload not None):
-        """The verdict is success: hand the result over."""
+        """End with success: return what the reduce did."""
         cdef PackedNumbers numbers
         return self.hand_over(payload, &numbers)
 
@@ -363,15 +371,15 @@ cdef class Launched:
         return info_of(payload, numbers)
 
     cpdef fail(self):
-        """It failed, and no worker touches its memory: what was overwritten in place is as it was before."""
+        """End with failure: restore a tensor that was reduced in place. No worker uses its memory any more."""
         self.over = True
         if self.backup is not None:
-            place = <uintptr_t> self.backup.place
-            restore(self.request.target, place, self.request.elements, self.request.itemsize)
+            saved = <uintptr_t> self.backup.place
+            restore(self.request.target, saved, self.request.elements, self.request.itemsize)
         self.release()
 
     cpdef release(self):
-        """Give the pieces back."""
+        """Return the pieces to the arena."""
         if self._staging is not None:
             self._staging.release()
         if self.backup is not None:
@@ -403,35 +411,35 @@ cdef inline uint32_t number_of(Piece piece) noexcept:
     return 0 if piece is None else piece.region.number
 
 
-# --- What is said of it --------------------------------------------------------------------------------------------
+# --- The outcome ----------------------------------------------------------------------------------------------------
 
 
-# Where a ReduceInfo keeps its fields. It is frozen, so whoever makes one fills its slots, as `object.__setattr__` does;
-# to look that up six times takes longer than all the rest of an outcome.
-cdef Py_ssize_t[6] places
+# The offsets of the fields of a ReduceInfo. It is frozen, so its slots are filled directly; six calls of
+# `object.__setattr__` would take longer than the rest of an outcome.
+cdef Py_ssize_t[6] offsets
 for _position, _name in enumerate(ReduceInfo.__match_args__):
-    places[_position] = offset_of(ReduceInfo, _name)
+    offsets[_position] = offset_of(ReduceInfo, _name)
 
 
 cdef info_of(bytes payload, PackedNumbers *numbers):
-    """What a reduce that succeeded tells its caller; `numbers` becomes those of the world in which it ran."""
+    """The ReduceInfo of a successful reduce; `numbers` becomes those of the world in which it ran."""
     cdef Reduced said
     if PyBytes_GET_SIZE(payload) != sizeof(Reduced):
-        raise ValueError(f"{PyBytes_GET_SIZE(payload)} bytes do not say how a reduce succeeded")
+        raise ValueError(f"the actor answered a reduce with {PyBytes_GET_SIZE(payload)} bytes, not {sizeof(Reduced)}")
     memcpy(&said, PyBytes_AS_STRING(payload), sizeof(Reduced))
     numbers[0] = said.numbers
     info = blank(ReduceInfo)
-    put(info, places[0], said.world)
-    put(info, places[1], said.sent)
-    put(info, places[2], said.received)
-    put(info, places[3], said.network_ns / 1e9)
-    put(info, places[4], said.neighbour_ns / 1e9)
-    put(info, places[5], said.reduce_ns / 1e9)
+    put(info, offsets[0], said.world)
+    put(info, offsets[1], said.sent)
+    put(info, offsets[2], said.received)
+    put(info, offsets[3], said.network_ns / 1e9)
+    put(info, offsets[4], said.neighbour_ns / 1e9)
+    put(info, offsets[5], said.reduce_ns / 1e9)
     return info
 
 
 def read_failure(int outcome, bytes payload not None) -> tuple:
-    """Result, kind, the world's numbers if the master sent them along, and the reason."""
+    """Split a failure into result, kind, the numbers of the world if the master sent them, and the reason."""
     result, kind = split(outcome)
     numbers = b""
     if kind == KIND_COLLECTIVE:

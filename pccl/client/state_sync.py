@@ -1,10 +1,9 @@
-"""One `sync_shared_state` in the training process: hash, vote, and help with the transfer if states differ.
+"""One `sync_shared_state` in the training process: compute digests, vote, and help with the transfer if states differ.
 
-In a healthy run all peers hold the same bits. Then a sync is: digests of all tensors, computed where they lie; one
-message to the actor; one answer. If peers differ, the actor asks for a *manifest*, which says where each tensor is and
-what its blocks hold, so that its workers can serve or overwrite them. Tensors that the workers cannot reach, in
-ordinary memory or on a GPU, are copied by this process, piece by piece through the *window*, while it waits in the
-call anyway.
+In a healthy run all peers hold the same bits. Then a sync is: digests of all tensors, computed where they are; one
+message to the actor; one answer. If peers differ, the actor asks for a *manifest*, which has the location of each
+tensor and the digests of its blocks, so that workers can serve or overwrite them. This process copies tensors that the
+workers cannot map, in ordinary memory or on a GPU, piece by piece through the *window*, while it waits in the call.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from .call_slots import CallSlots
 
 NAME = "sync_shared_state"
-GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one that takes this long is stopped itself
+GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one that takes this long is stopped
 
 
 class Syncs:
@@ -45,10 +44,10 @@ class Syncs:
         self._actor = actor
         self._learn = learn  # takes the numbers of the world in which a sync ended
         self._threads = threads
-        self._held: list[object] = []  # memory that a worker might still touch, after a call that nobody could end
+        self._held: list[object] = []  # memory that a worker might still use, after a call that could not be ended
 
     def run(self, state: SharedState, strategy: SharedStateSyncStrategy) -> SharedStateSyncInfo:
-        """Make this peer's state the one that its group agrees on, and take over the agreed revision."""
+        """Make this peer's state the agreed state of its group, and take over the agreed revision."""
         infos = state.ordered
         if strategy is not SharedStateSyncStrategy.SEND_ONLY:
             for info in infos:
@@ -68,25 +67,25 @@ class Syncs:
                 payload = self._send_manifest(infos)
             except BaseException:
                 self._actor.cancel(slot)  # the actor may still wait for the manifest
-                self._look_for_tears(state, content)
+                self._note_torn_state(state, content)
                 raise
         state.torn = None
         state.revision, sent, received = SYNCED.unpack_from(payload)
         self._learn(payload[SYNCED.size :])
         return SharedStateSyncInfo(sent, received)
 
-    def _look_for_tears(self, state: SharedState, before: bytes) -> None:
-        """Note a state that a transfer left half overwritten: no group agreed on it, so it must not be elected."""
+    def _note_torn_state(self, state: SharedState, before: bytes) -> None:
+        """Note a state that a transfer has overwritten in part: no group agreed on it, so it must not be elected."""
         after = digest_content(hash_tensors(state.ordered, self._threads), state.compared)
         if after != before:
             state.torn = after
 
     def _send_manifest(self, infos: tuple[TensorInfo, ...]) -> bytes:
-        """Say where everything is, and copy what the workers cannot reach until the call has ended."""
+        """Send the manifest, and copy for the workers what they cannot map until the call has ended."""
         rows = [_row(*pair) for pair in zip(infos, hash_blocks(infos, self._threads), strict=True)]
         packed = pack_manifest(rows)
         arena = default()
-        # Of a size that has a segment of its own: the actor is told a segment, and not where in it.
+        # Of a size that has a segment of its own: the message names a segment without an offset.
         manifest = arena.allocate(max(len(packed), LARGE_BYTES))
         room = arena.allocate(max(WINDOW_BYTES, LARGE_BYTES))
         manifest.view[: len(packed)] = packed
@@ -113,7 +112,7 @@ class Syncs:
                 pass
         except PCCLError:
             actor.give_up(slot)
-            actor.wait_for_exit()  # the actor is dead, and its workers are about to be
+            actor.wait_for_exit()  # the actor is dead, and its workers end with it
             raise
         except BaseException:
             if not self._give_up(slot):
@@ -129,7 +128,7 @@ class Syncs:
         raise error_from_outcome(result, kind, NAME, payload.decode("utf-8", "replace"))
 
     def _give_up(self, slot: Slot) -> bool:
-        """The caller was interrupted: cancel the call. Returns whether it ended, so that no worker has its memory."""
+        """The caller was interrupted: cancel the call. Returns whether it has ended, and no worker uses its memory."""
         self._actor.cancel(slot)
         deadline_ns = monotonic_ns() + GIVE_UP_NS
         while not slot.wait(self._actor.slice(deadline_ns)) and monotonic_ns() < deadline_ns:
@@ -140,7 +139,7 @@ class Syncs:
 
 
 def digest_content(digests: bytes, compared: tuple[bool, ...]) -> bytes:
-    """What stands in a vote for the content of all tensors that peers compare."""
+    """The content digest of a vote: over all tensors that peers compare."""
     if all(compared):
         return digest_parts([digests])
     each = (digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
@@ -177,21 +176,21 @@ def _row(info: TensorInfo, blocks: bytes) -> Row:
 
 
 class Pump:
-    """Copies between tensors and the window, for workers that cannot reach the tensors."""
+    """Copies between tensors and the window, for workers that cannot map the tensors."""
 
     def __init__(self, infos: tuple[TensorInfo, ...], room: Piece) -> None:
         self._infos = infos
-        self._room = room  # held: the window only looks at it
+        self._room = room  # held, because the window has only a view of it
         self._window = Window(room.view)
 
     def wait(self, calls: CallSlots, name: str, slot: Slot, slice_ns: int) -> bool:
-        """Copy what is asked for, for a while; whether the call has ended."""
+        """Perform the orders of workers for a while; returns whether the call has ended."""
         while not slot.done and self._window.serve(self._copy_in, self._copy_out, slice_ns):
             pass
         return calls.wait(name, slot, 0)
 
     def _copy_in(self, key: int, begin: int, piece: memoryview) -> None:
-        """Bytes of the window become bytes of the tensor."""
+        """Copy bytes of the window into the tensor."""
         info = self._infos[key]
         if info.device_type is DeviceType.CUDA:
             from pccl.torch.cuda_staging import write_bytes
@@ -201,7 +200,7 @@ class Pump:
             copy_from(info.address + begin, piece)
 
     def _copy_out(self, key: int, begin: int, piece: memoryview) -> None:
-        """The other way round."""
+        """Copy bytes of the tensor into the window."""
         info = self._infos[key]
         if info.device_type is DeviceType.CUDA:
             from pccl.torch.cuda_staging import read_bytes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pccl.actors.io.connection import Connection
     from pccl.options import Options
 
-ANSWER_NS = 10_000_000_000  # from the welcome to the last page: hundreds of kilobytes over a slow line
+ANSWER_NS = 10_000_000_000  # from the welcome to the last page: hundreds of kilobytes over a slow link
 
 
 def query_status(host: str, port: int, options: Options) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class _Question:
 
     def ask(self) -> bytes:
         """Return the whole answer. Raises ConnectionError."""
-        self._loop.run(lambda: self._deadline_ns, lambda _: self._end("it let us in, but its report did not come"))
+        self._loop.run(lambda: self._deadline_ns, lambda _: self._end("its report did not come in time"))
         if self._failure:
             raise ConnectionError(self._failure)
         return b"".join(self._pages)

@@ -1,7 +1,7 @@
-"""The tensors that callers pass: what they are made of, and how their elements may travel.
+"""The tensors that callers pass: their memory, and how their elements may be quantized.
 
-Nothing here communicates, allocates or copies, and nothing here imports numpy or torch: both are optional, and a caller
-that has one of their tensors has imported them.
+Nothing here communicates, allocates or copies. Nothing here imports numpy or torch: both are optional, and a caller
+that has a tensor has imported its library.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 class TensorMemory:
     """The memory of one tensor, and a reference that keeps it alive.
 
-    Whatever a caller hands in passes through here once, so that views, odd
-    alignments and foreign types are judged in one place. Two are equal if
-    they are the same memory.
+    Every tensor of a caller is checked here once: views, alignment, foreign types. Two are equal if they are the same
+    memory.
     """
 
     data_ptr: int
@@ -35,19 +34,19 @@ class TensorMemory:
     device_index: int
     #: False for read-only arrays: they may be sent but never written.
     writable: bool
-    #: Never read, only held: the memory lives as long as this does.
+    #: Keeps the memory alive; never read.
     owner: object
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorMemory) and self._place() == other._place()
+        return isinstance(other, TensorMemory) and self._location() == other._location()
 
     def __hash__(self) -> int:
-        return hash(self._place())
+        return hash(self._location())
 
     def __repr__(self) -> str:
         return f"<TensorMemory {self.numel} x {self.datatype.name} at {self.data_ptr:#x}, {self.device_type.name}>"
 
-    def _place(self) -> tuple[object, ...]:
+    def _location(self) -> tuple[object, ...]:
         return self.data_ptr, self.numel, self.datatype, self.device_type, self.device_index, self.writable
 
     @property
@@ -57,7 +56,7 @@ class TensorMemory:
 
     @classmethod
     def of(cls, tensor: object) -> TensorMemory:
-        """The memory of a torch tensor or a numpy array, whichever it is."""
+        """The memory of a torch tensor or a numpy array. Raises ValueError or AssertionError if it cannot be used."""
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(tensor, numpy.ndarray):
             return cls._of_array(tensor)
@@ -68,8 +67,8 @@ class TensorMemory:
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorMemory:
-        """The memory of a torch tensor; any dense, contiguous view will do."""
-        # Whoever has a tensor has imported torch; so we need not.
+        """The memory of a torch tensor, which must be dense and contiguous."""
+        # A caller that has a tensor has imported torch.
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(tensor, torch.Tensor):
             raise ValueError(f"expected a torch tensor, got {_kind(tensor)}")
@@ -91,7 +90,7 @@ class TensorMemory:
 
     @classmethod
     def from_numpy(cls, array: np.ndarray[Any, Any]) -> TensorMemory:
-        """The memory of a numpy array; any C-contiguous view will do."""
+        """The memory of a numpy array, which must be C-contiguous."""
         numpy = sys.modules.get("numpy")
         if numpy is None or not isinstance(array, numpy.ndarray):
             raise ValueError(f"expected a numpy array, got {_kind(array)}")
@@ -103,7 +102,7 @@ class TensorMemory:
         assert flags.c_contiguous, "the array must be contiguous; call numpy.ascontiguousarray first"
         datatype = _KNOWN.get(array.dtype) or _remember(array.dtype, DataType.from_numpy_dtype(array.dtype))
         return cls(
-            data_ptr=address_of(array),  # `array.ctypes` takes longer than all the rest of this
+            data_ptr=address_of(array),  # `array.ctypes` would take longer than the rest of this function
             numel=array.size,
             datatype=datatype,
             device_type=DeviceType.CPU,
@@ -113,7 +112,7 @@ class TensorMemory:
         )
 
 
-# dtypes that were judged before: asking numpy for a name takes longer than all the rest of a launch's checks.
+# dtypes that were seen before: the name of a numpy dtype takes longer than all other checks of a launch.
 _KNOWN: dict[Any, DataType] = {}
 
 
@@ -128,7 +127,7 @@ _PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_
 
 
 def check_quantization(datatype: DataType, options: QuantizationOptions | None) -> None:
-    """ValueError if elements of that type cannot travel like this."""
+    """Raise ValueError if elements of that type cannot be quantized so."""
     if options is None or options.algorithm is QuantizationAlgorithm.NONE:
         return
     quantized = options.quantized_datatype
@@ -137,11 +136,11 @@ def check_quantization(datatype: DataType, options: QuantizationOptions | None) 
     if quantized not in _CODES:
         raise ValueError(f"{quantized.name} cannot hold codes; choose UINT8, INT8, UINT16 or INT16")
     if quantized.itemsize >= datatype.itemsize:
-        raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be any smaller; choose UINT8")
+        raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be smaller; choose UINT8")
     if options.algorithm in _PACKED and quantized is not DataType.UINT8:
         raise ValueError(f"{options.algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
 
 
 def _kind(thing: object) -> str:
-    """How an error names something that should not have been passed."""
+    """The name of an argument's class for error messages."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

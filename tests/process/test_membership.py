@@ -257,7 +257,7 @@ def test_numbers_are_asked_for_while_connect_waits(master: MasterNode) -> None:
         joining = background(newcomer.connect)
         eventually(lambda: newcomer._actor, "connect() has begun")
 
-        with pytest.raises(UsageError, match="not a member yet"):
+        with pytest.raises(UsageError, match="this peer is not a member yet"):
             newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
         crew[0].wait_for_world_size(2, timeout=15)
         joining.result()

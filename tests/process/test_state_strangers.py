@@ -26,7 +26,7 @@ from pccl._core.protocol.state_stream import (
     MAGIC,
     REQUEST,
     UNIT,
-    Request,
+    UnitRequest,
     pack_answer,
     pack_request,
 )
@@ -99,9 +99,9 @@ def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
     [
         pytest.param(Random(3).randbytes(REQUEST.size), id="noise"),
         pytest.param(struct.pack("<IIIII", MAGIC, 9, 0, 0, 1), id="a kind that is none"),
-        pytest.param(pack_request(Request(UNIT, 1, 0, 1)), id="a key that is none"),
-        pytest.param(pack_request(Request(UNIT, 0, 31, 2)), id="beyond the end"),
-        pytest.param(pack_request(Request(UNIT, 0, 0, 17)), id="more than a unit"),
+        pytest.param(pack_request(UnitRequest(UNIT, 1, 0, 1)), id="a key that is none"),
+        pytest.param(pack_request(UnitRequest(UNIT, 0, 31, 2)), id="beyond the end"),
+        pytest.param(pack_request(UnitRequest(UNIT, 0, 0, 17)), id="more than a unit"),
     ],
 )
 def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data: bytes) -> None:
@@ -142,7 +142,7 @@ def unread_bytes(port: int, remote_port: int) -> int:
 def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
     """Goal: a link that takes no byte for the stall limit is closed, whatever was asked for on it."""
     with joined(source) as client:
-        client.send(pack_request(Request(UNIT, 0, 0, 16)) * 100)
+        client.send(pack_request(UnitRequest(UNIT, 0, 0, 16)) * 100)
         worker = source.worker()
         eventually(
             lambda: not worker.is_running() or worker.pid not in {one.pid for one in source.workers()}, "it ends"
@@ -249,7 +249,7 @@ def test_a_source_that_lies_is_left(
         content = honest.serve().content_digest()
         manifest = pack_manifest(manifest_of(STATE, honest).rows)
         blocks = STATE["a"][: 16 * BLOCK]
-        unit = pack_answer(Request(UNIT, 0, 0, 16), len(blocks)) + blocks
+        unit = pack_answer(UnitRequest(UNIT, 0, 0, 16), len(blocks)) + blocks
 
         def lie(sock: socket.socket) -> None:
             while request := sock.recv(REQUEST.size, socket.MSG_WAITALL):

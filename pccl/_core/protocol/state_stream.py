@@ -51,7 +51,7 @@ class StateLinkError(ValueError):
 
 
 @record
-class Request:
+class UnitRequest:
     """The manifest, or so many blocks of a key from the first one on."""
 
     kind: int
@@ -60,18 +60,18 @@ class Request:
     count: int = 0
 
 
-ASK_MANIFEST = Request(MANIFEST)
+ASK_MANIFEST = UnitRequest(MANIFEST)
 
 
-def pack_request(request: Request) -> bytes:
+def pack_request(request: UnitRequest) -> bytes:
     """The bytes of a request."""
     return REQUEST.pack(MAGIC, request.kind, request.key, request.first, request.count)
 
 
-def unpack_request(data: bytes, manifest: StateManifest) -> Request:
+def unpack_request(data: bytes, manifest: StateManifest) -> UnitRequest:
     """A request that can be answered from this manifest; StateLinkError if it is none."""
     magic, kind, key, first, count = REQUEST.unpack(data)
-    request = Request(kind, key, first, count)
+    request = UnitRequest(kind, key, first, count)
     if magic != MAGIC:
         raise StateLinkError("it does not speak the language of state links")
     if request == ASK_MANIFEST:
@@ -86,15 +86,15 @@ def unpack_request(data: bytes, manifest: StateManifest) -> Request:
     return request
 
 
-def pack_answer(request: Request, nbytes: int) -> bytes:
+def pack_answer(request: UnitRequest, nbytes: int) -> bytes:
     """What goes ahead of the bytes that were asked for."""
     return ANSWER.pack(MAGIC, request.kind, request.key, request.first, request.count, nbytes)
 
 
-def check_answer(data: bytes, request: Request, nbytes: int) -> None:
+def check_answer(data: bytes, request: UnitRequest, nbytes: int) -> None:
     """StateLinkError unless this is the header of the answer to the request, with so many bytes to follow."""
     magic, kind, key, first, count, announced = ANSWER.unpack(data)
-    if magic != MAGIC or Request(kind, key, first, count) != request:
+    if magic != MAGIC or UnitRequest(kind, key, first, count) != request:
         raise StateLinkError("it answered something else than it was asked for")
     if announced != nbytes:
         raise StateLinkError(f"it announced {announced} bytes, where {nbytes} belong")
@@ -104,7 +104,7 @@ def check_answer(data: bytes, request: Request, nbytes: int) -> None:
 class Wanted:
     """A unit that a worker is to fetch: the request, its bytes, and the digests of its blocks."""
 
-    request: Request
+    request: UnitRequest
     nbytes: int
     digests: bytes
 
@@ -128,4 +128,4 @@ def unpack_orders(blob: bytes, own: StateManifest) -> Iterator[Wanted]:
         offset += _ORDER.size
         digests = blob[offset : offset + count * DIGEST_BYTES]
         offset += len(digests)
-        yield Wanted(Request(UNIT, key, first, count), run_bytes(own.rows[key].nbytes, first, count), digests)
+        yield Wanted(UnitRequest(UNIT, key, first, count), run_bytes(own.rows[key].nbytes, first, count), digests)

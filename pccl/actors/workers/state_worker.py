@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pccl._core.protocol.state_manifest import StateManifest
-    from pccl._core.protocol.state_stream import Request
+    from pccl._core.protocol.state_stream import UnitRequest
 
     from .state_memory import StateMemory
 
@@ -176,7 +176,7 @@ class ServeWorker:
             raise EOFError("closed by the other side")
         return data
 
-    def _answer(self, request: Request, *, is_last: bool) -> None:
+    def _answer(self, request: UnitRequest, *, is_last: bool) -> None:
         """Send what is asked for. Count it first: after its last byte the round, and this process, may be over."""
         self._link.has_moved()
         self._link.visit("answer")

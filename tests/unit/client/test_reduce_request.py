@@ -15,7 +15,7 @@ from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.operations import Operation, pack_operations, unpack_operations
-from pccl.client.reduce_request import Launched, request
+from pccl.client.reduce_request import PendingReduce, request
 from pccl.memory.arena import default
 from pccl.memory.completion_slots import Slot, SlotTable
 from pccl.values import (
@@ -51,11 +51,11 @@ def table() -> Iterator[None]:
         del held
 
 
-def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationOptions | None = None) -> Launched:
-    return Launched(_slots[0], request(send, recv, ReduceOp.SUM, 9, None, quantization), world)
+def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationOptions | None = None) -> PendingReduce:
+    return PendingReduce(_slots[0], request(send, recv, ReduceOp.SUM, 9, None, quantization), world)
 
 
-def told(launched: Launched) -> Operation:
+def told(launched: PendingReduce) -> Operation:
     """What the actor reads."""
     (operation,) = unpack_operations(launched.operation())
     return operation
@@ -87,7 +87,7 @@ def test_the_message_is_what_the_mailbox_declares() -> None:
 def asked_for(send: Any, recv: Any, tag: int = 9, **options: Any) -> Operation:
     """What a call would tell the actor, but for its staging."""
     words = {"op": ReduceOp.MAX, "operand": None, "quantization": None} | options
-    launched = Launched(_slots[0], request(send, recv, tag=tag, **words), 2)
+    launched = PendingReduce(_slots[0], request(send, recv, tag=tag, **words), 2)
     operation = told(launched)
     launched.release()
     return operation

@@ -11,9 +11,9 @@ from pccl._core.protocol.state_stream import (
     ASK_MANIFEST,
     MAGIC,
     UNIT,
-    Request,
     StateLinkError,
     Unit,
+    UnitRequest,
     check_answer,
     pack_answer,
     pack_orders,
@@ -28,14 +28,14 @@ STATE = describe(row("a", *range(20)), row("empty"), row("z", 1, nbytes=5))
 
 
 def test_golden_bytes() -> None:
-    assert pack_request(Request(UNIT, 3, 4, 5)).hex() == "50535431" + "02000000030000000400000005000000"
+    assert pack_request(UnitRequest(UNIT, 3, 4, 5)).hex() == "50535431" + "02000000030000000400000005000000"
     assert pack_answer(ASK_MANIFEST, 6).hex() == "50535431" + "01000000" + "00" * 12 + "0600000000000000"
 
 
 @pytest.mark.parametrize(
-    "request_", [ASK_MANIFEST, Request(UNIT, 0, 0, 16), Request(UNIT, 0, 4, 16), Request(UNIT, 2, 0, 1)]
+    "request_", [ASK_MANIFEST, UnitRequest(UNIT, 0, 0, 16), UnitRequest(UNIT, 0, 4, 16), UnitRequest(UNIT, 2, 0, 1)]
 )
-def test_requests_that_can_be_answered(request_: Request) -> None:
+def test_requests_that_can_be_answered(request_: UnitRequest) -> None:
     assert unpack_request(pack_request(request_), STATE) == request_
 
 
@@ -59,9 +59,9 @@ def test_requests_that_cannot(numbers: tuple[int, ...]) -> None:
 
 
 def test_an_answer_must_be_to_the_question() -> None:
-    asked = Request(UNIT, 0, 4, 2)
+    asked = UnitRequest(UNIT, 0, 4, 2)
     check_answer(pack_answer(asked, 10), asked, 10)
-    for other in (ASK_MANIFEST, Request(UNIT, 1, 4, 2), Request(UNIT, 0, 5, 2), Request(UNIT, 0, 4, 1)):
+    for other in (ASK_MANIFEST, UnitRequest(UNIT, 1, 4, 2), UnitRequest(UNIT, 0, 5, 2), UnitRequest(UNIT, 0, 4, 1)):
         with pytest.raises(StateLinkError, match="something else"):
             check_answer(pack_answer(other, 10), asked, 10)
     with pytest.raises(StateLinkError, match="announced 1152921504606846976 bytes, where 10 belong"):
@@ -72,7 +72,7 @@ def test_orders_come_back_with_the_digests_that_they_need() -> None:
     units = [Unit(0, 3, 2, 0), Unit(2, 0, 1, 5)]
     (blob,) = pack_orders(units, STATE)
     wanted = list(unpack_orders(blob, STATE))
-    assert [one.request for one in wanted] == [Request(UNIT, 0, 3, 2), Request(UNIT, 2, 0, 1)]
+    assert [one.request for one in wanted] == [UnitRequest(UNIT, 0, 3, 2), UnitRequest(UNIT, 2, 0, 1)]
     assert [one.nbytes for one in wanted] == [2 << 18, 5]
     assert wanted[0].digests == struct.pack("<QQ", 3, 4)
 
