@@ -1,28 +1,26 @@
 # cython: language_level=3, auto_pickle=False
-"""The arena: shared memory that is handed out, taken back and handed out again, page faults long behind it.
+"""The arena: an allocator of shared memory that reuses freed memory without system calls and page faults.
 
-Here live the size classes, the free lists, and the question when unused memory goes back to the system. What the
-bytes mean, and which process maps them elsewhere, is not known here.
+This module has the size classes, the free lists, and the decision when unused memory is returned to the system. It does
+not know what the bytes mean or which other process maps them.
 
-Theory of operation. A *piece* is what callers get: bytes of one segment. From 1 MiB on a piece has a segment of its
-own; smaller ones are cut from *slabs*, segments that grow with their number, so that ten thousand small tensors need
-some tens of descriptors and not ten thousand. Sizes are rounded up to classes, eight to a doubling, and a freed piece
-serves the next request of its class: no system call, no page fault. A slab whose last piece comes back is whole
-again and may be cut otherwise.
+Theory of operation. A *piece* is one allocation: bytes of one segment. A piece of 1 MiB or more has a segment of its
+own. Smaller pieces are cut from *slabs*, segments that grow with their number, so that ten thousand small tensors need
+tens of descriptors and not ten thousand. Sizes are rounded up to classes, eight per doubling. A freed piece serves the
+next request of its class. When the last piece of a slab is freed, the slab may be cut into other sizes.
 
-A segment none of whose bytes are in use is *idle*. Who alternates between the same sizes finds them all idle and
-never maps or unmaps. Idle memory is given back, longest idle first, when there is more of it than is reasonable
-beside what is in use and when it was not wanted for a great many allocations; or all at once when new memory is
-refused, or by `trim()`. The clock is the count of allocations because training steps take milliseconds or hours.
+A segment without a byte in use is *idle*. A program that alternates between the same sizes finds them all idle and
+never maps or unmaps. Idle memory is returned, longest idle first, if there is too much of it beside the memory in use
+and if it was not needed for many allocations; or all at once if the system refuses new memory, or by `trim()`. The
+clock counts allocations, because training steps take milliseconds or hours.
 
-Pieces come back from any thread at any point, also from a finaliser that interrupts the arena itself, in the thread
-that holds the lock. So giving back only appends to a queue; the next allocation sorts it in. Nothing slow happens
-under the lock: segments are created and destroyed outside it. `find` takes no lock at all: it reads one immutable
-index, which is replaced as a whole. Every launch of a reduce allocates and finds, in caches that training has emptied
-meanwhile, so both are a short stretch of C.
+Any thread may free a piece at any time, also a finaliser that interrupts the arena in the thread that holds the lock.
+So freeing only appends to a queue; the next allocation sorts it in. Nothing slow happens under the lock: segments are
+created and destroyed outside it. `find` takes no lock: it reads one immutable index, which is replaced as a whole.
+Every launch of a reduce allocates and finds, with cold caches, so both are short and compiled.
 
-After `os.fork` the child keeps reading what it inherited, but the bytes belong to the parent: in the child the
-inherited arena hands out nothing and takes nothing back, and `default()` is a fresh one.
+After `os.fork` the child can read the inherited memory, but it belongs to the parent: in the child the inherited arena
+allocates and frees nothing, and `default()` is a new one.
 """
 
 import errno
@@ -44,17 +42,17 @@ cdef enum:
     CLASS_STEPS = 8
     LARGE = 1 << 20
 
-ALIGNMENT = <int> CACHE_LINE  # a cache line, and the widest vector of any processor we know
+ALIGNMENT = <int> CACHE_LINE  # a cache line, and the widest vector of common processors
 STEPS = <int> CLASS_STEPS  # size classes per doubling: at most an eighth of a piece is waste
 LARGE_BYTES = <int> LARGE  # from here on a piece has its own segment: one descriptor per MiB is affordable
-SLAB_BYTES = 4 << 20  # the smallest slab: four of the largest pieces in it, and populated in a millisecond
+SLAB_BYTES = 4 << 20  # the smallest slab: room for four of the largest pieces, and populated in a millisecond
 SLAB_SHARE = 8  # a new slab has at least this fraction of all slabs, so that their number grows only as the logarithm
 IDLE_ALLOCATIONS_MAX = 1 << 14  # the longest cycle to expect: a step that stages thousands of tensors one by one
-IDLE_BYTES_MIN = 64 << 20  # this much is kept in any case; nobody misses it
-IDLE_SHARE = 4  # beside that, a quarter of what is in use: the waste that one accepts of a garbage collector
+IDLE_BYTES_MIN = 64 << 20  # this much is always kept
+IDLE_SHARE = 4  # beside that, a quarter of the memory in use
 
 _SEGMENT_NAME = "pccl-arena"  # as /proc/self/maps shows it
-_numbers = count(1)  # of segments; shared by all arenas of the process, so that a number never means two things
+_numbers = count(1)  # of segments; shared by all arenas of the process, so that a number is never used twice
 
 
 @record
@@ -87,7 +85,7 @@ cdef uint64_t class_of(uint64_t nbytes) noexcept:
 
 @cython.final
 cdef class Region:
-    """One segment of the arena: a slab, or the home of a single large piece."""
+    """One segment of the arena: a slab, or the segment of a single large piece."""
 
     def __cinit__(self, segment not None, *, bint is_slab):
         self.number = next(_numbers)
@@ -99,7 +97,7 @@ cdef class Region:
         self.free = {}
 
     cdef bint carve(self, uint64_t size, uint64_t *offset) noexcept:
-        """A new piece, if there is such a one left uncut."""
+        """A new piece, if the slab has room for it."""
         if self.cut + size > self.nbytes:
             return False
         offset[0] = self.cut
@@ -107,7 +105,7 @@ cdef class Region:
         return True
 
     cdef int restore(self, uint64_t offset, uint64_t size) except -1:
-        """Takes a piece back; the last one makes the slab whole."""
+        """Frees a piece; after the last one the whole slab is free."""
         cdef list offsets
         check(self.live != 0, "a piece that comes back was handed out")
         check(offset + size <= self.nbytes, "a piece that comes back lies within its segment")
@@ -123,7 +121,7 @@ cdef class Region:
         return 0
 
     cdef close(self):
-        """Gives up the segment; the memory goes with the last piece of it."""
+        """Closes the segment; the memory is freed with its last piece."""
         self.mapping = None
         self.segment.close()
 
@@ -140,7 +138,7 @@ cdef class Piece(Extent):
     """
 
     cpdef release(self):
-        """Returns the piece to the arena; harmless when done before."""
+        """Returns the piece to the arena; a second call does nothing."""
         if not self.released:
             self.released = True
             self.arena.give_back(self)
@@ -160,7 +158,7 @@ cdef class Piece(Extent):
 
 
 cdef class Arena:
-    """Shared memory for one process; all methods may be called from any thread."""
+    """The shared memory of one process; any thread may call all methods."""
 
     def __init__(self):
         self.set_lock(RLock())
@@ -211,7 +209,7 @@ cdef class Arena:
         return piece
 
     cdef Piece reuse(self, uint64_t size):
-        """A piece of what is mapped already, or None."""
+        """A piece of memory that is mapped already, or None."""
         # A `with` would look both methods up, which takes as long as all the rest.
         self.enter()
         try:
@@ -317,7 +315,7 @@ cdef class Arena:
     # --- Giving up ----------------------------------------------------------
 
     def trim(self, keep_bytes=0) -> None:
-        """Gives idle segments back to the system, longest idle first, until at most `keep_bytes` of them are left."""
+        """Returns idle segments to the system, longest idle first, until at most `keep_bytes` of them are left."""
         with self._lock:
             self.sort_in()
             dropped = self._retire(keep_bytes, self.clock + 1)
@@ -327,7 +325,7 @@ cdef class Arena:
         return max(IDLE_BYTES_MIN, self.bytes_in_use // IDLE_SHARE)
 
     def _is_wasteful(self) -> bool:
-        """Whether there is idle memory to give up; a guess unless the lock is held."""
+        """Whether there is idle memory to return; an estimate unless the lock is held."""
         cdef Region oldest
         if self.idle_bytes <= self._idle_bytes_max():
             return False
@@ -374,11 +372,11 @@ cdef class Arena:
         self.watchers[_key(callback)] = WeakMethod(callback) if hasattr(callback, "__func__") else lambda: callback
 
     def unwatch(self, callback) -> None:
-        """Undoes `watch`; harmless when done before."""
+        """Undoes `watch`; a second call does nothing."""
         self.watchers.pop(_key(callback), None)
 
     def close(self) -> None:
-        """Closes all descriptors and hands out nothing more; memory that somebody still uses stays readable."""
+        """Closes all descriptors and allocates nothing more; memory in use stays readable."""
         self.refusal = self.refusal or "the arena is closed"
         cdef Region region
         regions, self.regions, self.index = self.regions, {}, []
@@ -391,13 +389,13 @@ cdef class Arena:
     # --- Looking up ---------------------------------------------------------
 
     def find(self, uintptr_t address, uint64_t nbytes):
-        """(segment, offset) of a range of memory that lies inside one segment as a whole, otherwise None."""
+        """(segment, offset) of a range of memory that lies inside one segment, otherwise None."""
         cdef uint64_t offset
         cdef uint32_t segment = self.locate(address, nbytes, &offset)
         return (segment, offset) if segment else None
 
     cdef uint32_t locate(self, uintptr_t address, uint64_t nbytes, uint64_t *offset) noexcept:
-        """The number of that segment; 0: none."""
+        """The number of the segment; 0: the range lies in none."""
         cdef list regions = self.index
         cdef Region region
         cdef Py_ssize_t low = 0, high = len(regions), middle
@@ -414,23 +412,23 @@ cdef class Arena:
         return region.number if offset[0] < region.nbytes and nbytes <= region.nbytes - offset[0] else 0
 
     def mapping(self, segment) -> Mapping:
-        """The mapping of a segment; who holds it keeps the memory mapped. KeyError if it is gone."""
+        """The mapping of a segment; it keeps the memory mapped. Raises KeyError if there is no such segment."""
         return (<Region?> self.regions[segment]).segment.mapping
 
     def descriptor(self, segment) -> tuple:
-        """(fd, bytes) of a segment, to be passed to another process; KeyError if it is gone."""
+        """(fd, bytes) of a segment, for another process. Raises KeyError if there is no such segment."""
         cdef Region region = self.regions[segment]
         return region.segment.fd, region.nbytes
 
     def statistics(self) -> ArenaStatistics:
-        """What is held at this moment."""
+        """What the arena holds now."""
         with self._lock:
             self.sort_in()
             mapped, in_use = self.bytes_mapped, self.bytes_in_use
             return ArenaStatistics(len(self.regions), mapped, in_use, mapped - in_use)
 
     def _disown(self) -> None:
-        """In the child of a fork: the lock may be held by a thread that is not here, and the memory is not ours."""
+        """In the child of a fork: a thread of the parent may hold the lock, and the memory belongs to the parent."""
         self.set_lock(RLock())
         self.refusal = "this arena belongs to the parent process; use pccl.memory.arena.default()"
 
@@ -440,7 +438,7 @@ def _address(Region region) -> int:
 
 
 def _key(callback):
-    """What tells callbacks apart without keeping the object of a bound method alive."""
+    """A key for a callback that does not keep the object of a bound method alive."""
     function = getattr(callback, "__func__", None)
     return callback if function is None else (id(callback.__self__), function)
 

@@ -1,4 +1,4 @@
-# Contents of `slots`: the table of completions that a training process and its actor share, and one use of a slot.
+# Contents of `completion_slots`: the table that a training process and its actor share, and one use of a slot.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -8,12 +8,12 @@ from pccl._core.system.mapping cimport Mapping
 
 cdef enum:
     BYTES_EACH = 1024               # room for a refusal with its reason, or for the fixed results of a collective
-    PAYLOAD_MAX = BYTES_EACH - 16   # what the four numbers ahead of it leave
+    PAYLOAD_MAX = BYTES_EACH - 16   # what the four numbers before it leave
 
 
 # The states of a slot.
 cdef enum:
-    IS_FREE = 0                     # nobody's
+    IS_FREE = 0                     # not in use
     IS_PENDING = 1                  # the actor owes a completion
     IS_DONE = 2                     # result and payload are there
     IS_AWAITED = 3                  # the actor owes a completion and a wake-up

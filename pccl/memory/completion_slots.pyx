@@ -1,8 +1,8 @@
 # cython: language_level=3, auto_pickle=False
 """Completion slots: how the peer actor tells the training process that a command is done.
 
-Here live the layout of the table and the life of a slot. What a result or a payload means, how long to wait in
-all, and what a late beat implies is decided by the Communicator.
+This module has the format of the table and the states of a slot. The caller decides what a result means, how long to
+wait, and what a late beat means.
 
 One segment, mapped by both processes, native byte order since it never leaves the host:
 
@@ -18,7 +18,7 @@ One segment, mapped by both processes, native byte order since it never leaves t
                            12   length           u32, bytes of payload
                            16   payload          up to 1008 bytes
 
-A slot moves in a circle, and each arrow belongs to one side:
+The states of a slot form a cycle; each arrow belongs to one side:
 
     FREE ──acquire──▶ PENDING ──wait──▶ AWAITED        by the training process
                          └──────┬──────────┘
@@ -26,19 +26,19 @@ A slot moves in a circle, and each arrow belongs to one side:
                                 ▼
     FREE ◀──release──────────  DONE                    by the training process
 
-AWAITED is PENDING with somebody asleep, or about to be; only then does the actor pay for a wake-up. Both sides
-change the state by one atomic operation, so either the waiter finds DONE or the actor finds AWAITED.
+AWAITED is PENDING with a caller that sleeps or is about to; only then does the actor make the system call that wakes.
+Both sides change the state by one atomic operation, so either the caller finds DONE or the actor finds AWAITED.
 
-Nobody but the actor ends PENDING. A caller who gave up *abandons* the slot: it stays out of use until the actor has
-completed it, and `acquire` takes it back when it runs out of others. Hence a completion can never land
-in a slot that means something else by now, and a generation that does not match is a completion sent twice.
+Only the actor ends PENDING. A caller that gives up *abandons* the slot: it is not used until the actor has completed
+it, and `acquire` reuses it when no other is free. So a completion never reaches a slot that belongs to another call,
+and a generation that does not match is a completion that was sent twice.
 
 The lists of free and of abandoned slots are ordinary memory of the training process. They must not be touched in a
 child of `os.fork`, which has a copy of them but shares the slots; the Communicator sees to that.
 
-Each step here is one stretch of C that holds the GIL and runs no Python, so other threads, signal handlers and
-finalisers see it done or not begun. Only sleeping lets go of the GIL. That is also why the lists need no lock, and why
-Ctrl-C cannot lose a slot between its list and its `Slot`.
+Each step here is C code that holds the GIL and runs no Python, so other threads, signal handlers and finalisers see it
+done or not begun. Only a sleep releases the GIL. So the lists need no lock, and Ctrl-C cannot lose a slot between its
+list and its `Slot`.
 """
 
 import os
@@ -87,7 +87,7 @@ cdef bytes ELLIPSIS = "…".encode()
 
 
 class SlotsExhaustedError(RuntimeError):
-    """Every slot belongs to an operation that nobody awaited; await some before launching more."""
+    """Every slot belongs to a call that was not awaited: wait for some before launching more."""
 
 
 # No garbage collection: a slot refers to its table, and a table to no slot.
@@ -125,7 +125,7 @@ cdef class Slot:
         return PyBytes_FromStringAndSize(self.entry.payload, self.entry.length)
 
     cpdef release(self):
-        """Gives the slot back, which must be done; result and payload are gone then."""
+        """Frees the slot, which must be done; result and payload are lost then."""
         self.require_done()
         self.held = False
         self.table.recycle(self.index)
@@ -277,7 +277,7 @@ cdef class SlotTable:
         return True
 
     cpdef beat(self, uint64_t awake_ns):
-        """The actor is alive and was awake at `awake_ns` of the monotonic clock."""
+        """Notes that the actor was awake at `awake_ns` of the monotonic clock."""
         posix.atomic_store_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET), awake_ns)
 
     @property

@@ -3,9 +3,9 @@
 
 A walk begins at member 0 and has visited a set of the others; `ends` below are those, numbered from 0. All walks over
 the same set to the same end can be continued alike, so only the best of them counts. Rings are compared by their
-slowest step first and by their sum then, and that order does not survive being cut in two: the better half walk may
-lose its advantage to a slow step later. So there are two passes: one finds the slowest step of the best ring, the other
-the least sum over the edges that are no slower than that.
+slowest step first and by their sum second. This order does not hold for parts of a ring: the better part may lose its
+advantage to a slow step later. So there are two passes: one finds the slowest step of the best ring, the other the
+least sum over the edges that are no slower than that.
 
 Pure arithmetic without the GIL; of equal rings always the same one.
 """
@@ -38,9 +38,9 @@ cdef int find_best_ring(const double *rates, const int64_t *costs, int count, in
 
 cdef double find_bottleneck(const double *rates, int count, double *widest) noexcept nogil:
     """The rate of the slowest step of the best ring; 0 if there is no ring."""
-    cdef int ends = count - 1, visited, before, end, previous, everybody = (1 << (count - 1)) - 1
+    cdef int ends = count - 1, visited, before, end, previous, all_visited = (1 << (count - 1)) - 1
     cdef double best
-    for visited in range(1, everybody + 1):
+    for visited in range(1, all_visited + 1):
         for end in range(ends):
             if not visited >> end & 1:
                 continue
@@ -52,7 +52,7 @@ cdef double find_bottleneck(const double *rates, int count, double *widest) noex
             widest[visited * ends + end] = best
     best = 0
     for end in range(ends):
-        best = max(best, min(widest[everybody * ends + end], rates[(end + 1) * count]))
+        best = max(best, min(widest[all_visited * ends + end], rates[(end + 1) * count]))
     return best
 
 
@@ -84,15 +84,15 @@ cdef void walk_back(
     const int64_t *least, const uint8_t *origin, int32_t *order,
 ) noexcept nogil:
     """Write down the least ring, from its last member to its first."""
-    cdef int ends = count - 1, visited = (1 << (count - 1)) - 1, end, last = 0, place
+    cdef int ends = count - 1, visited = (1 << (count - 1)) - 1, end, last = 0, position
     cdef int64_t best = INT64_MAX, found
     for end in range(ends):
         found = least[visited * ends + end]
         if found < INT64_MAX and rates[(end + 1) * count] >= slowest and found + costs[(end + 1) * count] < best:
             best = found + costs[(end + 1) * count]
             last = end
-    for place in range(count - 1, 0, -1):
-        order[place] = last + 1
+    for position in range(count - 1, 0, -1):
+        order[position] = last + 1
         end = last
         last = origin[visited * ends + end]
         visited ^= 1 << end

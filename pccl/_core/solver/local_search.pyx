@@ -41,7 +41,7 @@ cdef enum:
     STRETCH_MAX = 30                # members of each part of a kick: far enough to matter, near enough to mend quickly
     KICKS_PER_MEMBER = 2            # of the first attempt at a goal; later ones have ever more
     SUM_SHARE = 20                  # attempts at the sum have so many times the kicks of an attempt at a goal
-    BEGINNINGS = 4                      # beginnings for each goal
+    BEGINNINGS = 4                  # starts for each goal
     LIFTS_MAX = 12                  # goals in a row: each halves the ratio, as a logarithm, between found and not found
     HALVINGS_MAX = 64               # for the bound: enough to tell any two rates of a network apart
     ROUNDS_GROWING = 20             # then attempts are as long as they will ever be
@@ -157,7 +157,7 @@ cdef class Search:
     # ------------------------------------------------------------------------------------------ goals
 
     cdef void find_bound(self) noexcept nogil:
-        """The fastest goal that nothing speaks against: everybody reaches everybody, and no forced step is missing."""
+        """The fastest goal that is not refuted: all members reach each other, and no forced step is missing."""
         cdef double goal, refuted
         cdef int _tries
         self.bound = goal = min(self.widest(False), self.widest(True))
@@ -193,7 +193,7 @@ cdef class Search:
                 return
 
     cdef double widest(self, bint into) noexcept nogil:
-        """The best slowest step with which member 0 reaches everybody, or is reached by everybody; 0 if it does not."""
+        """The best slowest step with which member 0 reaches all, or is reached by all; 0 if it does not."""
         cdef int count = self.count, one, nearest
         cdef double width, bound = INFINITY
         cdef double *widths = <double *> self.saved_steps  # not in use yet
@@ -248,7 +248,7 @@ cdef class Search:
             self.weight += self.steps[source]
 
     cdef bint attempt(self, double goal, int64_t quota, bint until_reached) noexcept nogil:
-        """Kicks from the present ring on, at most so many. Tells whether the goal is reached."""
+        """Kick the present ring, at most so many times. Returns whether the goal is reached."""
         cdef int source
         cdef int64_t before
         self.aim(goal)
@@ -384,7 +384,7 @@ cdef class Search:
         self.turn(first, one, two, three)
 
     cdef void go_greedily(self) noexcept nogil:
-        """Always on to the fastest target that is left: where to begin without a ring, and a candidate with one."""
+        """Always step to the fastest target that is left: a start without a ring, and a candidate with one."""
         cdef int place, rank
         cdef int32_t here = 0
         for place in range(self.count):
@@ -398,7 +398,7 @@ cdef class Search:
             self.queued[place] = False
 
     cdef void scramble(self) noexcept nogil:
-        """Several kicks at once, all over the ring: another beginning that is not all new."""
+        """Several kicks at once, all over the ring: another start that is not completely new."""
         cdef int _index, longest = (self.count - 1) // 3
         for _index in range(2 + self.count // 20):
             self.shuffle(draw(&self.chance, self.count), longest)

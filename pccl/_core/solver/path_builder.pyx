@@ -1,16 +1,15 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, auto_pickle=False
-"""Rings over the edges of a directed graph, built from steps that are forced.
+"""Rings over the edges of a directed graph, built from forced steps.
 
-A ring takes one step out of every member and one into every member. So a member with one exit left must take it, and
-one with one entry left must be entered there; every step that is taken closes all other exits of its source and all
-other entries of its target; and a path may not close on itself before it holds everybody. These three rules are
-followed until nothing follows any more. If they leave a member without exit or entry before anything was chosen, there
-is no ring at all, and that is a proof. Otherwise somebody with the fewest ways left chooses, by chance among equals,
-the way that fewest others have, and the rules go on.
+A ring takes one step out of every member and one into every member. So a member with one exit left must take it, and a
+member with one entry left must be entered there. Every step that is taken closes all other exits of its source and all
+other entries of its target. A path must not close before it holds all members. These three rules are applied until they
+change nothing. If they leave a member without exit or entry before anything was chosen, this proves that there is no
+ring. Otherwise a member with the fewest choices left takes, at random among equals, the step that fewest others can
+take, and the rules are applied again.
 
-Choices are not taken back. Where they led into a dead end, the paths that were built are laid end to end, with a few
-steps that the graph does not have: a beginning for `local_search`, which is good at mending few bad steps, and bad at
-foreseeing forced ones.
+Choices are not undone. After a dead end, the paths are joined with a few steps that the graph does not have: a start
+for `local_search`, which repairs a few bad steps well, but does not foresee forced ones.
 """
 
 cimport cython
@@ -182,7 +181,7 @@ cdef class PathBuilder:
     # ------------------------------------------------------------------------------------------ choices
 
     cdef bint choose(self, uint64_t *chance) noexcept nogil:
-        """Somebody with the fewest ways left takes one. False if nobody has any."""
+        """A member with the fewest choices left takes one. False if no member has any."""
         cdef PartialRing *partial = &self.partial
         cdef int member, ways, fewest = 2 * self.count, chosen = -1, equals = 0
         for member in range(2 * self.count):
@@ -204,7 +203,7 @@ cdef class PathBuilder:
         return True
 
     cdef int pick(self, const uint64_t *row, const int32_t *degrees, uint64_t *chance) noexcept nogil:
-        """Of the members in a row, one that fewest others can have."""
+        """Of the members in a row, one that the fewest others can step to."""
         cdef int word, member, fewest = self.count + 1, chosen = -1, equals = 0
         cdef uint64_t bits
         for word in range(self.words):
