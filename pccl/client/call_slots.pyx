@@ -129,7 +129,7 @@ cdef class CallSlots:
         return result, payload
 
     cdef int collect_notices(self) except -1:
-        """Pass on log lines of the actor from time to time. It runs Python code, so it comes before a result is taken."""
+        """Pass on log lines of the actor from time to time. Runs Python code, so it comes before a result is taken."""
         if now_ns() - self.noticed_ns > self.notice_ns:
             self.callbacks.read_notices()
         return 0

@@ -2,7 +2,7 @@
 """Arithmetic on blocks: reduce two blocks into one, quantize a block, and compute its CRC.
 
 This module has the functions that other modules call without the GIL, and the choice of the instruction set. The
-arithmetic is C, in `arithmetic.h`, because it is compiled once per instruction set. It does not know what a block is for.
+arithmetic is C, in `arithmetic.h`, because it is compiled once per instruction set. It does not know what blocks are.
 
 The instruction set is chosen once, when this module is loaded: the best one of the machine, or the one that the
 environment variable PCCL_SIMD names. All compute the same bits; another choice changes the speed, and shows whether an

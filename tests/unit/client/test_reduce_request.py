@@ -155,7 +155,7 @@ def test_what_a_reduce_did_is_an_ordinary_value() -> None:
     assert pickle.loads(pickle.dumps(info)) == info
     with pytest.raises(AttributeError):
         info.tx_bytes = 1  # type: ignore[misc]
-    with pytest.raises(ValueError, match="81 bytes do not say"):
+    with pytest.raises(ValueError, match="with 81 bytes, not 80"):
         launch(tensor, tensor).succeed(REDUCED.pack(*numbers) + WORLD + b"?")
 
 
