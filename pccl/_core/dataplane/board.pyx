@@ -31,7 +31,7 @@ set starts with a new board, so no half-written cell is ever read.
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -395,7 +395,11 @@ cdef bint push_cell(Queue *queue, const QueueCell *content) noexcept nogil:
         lap = 2 * (position >> QUEUE_BITS)
         cell = &queue.cells[position % QUEUE_CELLS]
         state = posix.atomic_load_u64(&cell.state)
-        check(position - posix.atomic_load_u64(&queue.tail) <= QUEUE_CELLS, "a queue holds no more than it has cells")
+        # Signed: since the head was read, others may have pushed and popped, and the tail may be beyond that position.
+        check(
+            <int64_t> (position - posix.atomic_load_u64(&queue.tail)) <= QUEUE_CELLS,
+            "a queue holds no more than it has cells",
+        )
         if state < lap:
             return False
         if state == lap and posix.atomic_compare_exchange_u64(&queue.head, position, position + 1):
