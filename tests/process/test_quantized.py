@@ -253,7 +253,7 @@ def test_members_that_do_not_agree(pair: Crew, others: QuantizationOptions | Non
         (np.ones(5, np.uint8), NIBBLES, "only floats can be quantized, not UINT8"),
         (np.ones(5, np.float32), QuantizationOptions(DataType.INT32), "INT32 cannot hold codes"),
         (np.ones(5, np.float32), QuantizationOptions(DataType.FLOAT16), "FLOAT16 cannot hold codes"),
-        (np.ones(5, np.float16), QuantizationOptions(DataType.UINT16), "would not be any smaller"),
+        (np.ones(5, np.float16), QuantizationOptions(DataType.UINT16), "would not be smaller"),
         (
             np.ones(5),
             QuantizationOptions(DataType.INT8, QuantizationAlgorithm.MIN_MAX_4BIT),

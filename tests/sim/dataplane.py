@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.peer.events import ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, Traffic
+from pccl._core.peer.events import ReduceDrained, ReduceEnded, ReduceProgress, Traffic
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, SUCCESS
 
@@ -184,12 +184,6 @@ class DataPlane:
         self._tx_bytes += rx_bytes
         self._rx_bytes += rx_bytes
         return ReduceEnded(part.run.sequence, rx_bytes, rx_bytes, network_ns, spent_ns - network_ns, 0)
-
-    def fumble(self) -> None:
-        """A worker cannot go on; which of the operations it was in is drawn."""
-        if self.parts:
-            broken = ReduceBroken(self._world.random.choice(list(self.parts)), "no memory")
-            self._shell.receive(self._world.feed, self._shell, broken)
 
     def _drain(self, sequence: int) -> None:
         self.parts[sequence].drained = True

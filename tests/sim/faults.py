@@ -133,12 +133,11 @@ class Faults:
                     end.lane.sever("timed out")
 
     def _fumble(self, shell: PeerShell) -> None:
-        busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
-        for other in self._world.random.sample(busy, min(len(busy), self._world.random.choice((1, 1, 3)))):
-            other.plane.fumble()
         fetching = [other for other in self._world.shells if other.alive and other.states.transfer is not None]
         if fetching:
             self._world.random.choice(fetching).states.fumble()
+        else:
+            self._stall(shell)
 
     def _stall(self, shell: PeerShell) -> None:
         """A link swallows everything for a while, and says nothing: where something is under way, if there is."""

@@ -85,7 +85,6 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     # collectives, at a peer
     "an order aborts what runs",
     "a collective commences over a broken ring",
-    "an abort finds the reduce aborted",
     "a verdict comes before the drain",
     "the drain comes before the verdict",
     "the end of the local part crosses an abort",
@@ -395,8 +394,6 @@ class Paths:
         kind = type(message)
         if kind is messages.Commence and not actions:
             self.mark("a collective commences over a broken ring")
-        elif kind is messages.AbortReduce and not actions:
-            self.mark("an abort finds the reduce aborted")
         elif kind is messages.ReduceFailed and message.sequence:
             self.mark("the drain comes before the verdict" if actions else "a verdict comes before the drain")
         if kind is messages.RingOrder:

@@ -24,7 +24,7 @@ FAULTS = (
     "break_frame",  # a frame on a control connection arrives broken
     "break_lane",  # a lane is reset
     "partition",  # one peer cannot dial another for a while
-    "fumble",  # a peer cannot go on with an operation, though its lanes stand
+    "fumble",  # a peer cannot go on with a transfer or a reduce, though its links stand
     "stall",  # the operations of a ring move nothing for a while
     "disturb",  # something happens to somebody who serves or fetches a state
     "kill_worker",  # a worker process dies

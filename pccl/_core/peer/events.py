@@ -97,14 +97,6 @@ class ReduceEnded:
 
 
 @record
-class ReduceBroken:
-    """This peer cannot go on with an operation, though its lanes stand: memory that cannot be mapped, for example."""
-
-    sequence: int
-    reason: str
-
-
-@record
 class ReduceDrained:
     """The answer to AbortOperation: no worker touches the memory any more."""
 

@@ -246,10 +246,6 @@ cdef class Member:
         self.reduces.ended(event)
         self.passive_rate.ended(event, self.outbox.now_ns)
 
-    def on_reduce_broken(self, event):
-        """This peer cannot go on with a reduce."""
-        self.reduces.broken(event)
-
     def on_traffic(self, event):
         """How many bytes all lanes have moved."""
         self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes

@@ -41,7 +41,7 @@ from .outbox cimport Outbox
 from .calls import Call
 from .events import (
     AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
-    MasterUp, ProbeDone, ProtocolViolationError, ReduceBroken, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
+    MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
     StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
 )
 
@@ -379,7 +379,6 @@ TRANSITIONS = {
     (MEMBER, StateUnfetched): (Member.on_transfer_event, (MEMBER,)),
     (MEMBER, TransferEnded): (PeerState._on_transfer_ended, (MEMBER,)),
     (MEMBER, ReduceEnded): (Member.on_reduce_ended, (MEMBER,)),
-    (MEMBER, ReduceBroken): (Member.on_reduce_broken, (MEMBER,)),
     (MEMBER, ReduceDrained): (PeerState._on_reduce_drained, (MEMBER,)),
     (MEMBER, ReduceProgress): (PeerState._on_reduce_progress, (MEMBER,)),
     (MEMBER, Probe): (Member.on_probe, (MEMBER, GONE)),
@@ -410,6 +409,6 @@ cdef dict dispatch = {
 
 # Late events of connections and processes that the machine has already dropped.
 IGNORED = frozenset({
-    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceBroken, ReduceDrained, ReduceProgress,
+    LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceDrained, ReduceProgress,
     StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone,
 })

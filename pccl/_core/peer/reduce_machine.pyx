@@ -32,7 +32,7 @@ from pccl.options import nanoseconds
 
 from .outbox cimport Outbox
 from .events import (
-    AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ProtocolViolationError, ReduceBroken,
+    AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ProtocolViolationError,
     ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
 )
 
@@ -260,12 +260,6 @@ cdef class ReduceMachine:
         self.outbox.actions.append(SendMaster(Finished(event.sequence, True, "")))
         return VOTED
 
-    def broken(self, event):
-        """This peer cannot go on with its part. Nothing is said if the reduce was aborted meanwhile."""
-        cdef Reduce reduce = self.sequences.get(event.sequence)
-        if reduce is not None:
-            self._step(reduce, ReduceBroken, event.reason)
-
     def drained(self, event):
         """No worker touches the memory any more, and it holds what it held before."""
         cdef Reduce reduce = self.sequences.get(event.sequence)
@@ -392,7 +386,6 @@ TRANSITIONS = {
     (SKIPPED, MembershipEnded): (ReduceMachine._end_unbegun, (COMPLETED,)),
     (RUNNING, ReduceEnded): (ReduceMachine._vote, (VOTED,)),
     (RUNNING, ReduceProgress): (ReduceMachine._move, (RUNNING,)),
-    (RUNNING, ReduceBroken): (ReduceMachine._abort, (ABORTING,)),
     (RUNNING, Tick): (ReduceMachine._watch, (RUNNING, ABORTING)),
     (RUNNING, AbortReduce): (ReduceMachine._abort, (ABORTING,)),
     (RUNNING, RingOrder): (ReduceMachine._abandon, (ABANDONED,)),
@@ -415,7 +408,7 @@ TRANSITIONS.update({
     for phases, events in (
         ((AWAITED, WITHDRAWN, RUNNING, VOTED, *ABORTED), (CallAwait,)),
         ((WITHDRAWN, RUNNING, VOTED, *ABORTED), (CallCancel,)),
-        ((VOTED, *ABORTED), (ReduceEnded, ReduceBroken, ReduceProgress)),
+        ((VOTED, *ABORTED), (ReduceEnded, ReduceProgress)),
         (ABORTED, (AbortReduce,)),
         ((SKIPPED, ABANDONED, DRAINED, FAILED), (RingOrder,)),
         ((RUNNING, VOTED, SKIPPED, DRAINED), (ReduceDrained,)),

@@ -15,7 +15,6 @@ from pccl._core.peer.events import (
     EndOperation,
     LinkDown,
     MasterSaid,
-    ReduceBroken,
     ReduceDrained,
     ReduceEnded,
     SendMaster,
@@ -253,20 +252,10 @@ def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
     assert peer.hear(verdict(5, 1)) == [EndOperation(1), Complete(5, 50, LOST, COLLECTIVE, FAILED)]
 
 
-def test_a_part_that_breaks_is_told_when_the_memory_is_restored() -> None:
-    """Goal: the others are aborted by the master; the abort that comes back finds nothing to do."""
-    peer = running(5)
-
-    assert peer.feed(ReduceBroken(1, "no memory")) == [AbortOperation(1)]
-    assert peer.feed(ReduceBroken(1, "no memory")) == []
-    assert peer.feed(ReduceDrained(1)) == [SendMaster(m.Finished(1, False, "no memory"))]
-    assert ends(peer.hear(verdict(5, 1))) == [(5, LOST, COLLECTIVE)]
-
-
 @pytest.mark.parametrize("sequence", [2, 9])
-def test_what_is_voted_or_unknown_cannot_break(sequence: int) -> None:
-    """Goal: this peer's word is given; an echo of the past changes nothing."""
-    assert reducing().feed(ReduceBroken(sequence, "no memory")) == []
+def test_what_is_voted_or_unknown_does_not_end_again(sequence: int) -> None:
+    """Goal: this peer has voted; an event of the past changes nothing."""
+    assert reducing().feed(ReduceEnded(sequence, 0, 0, 0, 0, 0)) == []
 
 
 def test_a_second_abort_is_not_answered_twice() -> None:
