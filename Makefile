@@ -5,7 +5,9 @@
 # test tools (rarely), and the compiled package (with every .pyx). Compilation
 # needs only the first, so it runs beside the installation of the others.
 
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=2
+endif
 
 # Tests start thousands of interpreters; without bytecode on disk each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -92,7 +94,7 @@ test: setup
 # Two halves, each of which keeps two cores busy. First what computes: the units beside ruff, mypy and the simulation,
 # each of which speaks when it is done. Then what waits: the processes, more of them than there are cores.
 check: build
-	@$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 unit lint sim
+	@$(MAKE) --no-print-directory --output-sync=target --keep-going unit lint sim
 	@$(MAKE) --no-print-directory process
 
 unit: build
@@ -175,7 +177,7 @@ COUNTED_process := $(addprefix tests/process/test_,$(addsuffix .py,all_reduce at
 
 coverage: build/coverage
 	@rm -f $</.coverage*
-	@$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 $(addprefix coverage-,$(COUNTED))
+	@$(MAKE) --no-print-directory --output-sync=target --keep-going $(addprefix coverage-,$(COUNTED))
 	@cd $< && $(CURDIR)/$(BIN)/coverage combine --quiet && $(CURDIR)/$(BIN)/coverage json --quiet -o build/coverage.json
 	@cd $< && $(CURDIR)/$(BIN)/python -m tests.coverage_table build/coverage.json pccl
 

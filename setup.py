@@ -125,7 +125,11 @@ class BuildExtensions(build_ext):
         if self.editable_mode or self.inplace:
             remove_orphans()
         translated = cythonize(
-            self.extensions, nthreads=JOBS, compiler_directives=DIRECTIVES, build_dir=TRANSLATION_DIR
+            self.extensions,
+            nthreads=JOBS,
+            compiler_directives=DIRECTIVES,
+            build_dir=TRANSLATION_DIR,
+            quiet=not self.distribution.verbose,
         )
         for extension, translation in zip(self.extensions, translated, strict=True):
             extension.sources, extension.depends = translation.sources, [*translation.depends, "setup.py"]
