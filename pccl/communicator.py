@@ -79,6 +79,7 @@ class Communicator:
         self._options = (options or Options()).overridden()
         self._reduces: PendingReduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
+        self._unpacked: tuple[bytes, Numbers | None] = b"", None  # what was last read of the world, and what it means
         self._closed = False
         configure_from_environment()
 
@@ -351,7 +352,12 @@ class Communicator:
     def _numbers(self) -> Numbers | None:
         reduces = self._reduces  # read once: another thread may be closing or connecting
         packed = None if reduces is None else reduces.numbers
-        return None if packed is None else Numbers._make(NUMBERS.unpack(packed))
+        if packed is None:
+            return None
+        known = self._unpacked
+        if known[0] != packed:
+            known = self._unpacked = packed, Numbers._make(NUMBERS.unpack(packed))
+        return known[1]
 
     def _check_process(self, name: str) -> None:
         if self._process != os.getpid():
