@@ -1,8 +1,7 @@
-"""Finds the Cython extensions; everything else about the build is in pyproject.toml.
+"""Find the Cython extensions; everything else about the build is in pyproject.toml.
 
-This file exists because the extensions are many and each is made the same way:
-every ``pccl/X.pyx`` is the module ``pccl.X``, and so in the folders below.  A list in
-pyproject.toml would have to be kept in step by hand.
+This file exists because there are many extensions and all are made the same way: every ``pccl/X.pyx``, also in the
+folders below, is the module ``pccl.X``. A list in pyproject.toml would have to be updated by hand.
 """
 
 import os
@@ -16,19 +15,21 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-# What moves messages runs with cold caches, so small code is quick code; without debug information, which nobody reads
-# in generated C, the build takes two thirds of the time and the package a sixth of the space.
-# Results must not depend on the instruction set, so nothing is fused; and nobody reads floating-point
-# exceptions, so both sides of a choice may be computed side by side.
-# Cython keeps texts of assertions that only a debug build has, and counts with signed numbers.
+# -O2: the code that moves messages runs with cold caches, so small code is fast code.
+# -g0: without debug information, which is of no use in generated C, the build takes two thirds of the time and the
+# package a sixth of the space.
+# -ffp-contract=off: results must not depend on the instruction set, so no operations are fused.
+# -fno-trapping-math: floating-point exceptions are not used, so vector code may compute both sides of a choice.
+# The two warnings are off because Cython keeps texts of assertions that only a debug build has, and counts with signed
+# numbers.
 WARNINGS = ["-Wno-unused-const-variable", "-Wno-sign-compare"]
 COMPILE_ARGS = ["-O2", "-g0", "-ffp-contract=off", "-fno-trapping-math", *WARNINGS]
 
-# What the user adds; it comes last, so it wins. `PCCL_CFLAGS=-O0` compiles in a quarter of the time.
+# Flags of the user come last and override the others. `PCCL_CFLAGS=-O0` compiles in a quarter of the time.
 EXTRA_ARGS = os.environ.get("PCCL_CFLAGS", "").split()
 
-# `make debug` compiles the code that works on raw memory with assertions (pccl/_core/system/check.pxd), `make sanitize`
-# with them and with what finds accesses out of bounds and undefined behaviour; both in copies of the tree.
+# `make debug` compiles the code that works on raw memory with assertions (pccl/_core/system/check.pxd); `make sanitize`
+# adds the sanitizers for accesses out of bounds and undefined behaviour. Both compile copies of the tree.
 CHECKED_ROOMS = {"dataplane", "io", "kernels", "memory", "protocol", "system"}
 CHECKED_ARGS = ["-DPCCL_DEBUG=1"] if os.environ.get("PCCL_DEBUG") == "1" else []
 SANITIZERS: list[str] = []
@@ -42,18 +43,18 @@ COVERAGE = os.environ.get("PCCL_COVERAGE") == "1"
 TRACE_ARGS = ["-DCYTHON_TRACE=1", "-DCYTHON_TRACE_NOGIL=1", "-O0"] if COVERAGE else []
 TRANSLATION_DIR = None if COVERAGE else "build/cython"
 
-# -O3 turns on the vectoriser, which loops over numbers live from.
+# These modules have loops over numbers, which need the vectoriser of -O3.
 NUMERIC = {"arithmetic", "digest", "quantization", "exact_ring", "local_search", "solver", "path_builder"}
 
 KERNELS = Path("pccl/_core/kernels")
 
-# The one header of the kernels that their .pxd shows to modules of other rooms.
-SHOWN_HEADER = KERNELS / "values.h"
+# The only header of the kernels that their .pxd files show to modules of other folders.
+SHOWN_HEADER = KERNELS / "kernel_values.h"
 
 # Plain C semantics: the inner loops check their bounds once, outside.
 DIRECTIVES = {"language_level": 3, "embedsignature": True, "linetrace": COVERAGE}
 
-# What a .pxd says about code in its .pyx: a class, or a function without a body.
+# Matches what a .pxd declares and its .pyx defines: a class, or a function without a body.
 DECLARES = re.compile(r"^(?:cdef class |cp?def .*\)[^:\n]*$)", re.MULTILINE)
 
 JOBS = os.cpu_count() or 1
@@ -62,20 +63,20 @@ HOME_PAGE = "https://github.com/pccl-project/pccl"
 
 
 def headers_of(path: Path) -> list[str]:
-    """The C headers that a module may include: those of its own room, and what the kernels show to all."""
+    """Return the C headers that a module may include: those of its own folder, and `SHOWN_HEADER`."""
     # cythonize() follows cimports from .pxd to .pxd, but does not notice a changed header.
     return sorted(map(str, {*path.parent.glob("*.h"), SHOWN_HEADER}))
 
 
 def compile_args(path: Path) -> list[str]:
-    """What the compiler is told about a module; later words win."""
+    """Return the compiler flags of a module; later flags override earlier ones."""
     numeric = ["-O3"] if path.stem in NUMERIC else []
     checked = CHECKED_ARGS if path.parent.name in CHECKED_ROOMS else []
     return [*COMPILE_ARGS, *numeric, *checked, *TRACE_ARGS, *EXTRA_ARGS]
 
 
 def extensions() -> list[Extension]:
-    """One extension for each .pyx file, in a fixed order."""
+    """Return one extension for each .pyx file, in a fixed order."""
     return [
         Extension(
             ".".join(path.with_suffix("").parts),
@@ -90,12 +91,12 @@ def extensions() -> list[Extension]:
 
 
 def needs_source(declared: Path) -> bool:
-    """Whether a .pyi or .pxd describes a module whose code is elsewhere; some .pxd files hold all their code."""
+    """Return whether a .pyi or .pxd needs a .pyx or .py beside it; some .pxd files hold all their code."""
     return declared.suffix == ".pyi" or DECLARES.search(declared.read_text()) is not None
 
 
 def complain_if_incomplete() -> None:
-    """End the build if sources are missing: without them it would succeed, and install a package that cannot run."""
+    """End the build if sources are missing: otherwise it would install a package that cannot run."""
     declared = [*Path("pccl").rglob("*.pyi"), *Path("pccl").rglob("*.pxd")]
     present = {path.with_suffix("") for suffix in ("pyx", "py") for path in Path("pccl").rglob(f"*.{suffix}")}
     absent = [path for path in declared if path.with_suffix("") not in present and needs_source(path)]
@@ -116,7 +117,7 @@ def remove_orphans() -> None:
 
 
 class BuildExtensions(build_ext):
-    """Translates to C only when something is to be compiled: metadata and sdists need no C."""
+    """Translate to C only when something is compiled: metadata and sdists need no C."""
 
     def run(self) -> None:
         """Translate all extensions, then compile them."""
@@ -136,8 +137,8 @@ class BuildExtensions(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile one extension, unless this tree is installed editable and holds it, newer than its sources."""
-        # Such an installation builds in a temporary folder and copies into the tree; setuptools looks for the last
+        """Compile one extension; an editable installation reuses a built module that is newer than its sources."""
+        # An editable installation builds in a temporary folder and copies into the tree. setuptools looks for the last
         # build in that folder, finds nothing, and would compile everything each time.
         built = Path(self.get_ext_filename(ext.name))
         if not self.editable_mode or newer_group([*ext.sources, *ext.depends], str(built), "newer"):

@@ -2,7 +2,7 @@
  *
  * The arithmetic on one element is in elements.h. The loops over blocks are in reduce_loops.h, those of quantization in
  * quantize_loops.h; both are included here once per instruction set. What is done once per quantization group is in
- * quantize_groups.h, vectors of 16-bit floats are in half_vectors.h, copies past the caches in stream_copy.h, the CRC in
+ * quantize_groups.h, vectors of 16-bit floats in half_vectors.h, copies past the caches in stream_copy.h, the CRC in
  * crc.h. Nothing here allocates, waits, or knows what a block is for.
  *
  * The result is the same on every instruction set, bit for bit:
@@ -31,7 +31,7 @@
 typedef void (*reduce_loop)(void *out, const void *local, const void *incoming, size_t count, uint32_t divisor);
 #include "elements.h"
 #include "half_vectors.h"
-#include "values.h"
+#include "kernel_values.h"
 
 #include "quantize_groups.h"
 
@@ -69,7 +69,7 @@ typedef uint32_t (*crc_loop)(uint32_t crc, const void *data, size_t nbytes);
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 
-/* Every such processor has NEON, and the portable loops are made of it too: this adds conversions and CRCs. */
+/* Every aarch64 processor has NEON, and the portable loops use it too: this set adds conversions and CRCs. */
 #define NAME(name) name##_neon
 #define TARGET
 #define LANES 8
@@ -101,9 +101,32 @@ static void kernels_add(const char *name, const reduce_loop (*loops)[OPS], const
 }
 
 #if defined(__x86_64__)
-static int has_f16c(void) {
-    unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+/* The registers that the operating system saves at a context switch, one bit each; 0 if it saves no wide ones. */
+static unsigned saved_registers(unsigned leaf1_ecx) {
+    unsigned low = 0, high = 0;
+    if (leaf1_ecx & bit_OSXSAVE) __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+typedef struct {
+    int avx2;       /* AVX2, SSE4.2, PCLMUL and F16C */
+    int avx512;     /* those, and AVX-512 F, BW, VL and DQ */
+    int vpclmulqdq; /* carry-less products of whole vectors */
+} x86_features;
+
+/* Not __builtin_cpu_supports: it needs a symbol that the libraries of some compilers lack, such as that of zig. */
+static x86_features x86_detect(void) {
+    enum { YMM = 0x06, ZMM = 0xe6 };
+    const unsigned base = bit_SSE4_2 | bit_PCLMUL | bit_F16C | bit_AVX;
+    const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    unsigned eax, ebx, ecx1, ecx7, edx;
+    x86_features found = {0, 0, 0};
+    if (!__get_cpuid(1, &eax, &ebx, &ecx1, &edx) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx7, &edx)) return found;
+    const unsigned saved = saved_registers(ecx1);
+    found.avx2 = (ecx1 & base) == base && (ebx & bit_AVX2) != 0 && (saved & YMM) == YMM;
+    found.avx512 = found.avx2 && (ebx & wide) == wide && (saved & ZMM) == ZMM;
+    found.vpclmulqdq = found.avx2 && (ecx7 & bit_VPCLMULQDQ) != 0;
+    return found;
 }
 #endif
 
@@ -112,15 +135,10 @@ static void kernels_load(void) {
     kernel_sets_count = 0;
     kernels_add("portable", loops_portable, &groups_portable, NULL, crc32c_portable);
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    /* These questions include whether the operating system saves the registers. */
-    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("sse4.2")
-                     && __builtin_cpu_supports("pclmul") && has_f16c();
-    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-                       && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx2) kernels_add("avx2", loops_avx2, &groups_avx2, stream_avx, crc32c_streams);
-    const crc_loop crc = __builtin_cpu_supports("vpclmulqdq") ? crc32c_folding : crc32c_streams;
-    if (avx512) kernels_add("avx512", loops_avx512, &groups_avx512, stream_avx, crc);
+    const x86_features cpu = x86_detect();
+    if (cpu.avx2) kernels_add("avx2", loops_avx2, &groups_avx2, stream_avx, crc32c_streams);
+    const crc_loop crc = cpu.vpclmulqdq ? crc32c_folding : crc32c_streams;
+    if (cpu.avx512) kernels_add("avx512", loops_avx512, &groups_avx512, stream_avx, crc);
 #elif defined(__aarch64__)
     const int crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
     kernels_add("neon", loops_neon, &groups_neon, NULL, crc ? crc32c_instruction : crc32c_portable);

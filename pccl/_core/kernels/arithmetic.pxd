@@ -5,16 +5,16 @@ from libc.stdint cimport uint32_t
 
 
 # out[i] = local[i] OP incoming[i], for `count` elements. `out` may be `local` or `incoming`, exactly; any pointer may
-# be unaligned. With a divisor above 1 the sum is divided by it before it is stored; below, AVG is SUM. Returns 0, or -1
-# for an unknown datatype or operation, and for a divisor with an operation that does not add.
+# be unaligned. With a divisor above 1 the sum is divided by it before it is stored; with 0 or 1, AVG is SUM. Returns 0,
+# or -1 for an unknown datatype or operation, and for a divisor above 1 with an operation that does not add.
 cdef int reduce_block(
     int datatype, int op, void *out, const void *local, const void *incoming, size_t count, uint32_t divisor
 ) noexcept nogil
 
-# Copies bytes that are hardly ever read again: past the caches, if they are many.
+# Copies bytes that are rarely read again: large copies bypass the caches.
 cdef void stream_copy(void *target, const void *source, size_t nbytes) noexcept nogil
 
-# CRC32C; start with 0, and pass the result on to continue.
+# CRC32C; start with 0, and pass the last result to continue.
 cdef uint32_t crc32c(uint32_t crc, const void *data, size_t nbytes) noexcept nogil
 
 # Bytes per element, 0 for an unknown datatype.
@@ -23,7 +23,7 @@ cdef size_t itemsize_of(int datatype) noexcept nogil
 # The name of the instruction set in use, for modules that have loops of their own.
 cdef const char *chosen_name() noexcept nogil
 
-cdef extern from "values.h" nogil:
+cdef extern from "kernel_values.h" nogil:
     # The numbers of pccl.values that other modules need.
     enum:
         DATATYPE_UINT8
@@ -38,10 +38,10 @@ cdef extern from "values.h" nogil:
         ALGORITHM_MIN_MAX_4BIT
         ALGORITHM_ZERO_POINT_SCALE_4BIT
 
-    # How the elements of an operation travel; `make_quantizer` fills it.
+    # How the elements of an operation are encoded; `make_quantizer` fills it.
     ctypedef struct Quantizer "quantizer":
         uint32_t datatype           # FLOAT16 to DOUBLE
-        uint32_t bits               # of a code: 4, 8 or 16; 0: elements travel as they are
+        uint32_t bits               # of a code: 4, 8 or 16; 0: elements are sent unchanged
         uint32_t anchored           # 1: zero is a whole number of steps
 
 # Elements of a quantization group: a block that is encoded in parts is cut at multiples of this.

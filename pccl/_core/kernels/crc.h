@@ -1,18 +1,18 @@
 /* CRC32C (Castagnoli, as in iSCSI): the checksum of the blocks that travel round the ring.
  *
- * Here live the polynomial, the tables and constants made from it when the module is loaded, and one body per
- * instruction set. All give the same number.
+ * This file has the polynomial, the tables and constants made from it when the module is loaded, and one function per
+ * instruction set. All return the same number.
  *
- * A checksum is a remainder of polynomials over GF(2), modulo P. Low bits stand for high powers, as on the wire: bit
- * 31 - n of a remainder belongs to x^n. Two facts carry everything below:
+ * A checksum is a remainder of polynomials over GF(2), modulo P. Low bits stand for high powers: bit 31 - n of a
+ * remainder belongs to x^n. Everything below follows from two facts:
  *
- *   - Bytes followed by n others count x^(8n) times as much. So streams that were summed apart are put together
- *     by one multiplication each, and 16 bytes can be moved ahead onto later ones, where they are added (folding).
- *   - The product of two remainders by CLMUL comes out one bit low, that is, x times too large; and the crc32
- *     instruction multiplies what it eats by x^32. Constants are chosen so that both cancel.
+ *   - Bytes that are followed by n others have x^(8n) times the weight. So the remainders of separate streams are
+ *     combined by one multiplication each, and 16 bytes can be moved onto later bytes and added to them (folding).
+ *   - The product of two remainders by CLMUL is one bit too low, that is, x times too large; and the crc32 instruction
+ *     multiplies its input by x^32. Constants are chosen so that both cancel.
  *
  * Folding keeps 256 bytes in four registers and needs two multiplications per register for every 64 bytes. At the end
- * 16 bytes are left, which have the same remainder as all that was read, and the crc32 instruction eats those.
+ * 16 bytes are left, which have the same remainder as all bytes before; the crc32 instruction computes it.
  */
 
 #ifndef PCCL_KERNELS_CRC_H
@@ -63,14 +63,14 @@ static uint32_t crc32c_power(unsigned power) {
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Three streams, because an instruction takes three cycles and another can start in each. Long stretches of them cost
- * fewer multiplications, short ones serve smaller rests. */
+/* Three streams, because an instruction takes three cycles and one can start in each cycle. Long stretches need fewer
+ * multiplications; short ones are for the bytes that are left. */
 enum { STREAMS = 3, STRETCH_BYTES_LONG = 4096, STRETCH_BYTES_SHORT = 256 };
 
-/* What moves a remainder ahead by one stretch, and by two. */
+/* Factors that move a remainder ahead by one stretch, and by two. */
 static uint64_t crc32c_ahead_long[2], crc32c_ahead_short[2];
 
-/* What moves 16 bytes ahead by 16, 32, 48, 64 and 256 bytes: for the first 8 of them, and for the last 8. */
+/* Factors that move 16 bytes ahead by 16, 32, 48, 64 and 256 bytes: for the first 8 of them, and for the last 8. */
 typedef struct {
     uint64_t first, last;
 } crc32c_fold;
@@ -109,7 +109,7 @@ CRC_TARGET static inline uint64_t crc32c_move(uint64_t crc, uint64_t ahead) {
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
-/* Inverted already; for what is too short to be worth more. */
+/* For few bytes; the start value is inverted already, and the result is not inverted back. */
 CRC_TARGET static inline uint64_t crc32c_rest(uint64_t crc, const uint8_t *bytes, size_t nbytes) {
     for (; nbytes >= 8; nbytes -= 8, bytes += 8) crc = crc32c_eat(crc, bytes);
     for (; nbytes > 0; --nbytes, ++bytes) crc = _mm_crc32_u8((uint32_t)crc, *bytes);
@@ -149,7 +149,7 @@ FOLD_TARGET static inline __m128i crc32c_factor(crc32c_fold fold) {
     return _mm_set_epi64x((long long)fold.last, (long long)fold.first);
 }
 
-/* The four quarters of a register onto the last of them, and that into 32 bits. */
+/* Folds the four quarters of a register onto the last one, and reduces that to 32 bits. */
 FOLD_TARGET static inline uint64_t crc32c_collapse(__m512i held) {
     __m512i by = _mm512_zextsi128_si512(crc32c_factor(crc32c_fold_48));
     by = _mm512_inserti32x4(by, crc32c_factor(crc32c_fold_32), 1);

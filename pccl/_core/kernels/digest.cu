@@ -1,13 +1,12 @@
-/* simplehash on CUDA: the digests of a tensor's blocks, computed where the tensor lies.
+/* simplehash on CUDA: the digests of a tensor's blocks, computed on the tensor's device.
  *
- * Here lives how docs/simplehash.md falls to the threads of a device: a lane is a thread, a row is one load of a warp,
- * a tile is a warp, a block is a block of threads. The arithmetic is that of the CPU, from digest_mix.h. Nothing of
- * torch is used. The file is built on first use by pccl/torch/device_digest.py; tests build it for the CPU, with
+ * This file divides the work of docs/simplehash.md among the threads of a device: a lane is a thread, a row is one load
+ * of a warp, a tile is a warp, a block is a block of threads. The arithmetic is that of the CPU, from digest_mix.h. The
+ * file does not use torch. It is built on first use by pccl/torch/device_digest.py; tests build it for the CPU, with
  * tests/emulation/cuda_runtime.h in place of NVIDIA's, and for devices, with nvcc. It was not run on a GPU.
  *
- * A tile keeps a warp waiting for memory most of the time, so a warp loads several rows before it steps the first of
- * them. Where the data begins at an odd address a word is put together from the widest loads that are aligned; never
- * is a byte outside of the data read.
+ * A warp waits for memory most of the time, so it loads several rows before it steps the first of them. If the data
+ * begins at an odd address, a word is built from the widest aligned loads; no byte outside of the data is read.
  */
 
 #include <cuda_runtime.h>
@@ -18,7 +17,7 @@ namespace {
 
 constexpr unsigned THREADS = DIGEST_TILES * DIGEST_LANES;  // of a block
 constexpr unsigned WHOLE_WARP = 0xFFFFFFFFu;
-constexpr unsigned ROWS_AHEAD = 8;          // loads that are under way at once: 2 KiB for each warp
+constexpr unsigned ROWS_AHEAD = 8;          // loads in flight at once: 2 KiB for each warp
 constexpr uint64_t BLOCKS_MAX = 0x7FFFFFFF;  // of a launch, which are 512 TiB
 
 __device__ __forceinline__ unsigned at_most(uint64_t nbytes, unsigned limit) {
@@ -35,7 +34,7 @@ __device__ __forceinline__ uint64_t load_word(const unsigned char *from) {
     return word;
 }
 
-/* This thread's word of the last row, of which only some bytes are there. */
+/* This thread's word of the last row, which is incomplete. */
 __device__ __forceinline__ uint64_t load_rest(const unsigned char *row, unsigned rest, unsigned lane) {
     uint64_t word = 0;
     for (unsigned i = 8 * lane; i < 8 * lane + 8 && i < rest; ++i)
@@ -43,7 +42,7 @@ __device__ __forceinline__ uint64_t load_rest(const unsigned char *row, unsigned
     return word;
 }
 
-/* The digest of a tile, in the first thread of the warp. All of the warp must come here. */
+/* Returns the digest of a tile, in the first thread of the warp. All threads of the warp must call this. */
 template <typename Unit>
 __device__ __forceinline__ uint64_t digest_tile(const unsigned char *data, unsigned nbytes, unsigned lane) {
     const unsigned rows = nbytes / DIGEST_ROW_BYTES, rest = nbytes % DIGEST_ROW_BYTES;
@@ -92,8 +91,8 @@ cudaError_t launch(const unsigned char *data, uint64_t nbytes, uint64_t *digests
 
 }  // namespace
 
-/* The digests of all blocks of `nbytes` bytes, to memory of the same device, on the caller's stream; returns at once.
- * A cudaError_t: 0 says that it was launched. */
+/* Writes the digests of all blocks of `nbytes` bytes to memory of the same device, on the caller's stream, and returns
+ * at once. Returns a cudaError_t; 0: the kernel was launched. */
 extern "C" int pccl_digest_blocks(const void *data, unsigned long long nbytes, unsigned long long *out_block_digests,
                                   void *stream) {
     const unsigned char *bytes = static_cast<const unsigned char *>(data);

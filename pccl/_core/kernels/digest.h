@@ -1,10 +1,10 @@
 /* simplehash on the CPU: from rows to tiles, from tiles to the digest of a block.
  *
- * Here lives what docs/simplehash.md calls tile and block, whichever instruction set steps the rows. The arithmetic is
- * in digest_mix.h, vectors in digest_vectors.h, the loops over rows in digest_rows.h, which is included here once per
+ * This file has the tiles and blocks of docs/simplehash.md, for all instruction sets. The arithmetic is in
+ * digest_mix.h, vectors in digest_vectors.h, the loops over rows in digest_rows.h, which is included here once per
  * instruction set; many blocks at once, on several threads, are in digest_threads.h. Nothing here allocates or waits.
  *
- * Which instruction set is in use is decided in kernels, and comes here by its name.
+ * arithmetic.h chooses the instruction set; this file finds its loops by name.
  */
 
 #ifndef PCCL_DIGEST_H
@@ -17,7 +17,7 @@
 #include "digest_mix.h"
 #include "digest_vectors.h"
 
-/* All vectors of a row have names of their own after this, which is what keeps them in registers. */
+/* An unrolled loop has a separate variable for each vector of a row, so the compiler keeps them in registers. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
 #else
@@ -46,7 +46,7 @@
 
 typedef void (*rows_loop)(uint64_t lanes[DIGEST_LANES], const uint8_t *data, size_t rows);
 
-/* The loops of one instruction set, by the name that kernels has for it. */
+/* The loops of one instruction set, by its name in arithmetic.h. */
 typedef struct {
     const char *name;
     rows_loop digest, sum;
@@ -62,7 +62,7 @@ static const digest_set digest_sets[] = {
 #endif
 };
 
-/* What is unknown here is computed by the loops that run anywhere, with the same result. */
+/* A name that is unknown here gets the portable loops, which compute the same result. */
 static inline const digest_set *digest_set_named(const char *name) {
     for (size_t i = 1; i < sizeof digest_sets / sizeof digest_sets[0]; ++i)
         if (strcmp(digest_sets[i].name, name) == 0) return &digest_sets[i];
@@ -76,7 +76,7 @@ static void digest_load(void) {
     for (unsigned lane = 0; lane < DIGEST_LANES; ++lane) digest_seeds[lane] = digest_seed(lane);
 }
 
-/* Up to DIGEST_TILE_BYTES. The last row is filled up with zeros; the length counts elsewhere. */
+/* Digests up to DIGEST_TILE_BYTES. The last row is filled with zeros; digest_block includes the length. */
 static uint64_t digest_tile(rows_loop step, const uint8_t *data, size_t nbytes) {
     uint64_t lanes[DIGEST_LANES];
     const size_t rows = nbytes / DIGEST_ROW_BYTES, rest = nbytes % DIGEST_ROW_BYTES;
@@ -92,7 +92,7 @@ static uint64_t digest_tile(rows_loop step, const uint8_t *data, size_t nbytes) 
     return lanes[0];
 }
 
-/* Up to DIGEST_BLOCK_BYTES, and at least one. */
+/* Digests 1 to DIGEST_BLOCK_BYTES bytes. */
 static uint64_t digest_block(const digest_set *set, const uint8_t *data, size_t nbytes) {
     uint64_t tiles[DIGEST_TILES];
     size_t count = 0;
@@ -103,7 +103,7 @@ static uint64_t digest_block(const digest_set *set, const uint8_t *data, size_t 
     return digest_fold(tiles, count, nbytes);
 }
 
-/* For measurements: the sum of a block's words, without those that its last row would have to be filled up for. */
+/* For measurements: the sum of the words in a block's complete rows. */
 static uint64_t sum_block(const digest_set *set, const uint8_t *data, size_t nbytes) {
     uint64_t lanes[DIGEST_LANES] = {0}, sum = 0;
     set->sum(lanes, data, nbytes / DIGEST_ROW_BYTES);

@@ -1,9 +1,9 @@
-/* Many blocks of many tensors, shared out among threads that live as long as the call.
+/* The digests of many blocks of many tensors, on threads that exist only during the call.
  *
- * Here lives who digests what; what a digest is, is in digest.h. All threads, the caller among them, take shares of
- * consecutive blocks off one list until it is empty. So a core that is busy elsewhere holds nobody up, tensors of a few
- * bytes do not cost a turn each, and a thread that the system refuses to start is only missed for its speed. No
- * result depends on who computed it. Nothing here allocates; every thread has ended when the call returns.
+ * This file divides the work; digest.h computes a digest. All threads, including the caller, take shares of consecutive
+ * blocks from one list until it is empty. So a busy core does not delay the other threads, a share contains many small
+ * tensors, and a thread that the system refuses to start costs only speed. No result depends on the thread that
+ * computed it. Nothing here allocates; every thread has ended when the call returns.
  */
 
 #ifndef PCCL_DIGEST_THREADS_H
@@ -28,11 +28,11 @@ typedef struct {
     uint64_t *blocks;
 } digest_tensor;
 
-/* A place in the list. Behind the last block of a tensor comes the first one of the next. */
+/* A position in the list. After the last block of a tensor comes the first one of the next. */
 typedef struct {
     size_t tensor;
     uint64_t begin; /* of the block, in bytes of the tensor */
-} digest_place;
+} digest_position;
 
 typedef struct {
     const digest_tensor *tensors;
@@ -40,32 +40,32 @@ typedef struct {
     block_function function;
     const digest_set *set;
     pthread_mutex_t lock;
-    digest_place next; /* of what nobody has taken yet; under the lock */
+    digest_position next; /* the first block that no thread has taken; read and written under the lock */
 } digest_work;
 
-/* The bytes of the block at a place, 0 if the tensor has no block there. */
-static inline uint64_t block_bytes_at(const digest_work *work, digest_place place) {
-    const uint64_t rest = work->tensors[place.tensor].nbytes - place.begin;
+/* The bytes of the block at a position, 0 if the tensor has no block there. */
+static inline uint64_t block_bytes_at(const digest_work *work, digest_position position) {
+    const uint64_t rest = work->tensors[position.tensor].nbytes - position.begin;
     return rest < DIGEST_BLOCK_BYTES ? rest : DIGEST_BLOCK_BYTES;
 }
 
-static inline digest_place place_after(const digest_work *work, digest_place place, uint64_t block_bytes) {
-    place.begin += block_bytes;
-    if (place.begin == work->tensors[place.tensor].nbytes) {
-        const digest_place following = {place.tensor + 1, 0};
+static inline digest_position position_after(const digest_work *work, digest_position position, uint64_t block_bytes) {
+    position.begin += block_bytes;
+    if (position.begin == work->tensors[position.tensor].nbytes) {
+        const digest_position following = {position.tensor + 1, 0};
         return following;
     }
-    return place;
+    return position;
 }
 
-/* Takes the next share off the list: from what it returns up to `end`. Both are the list's end when it is empty. */
-static digest_place take_blocks(digest_work *work, digest_place *end) {
+/* Takes the next share from the list: from the returned position to `end`. Both are the list's end if it is empty. */
+static digest_position take_blocks(digest_work *work, digest_position *end) {
     pthread_mutex_lock(&work->lock);
-    const digest_place begin = work->next;
+    const digest_position begin = work->next;
     uint64_t taken = 0;
     while (work->next.tensor < work->count && taken < SHARE_BYTES_MIN) {
         const uint64_t block_bytes = block_bytes_at(work, work->next);
-        work->next = place_after(work, work->next, block_bytes);
+        work->next = position_after(work, work->next, block_bytes);
         taken += block_bytes;
     }
     *end = work->next;
@@ -75,22 +75,22 @@ static digest_place take_blocks(digest_work *work, digest_place *end) {
 
 static void *run_thread(void *shared) {
     digest_work *work = (digest_work *)shared;
-    digest_place end;
-    for (digest_place place = take_blocks(work, &end); place.tensor < work->count; place = take_blocks(work, &end))
-        while (place.tensor != end.tensor || place.begin != end.begin) {
-            const digest_tensor *tensor = &work->tensors[place.tensor];
-            const uint64_t block_bytes = block_bytes_at(work, place);
+    digest_position end;
+    for (digest_position at = take_blocks(work, &end); at.tensor < work->count; at = take_blocks(work, &end))
+        while (at.tensor != end.tensor || at.begin != end.begin) {
+            const digest_tensor *tensor = &work->tensors[at.tensor];
+            const uint64_t block_bytes = block_bytes_at(work, at);
             if (block_bytes > 0)
-                tensor->blocks[place.begin / DIGEST_BLOCK_BYTES] =
-                    work->function(work->set, tensor->data + place.begin, block_bytes);
-            place = place_after(work, place, block_bytes);
+                tensor->blocks[at.begin / DIGEST_BLOCK_BYTES] =
+                    work->function(work->set, tensor->data + at.begin, block_bytes);
+            at = position_after(work, at, block_bytes);
         }
     return NULL;
 }
 
 /* Computes the results of all blocks, on this thread and up to `threads - 1` others. */
-static void digest_on_threads(const digest_tensor *tensors, size_t count, block_function function, const digest_set *set,
-                     int threads) {
+static void digest_on_threads(const digest_tensor *tensors, size_t count, block_function function,
+                              const digest_set *set, int threads) {
     digest_work work = {tensors, count, function, set, PTHREAD_MUTEX_INITIALIZER, {0, 0}};
     pthread_t others[THREADS_MAX];
     uint64_t nbytes = 0;
@@ -100,7 +100,7 @@ static void digest_on_threads(const digest_tensor *tensors, size_t count, block_
     if (threads > THREADS_MAX) threads = THREADS_MAX;
     if ((uint64_t)threads > shares) threads = (int)shares;
     if (threads > 1) {
-        /* Signals belong to the threads of the application. */
+        /* Only threads of the application may receive signals. */
         sigset_t every, before;
         sigfillset(&every);
         pthread_sigmask(SIG_SETMASK, &every, &before);

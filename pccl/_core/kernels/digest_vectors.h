@@ -16,7 +16,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* --- SSE2, which every such processor has: what runs on all of them is twice as fast with it ------------------ */
+/* --- SSE2, which every x86-64 processor has: the portable loops are twice as fast with it --------------------- */
 
 typedef __m128i words_portable;
 

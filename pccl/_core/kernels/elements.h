@@ -14,7 +14,7 @@
 /* Always inlined, into code for any instruction set. */
 #define ELEMENTAL static inline __attribute__((always_inline))
 
-/* Elements in memory: at any address, also an odd one, and whatever type the caller gave them. */
+/* Elements in memory: at any address, also an odd one, and of any type that the caller gave them. */
 #define ELEMENT __attribute__((aligned(1), may_alias))
 typedef uint8_t u8_element ELEMENT;
 typedef int8_t i8_element ELEMENT;
@@ -27,7 +27,7 @@ typedef int64_t i64_element ELEMENT;
 typedef float f32_element ELEMENT;
 typedef double f64_element ELEMENT;
 
-/* The only NaN in results: quiet, positive, without payload. Processors disagree about all three. */
+/* The only NaN in results: quiet, positive, without payload. Processors differ in all three. */
 #define NAN_F16 0x7E00u
 #define NAN_BF16 0x7FC0u
 #define NAN_F32 0x7FC00000u
@@ -71,15 +71,15 @@ ELEMENTAL double settle_f64(double value) { return value == value ? value : f64_
 
 ELEMENTAL float f32_of_bf16(uint16_t half) { return f32_of_bits((uint32_t)half << 16); }
 
-/* To the nearest, ties to even; the carry may run into the exponent, and from there into infinity, as it should. */
+/* To the nearest, ties to even; the carry may correctly run into the exponent, and from there into infinity. */
 ELEMENTAL uint16_t bf16_of_f32(float value) {
     uint32_t bits = bits_of_f32(value);
     uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
     return (uint16_t)(value == value ? rounded : NAN_BF16);
 }
 
-/* The exponent is moved from bias 15 to 127; at its largest value (infinity, NaN) it must arrive at the largest again.
- * A subnormal becomes the mantissa of a number just above 2^-14, from which 2^-14 is taken: exact, and normalised. */
+/* The exponent is moved from bias 15 to 127; its largest value (infinity, NaN) must become the largest value again.
+ * A subnormal becomes the mantissa of a number just above 2^-14; then 2^-14 is subtracted: exact, and normalised. */
 ELEMENTAL float f32_of_f16(uint16_t half) {
     int32_t magnitude = half & 0x7FFF;
     int32_t normal = (magnitude << 13) + 0x38000000 + (magnitude >= INFINITY_F16 ? 0x38000000 : 0);
@@ -88,8 +88,8 @@ ELEMENTAL float f32_of_f16(uint16_t half) {
     return f32_of_bits(bits | ((uint32_t)(half & 0x8000) << 16));
 }
 
-/* To the nearest, ties to even. Below 2^-14 the addition of 0.5 rounds for us: the last bit of that sum weighs 2^-24,
- * as the last bit of a subnormal does. From 65520 on everything is infinity. */
+/* To the nearest, ties to even. Below 2^-14 the addition of 0.5 does the rounding: the last bit of that sum weighs
+ * 2^-24, as the last bit of a subnormal does. From 65520 on everything is infinity. */
 ELEMENTAL uint16_t f16_of_f32(float value) {
     uint32_t bits = bits_of_f32(value);
     int32_t magnitude = (int32_t)(bits & 0x7FFFFFFFu);

@@ -3,7 +3,7 @@
  * This file has the format and the choices that are made once per group; the loops over elements are in
  * quantize_loops.h. Nothing here allocates, waits, or knows of rings.
  *
- * A group of 512 floats, or of 1024 doubles, travels as
+ * A group of 512 floats, or of 1024 doubles, is encoded as
  *
  *     low         the value of code 0: a float, or a double
  *     step        the difference between two codes: the upper half of the bits of such a number, rounded up
@@ -16,16 +16,16 @@
  *     left, that of the sum, and nothing depends on whether a compiler or a processor fuses the two.
  *   - low is the least value of the group (MIN_MAX), or a whole number of steps (ZERO_POINT_SCALE); then the values are
  *     whole numbers of steps as well, without any rounding, and zero is among them.
- *   - The step is the range by the largest code, rounded up, so no code is out of bounds, and no value is further from
- *     its code than half a step, beside the rounding of the sum. ZERO_POINT_SCALE stretches the range to zero and
- *     spends one code on moving zero to a whole step.
- *   - A group whose values are all equal has step 0 and low that value: it travels exactly, except for the sign of zero.
+ *   - The step is the range divided by the largest code, rounded up, so no code is out of bounds, and no value is
+ *     further from its code than half a step, except for the rounding of the sum. ZERO_POINT_SCALE extends the range to
+ *     zero and uses one code to move zero to a whole step.
+ *   - A group whose values are all equal has step 0 and low that value: it is exact, except for the sign of zero.
  *   - A group whose largest value, decoded, would exceed its type is *rough*, and so is one with a NaN or an infinity:
- *     the sign of the step says so. Its last three codes are NaN, minus and plus infinity, which arrive as such and
- *     where they were; the others share the codes below, at MIN_MAX, and are computed one by one, in double precision
- *     and in halves, so that no range is too large.
+ *     the sign bit of the step marks it. Its last three codes are NaN, minus and plus infinity, so these values stay
+ *     at their positions; the other values use the codes below, as in MIN_MAX. They are computed one by one, in double
+ *     precision and in halves, so that no range is too large.
  *
- * The step of a float is at least 2^-133, its smallest upper half; closer subnormals become one.
+ * The step of a float is at least 2^-133, its smallest upper half; subnormals that are closer get the same code.
  */
 
 #ifndef PCCL_KERNELS_QUANTIZE_GROUPS_H
@@ -37,7 +37,7 @@
 #include <string.h>
 
 #include "elements.h"
-#include "values.h"
+#include "kernel_values.h"
 
 typedef void (*bounds_loop)(const void *values, size_t count, int64_t *least, int64_t *most);
 typedef void (*codes_loop)(void *codes, const void *values, size_t count, double low, double step);
@@ -127,7 +127,7 @@ static group_scale scale_chosen(const quantizer *how, double least, double most)
     return scale;
 }
 
-/* The order of floats and their bits are the inverse of each other. */
+/* Finds the least and the largest value; false if one is not finite. order_f32 and order_f64 are their own inverses. */
 static int bounds_found(const group_loops *loops, const quantizer *how, const void *values, size_t count, double *least,
                         double *most) {
     int64_t first, last;
@@ -156,7 +156,7 @@ static uint32_t code_at(const quantizer *how, const uint8_t *codes, size_t count
     return how->bits == 8 ? codes[index] : ((const u16_element *)codes)[index];
 }
 
-/* In ascending order of index, because two codes share a byte. */
+/* Must be called in ascending order of index, because two codes share a byte. */
 static void set_code_at(const quantizer *how, uint8_t *codes, size_t count, size_t index, uint32_t code) {
     const size_t half = (count + 1) / 2;
     if (how->bits == 8)

@@ -13,9 +13,9 @@
         const element *bits = (const element *)values;                                                                 \
         integer low = largest, high = -largest - 1;                                                                    \
         for (size_t i = 0; i < count; ++i) {                                                                           \
-            const integer place = order_##kind(bits[i]);                                                               \
-            low = SMALLER(place, low);                                                                                 \
-            high = LARGER(place, high);                                                                                \
+            const integer key = order_##kind(bits[i]);                                                                 \
+            low = SMALLER(key, low);                                                                                   \
+            high = LARGER(key, high);                                                                                  \
         }                                                                                                              \
         *least = low;                                                                                                  \
         *most = high;                                                                                                  \

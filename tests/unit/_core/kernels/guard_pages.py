@@ -1,4 +1,4 @@
-"""Memory that begins and ends where nothing may be read: a byte too far is a segmentation fault, not a lucky guess."""
+"""Memory between guard pages: a read beyond its ends is always a segmentation fault."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import mmap
 PROT_NONE = 0
 
 
-class Fence:
-    """So many bytes of pages between two that cannot be read."""
+class GuardedBytes:
+    """Memory pages that end with the content, between two guard pages that cannot be read."""
 
     def __init__(self, content: bytes) -> None:
         inner = -(-len(content) // mmap.PAGESIZE) * mmap.PAGESIZE

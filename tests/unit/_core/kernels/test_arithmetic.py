@@ -1,18 +1,21 @@
-"""Kernels: every instruction set computes the documented bits, touches no byte too many, and knows every checksum.
+"""Kernels: every instruction set computes the documented bits, writes no other byte, and computes every checksum.
 
-The expected values come from numpy, which computes element by element as the law in `arithmetic.h` says; bfloat16,
-which numpy does not have, is rounded here by comparing distances. Infinities, subnormals and all kinds of NaN are among
+The expected values come from numpy, which computes element by element as `arithmetic.h` defines; bfloat16, which numpy
+does not have, is rounded here by comparing distances. The operands contain infinities, subnormals and all kinds of
 the operands.
 """
 
 from __future__ import annotations
 
 import itertools
+import platform
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,7 @@ FLOATS = {
     DataType.DOUBLE: 0x7FF8 << 48,
 }
 
-# What can be asked for: AVG divides, or is a sum; the others never divide.
+# All legal combinations: AVG divides, or is a sum; the others never divide.
 WORKS = [(op, 0) for op in ReduceOp] + [
     (ReduceOp.SUM, 1),
     (ReduceOp.AVG, 2),
@@ -38,7 +41,7 @@ WORKS = [(op, 0) for op in ReduceOp] + [
     (ReduceOp.AVG, 100_003),
 ]
 
-# Around every width of a vector and of an unrolled loop, then across several of them.
+# Counts around every width of a vector and of an unrolled loop, then across several of them.
 COUNTS = [*range(131), 255, 256, 257, 511, 777, 1031]
 
 
@@ -55,12 +58,12 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def carrier(datatype: DataType) -> np.dtype[Any]:
-    """The numpy type that holds the elements; bfloat16 travels as its bits."""
+    """Return the numpy type that holds the elements; bfloat16 is held as its bits."""
     return np.dtype(np.uint16) if datatype is DataType.BFLOAT16 else datatype.to_numpy_dtype()
 
 
 def specials(datatype: DataType) -> list[int]:
-    """Bits that are likely to go wrong: zeros, infinities, both ends of the normal numbers, kinds of NaN."""
+    """Return bits of critical values: zeros, infinities, both ends of the normal numbers, kinds of NaN."""
     width = datatype.itemsize * 8
     sign = 1 << (width - 1)
     if datatype not in FLOATS:
@@ -90,28 +93,28 @@ def specials(datatype: DataType) -> list[int]:
 
 @cache
 def operands(datatype: DataType, count: int) -> tuple[bytes, bytes]:
-    """Random bytes, with specials strewn in such that each meets each."""
+    """Return random bytes that contain every pair of special values."""
     source = random.Random(f"{datatype.name} {count}")
     size = datatype.itemsize
     left, right = bytearray(source.randbytes(count * size)), bytearray(source.randbytes(count * size))
     if datatype in FLOATS and size > 2:
-        # Random exponents hardly ever meet; here the second operand is near the first, so that sums must round.
+        # Random exponents are rarely similar; here the second operand is near the first, so that sums must round.
         with np.errstate(all="ignore"):
             near = np.frombuffer(left, carrier(datatype)) * np.float32(0.37)
         right[: len(right) // 2] = near.tobytes()[: len(right) // 2]
     pairs = list(itertools.product(specials(datatype), repeat=2))
-    places = source.sample(range(count), min(len(pairs), count // 2))
-    for place, (one, other) in zip(places, source.sample(pairs, len(pairs)), strict=False):
-        left[place * size : (place + 1) * size] = one.to_bytes(size, sys.byteorder)
-        right[place * size : (place + 1) * size] = other.to_bytes(size, sys.byteorder)
+    positions = source.sample(range(count), min(len(pairs), count // 2))
+    for position, (one, other) in zip(positions, source.sample(pairs, len(pairs)), strict=False):
+        left[position * size : (position + 1) * size] = one.to_bytes(size, sys.byteorder)
+        right[position * size : (position + 1) * size] = other.to_bytes(size, sys.byteorder)
     return bytes(left), bytes(right)
 
 
 def round_bf16(values: Array) -> Array:
-    """Floats to bits of bfloat16, by asking which of two neighbours is nearer, in double precision."""
+    """Round floats to bits of bfloat16: choose the nearer of the two neighbours, in double precision."""
     low = values.view(np.uint32) & np.uint32(0xFFFF0000)
     high = low + np.uint32(0x10000)
-    # Where the upper neighbour is infinity, it lies as far as the next exponent would begin.
+    # If the upper neighbour is infinity, its distance is that of the first number of the next exponent.
     beyond = np.where(low & 0x80000000, -(2.0**128), 2.0**128)
     top = high.view(np.float32).astype(np.float64)
     top = np.where(np.isinf(top), beyond, top)
@@ -121,7 +124,7 @@ def round_bf16(values: Array) -> Array:
 
 
 def combine(op: ReduceOp, a: Array, b: Array) -> Array:
-    """One operation, in the type of the arrays; for MAX and MIN minus zero is less than plus zero."""
+    """Apply the op in the type of the arrays; for MAX and MIN minus zero is less than plus zero."""
     if op in {ReduceOp.SUM, ReduceOp.AVG}:
         return a + b
     if op is ReduceOp.PROD:
@@ -135,7 +138,7 @@ def combine(op: ReduceOp, a: Array, b: Array) -> Array:
 
 
 def divide(values: Array, divisor: int) -> Array:
-    """Towards zero for integers."""
+    """Divide; integers are rounded towards zero."""
     if values.dtype.kind == "f":
         return values / values.dtype.type(divisor)
     if values.dtype.kind == "u":
@@ -146,9 +149,9 @@ def divide(values: Array, divisor: int) -> Array:
 
 @cache
 def expected(datatype: DataType, op: ReduceOp, divisor: int, count: int) -> bytes:
-    """The documented result for the operands of this count."""
+    """Return the documented result for the operands of this count."""
     a, b = (np.frombuffer(side, carrier(datatype)) for side in operands(datatype, count))
-    with np.errstate(all="ignore"):  # from here on: an arm64 processor reports signalling NaNs that are widened
+    with np.errstate(all="ignore"):  # an arm64 processor reports the widening of signalling NaNs
         if datatype is DataType.BFLOAT16:
             a, b = ((side.astype(np.uint32) << 16).view(np.float32) for side in (a, b))
         elif datatype is DataType.FLOAT16:
@@ -170,7 +173,7 @@ def expected(datatype: DataType, op: ReduceOp, divisor: int, count: int) -> byte
 CANARY = b"\xa5" * 64
 
 
-class Places:
+class Padded:
     """A buffer with canaries on both sides and a block somewhere inside, aligned or not."""
 
     def __init__(self, content: bytes, offset: int) -> None:
@@ -180,28 +183,28 @@ class Places:
 
     @property
     def block(self) -> memoryview:
-        """What a kernel is given."""
+        """The block that a kernel is given."""
         return memoryview(self.buffer)[self.offset : self.end]
 
     def holds(self, content: bytes) -> bool:
-        """Whether the block is this, and nothing around it has changed."""
+        """Return whether the block is this, and nothing around it has changed."""
         return self.buffer == CANARY[: self.offset] + content + CANARY
 
 
 @pytest.mark.parametrize("datatype", DataType, ids=lambda datatype: datatype.name)
 @pytest.mark.parametrize(("op", "divisor"), WORKS, ids=lambda work: getattr(work, "name", work))
 def test_every_count_and_place(variant: str, datatype: DataType, op: ReduceOp, divisor: int) -> None:
-    """Goal: right at every count and alignment, in place or not, with a backup or without; nothing else is touched."""
+    """Goal: correct at every count and alignment, in place or not, with or without a backup; no other byte changes."""
     left, right = operands(datatype, COUNTS[-1])
     result = expected(datatype, op, divisor, COUNTS[-1])
     for number, count in enumerate(COUNTS):
         nbytes = count * datatype.itemsize
         a, b, answer = left[:nbytes], right[:nbytes], result[:nbytes]
-        # All combinations come round; which count meets which is of no importance.
+        # All combinations occur; it does not matter which count has which.
         for where, keep in itertools.product(("apart", "local", "incoming"), (False, True)):
-            local, incoming = Places(a, number % 61), Places(b, number * 7 % 64)
-            backup = Places(bytes(nbytes), number * 5 % 63)
-            out = {"apart": Places(bytes(nbytes), number * 3 % 62), "local": local, "incoming": incoming}[where]
+            local, incoming = Padded(a, number % 61), Padded(b, number * 7 % 64)
+            backup = Padded(bytes(nbytes), number * 5 % 63)
+            out = {"apart": Padded(bytes(nbytes), number * 3 % 62), "local": local, "incoming": incoming}[where]
             arithmetic.reduce_into(
                 datatype.value,
                 op.value,
@@ -219,7 +222,7 @@ def test_every_count_and_place(variant: str, datatype: DataType, op: ReduceOp, d
 
 @pytest.mark.parametrize("datatype", DataType, ids=lambda datatype: datatype.name)
 def test_many_random_bytes(variant: str, datatype: DataType) -> None:
-    """Goal: the same bits as the law demands, hence on every instruction set, over many more operands."""
+    """Goal: the documented bits, so the same on every instruction set, over many more operands."""
     count = 20_011
     a, b = operands(datatype, count)
     for op, divisor in WORKS:
@@ -230,13 +233,13 @@ def test_many_random_bytes(variant: str, datatype: DataType) -> None:
 
 @pytest.mark.parametrize("datatype", [DataType.INT8, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE], ids=str)
 def test_long_backups(variant: str, datatype: DataType) -> None:
-    """Goal: also where the backup is streamed past the caches, wherever its lines begin and wherever it ends."""
+    """Goal: also correct if the backup is written past the caches, at any alignment and any end."""
     count = 20_011
     a, b = operands(datatype, count)
     result = expected(datatype, ReduceOp.SUM, 0, count)
     for shift, cut in itertools.product([0, 1, 2, 4, 8, 24, 60, 63], [0, 1, 17, 1000]):
         nbytes = len(a) - cut * datatype.itemsize
-        local, backup = Places(a[:nbytes], shift % 5), Places(bytes(nbytes), shift)
+        local, backup = Padded(a[:nbytes], shift % 5), Padded(bytes(nbytes), shift)
         arithmetic.reduce_into(datatype.value, ReduceOp.SUM.value, local.block, local.block, b[:nbytes], backup.block)
         assert local.holds(result[:nbytes]), (shift, cut)
         assert backup.holds(a[:nbytes]), (shift, cut)
@@ -244,7 +247,7 @@ def test_long_backups(variant: str, datatype: DataType) -> None:
 
 @pytest.mark.parametrize("datatype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda datatype: datatype.name)
 def test_every_half_survives(variant: str, datatype: DataType) -> None:
-    """Goal: all 65536 values are widened and rounded back unharmed, subnormals and infinities included; NaN settles."""
+    """Goal: all 65536 values are widened and rounded back unchanged, also subnormals; NaN becomes the standard NaN."""
     halves = np.arange(1 << 16, dtype=np.uint16)
     negative_zero = np.full_like(halves, 0x8000)
     out = np.empty_like(halves)
@@ -256,7 +259,7 @@ def test_every_half_survives(variant: str, datatype: DataType) -> None:
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 10, 255, 256, 65_537, (1 << 24) + 1, (1 << 31) + 1, (1 << 32) - 1])
 def test_every_quotient_of_small_integers(variant: str, divisor: int) -> None:
-    """Goal: dividing by way of floats never misses an integer, whatever the divisor."""
+    """Goal: a division through floats gives the exact integer quotient for every divisor."""
     for datatype in (DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16):
         values = np.arange(1 << (8 * datatype.itemsize)).astype(datatype.to_numpy_dtype())
         out = np.empty_like(values)
@@ -265,7 +268,7 @@ def test_every_quotient_of_small_integers(variant: str, divisor: int) -> None:
 
 
 def test_quotients_of_wide_integers(variant: str) -> None:
-    """Goal: also next to multiples of the divisor, where a rounded quotient would show."""
+    """Goal: also next to multiples of the divisor, where a rounded quotient would be wrong."""
     source = random.Random(7)
     for datatype, _ in itertools.product((DataType.UINT32, DataType.INT32, DataType.UINT64, DataType.INT64), range(50)):
         limits = np.iinfo(datatype.to_numpy_dtype())
@@ -310,7 +313,7 @@ def test_what_cannot_be_reduced_is_refused() -> None:
 
 # --- Checksum -----------------------------------------------------------------------------------------------------
 
-# RFC 3720, B.4; and the number by which people recognise the polynomial.
+# RFC 3720, B.4, and the usual check value of the polynomial.
 KNOWN = {
     b"": 0,
     b"123456789": 0xE3069283,
@@ -326,7 +329,7 @@ KNOWN = {
 
 @cache
 def remainders(data: bytes) -> list[int]:
-    """The checksum of every beginning of the data, bit by bit."""
+    """Return the checksum of every prefix of the data, computed bit by bit."""
     crc, found = 0xFFFFFFFF, [0]
     for byte in data:
         crc ^= byte
@@ -341,7 +344,7 @@ def test_checksums_of_the_standard(variant: str) -> None:
 
 
 def test_checksums_of_every_length(variant: str) -> None:
-    """Goal: right across every boundary between loops, and wherever the bytes lie."""
+    """Goal: correct across every boundary between loops, and at every alignment."""
     data = random.Random(1).randbytes(13_000)
     lengths = [*range(1100), *range(12_280, 12_300), 12_544, 12_800, 13_000]
     for length in lengths:
@@ -350,7 +353,7 @@ def test_checksums_of_every_length(variant: str) -> None:
 
 
 def test_checksums_continue(variant: str) -> None:
-    """Goal: pieces give the same number as the whole, however it is cut."""
+    """Goal: the checksum of parts, continued, is that of the whole, at every cut."""
     source = random.Random(2)
     data = source.randbytes(300_001)
     whole = arithmetic.crc32c_of(data)
@@ -363,7 +366,7 @@ def test_checksums_continue(variant: str) -> None:
 
 
 def test_checksums_agree_on_whole_blocks() -> None:
-    """Goal: every instruction set gives the number that the first one gives, at sizes as they travel."""
+    """Goal: every instruction set gives the same checksum as the first one, at the sizes of real blocks."""
     data = random.Random(3).randbytes((1 << 18) + 77)
     before, found = arithmetic.chosen(), {}
     for name in arithmetic.available():
@@ -387,8 +390,18 @@ def in_fresh_interpreter(simd: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernel lists these flags for x86-64 only")
+def test_the_instruction_sets_are_those_that_the_kernel_lists() -> None:
+    """Goal: what we read from the processor is what Linux reads from it, which hides what it does not save."""
+    flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0].split())
+    avx2 = {"avx", "avx2", "sse4_2", "pclmulqdq", "f16c"} <= flags
+    avx512 = avx2 and {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags
+
+    assert list(arithmetic.available()) == ["portable", *["avx2"] * avx2, *["avx512"] * avx512]
+
+
 def test_the_environment_chooses() -> None:
-    """Goal: whoever operates a run can name the instruction set; by default it is the last, the best."""
+    """Goal: an operator can choose the instruction set; the default is the last and best one."""
     names = arithmetic.available()
 
     assert names[0] == "portable"
@@ -398,7 +411,7 @@ def test_the_environment_chooses() -> None:
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:
-    """Goal: the error says what was asked for and what there is."""
+    """Goal: the error names the unknown set and the available ones."""
     expected_text = f"'abacus' is not available; this machine supports {', '.join(arithmetic.available())}"
     done = in_fresh_interpreter("abacus")
 

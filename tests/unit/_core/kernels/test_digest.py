@@ -1,7 +1,7 @@
 """Digests: every instruction set, any number of threads and any address give what the specification says.
 
-The specification is simplehash.py beside it, which is docs/simplehash.md in plain Python. How good the digest is, is
-asked in test_digest_quality.py.
+The specification is simplehash.py in this folder, which is docs/simplehash.md in plain Python. The quality of the
+digest is tested in test_digest_quality.py.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests import ROOT
 from tests.unit._core.dataplane.loopback import eventually
 
 from . import simplehash
-from .guard_pages import Fence
+from .guard_pages import GuardedBytes
 
 Array = np.ndarray[Any, Any]
 
 ROW, TILE, BLOCK = simplehash.ROW_BYTES, simplehash.TILE_BYTES, simplehash.BLOCK_BYTES
 SPECIFICATION = ROOT / "docs" / "simplehash.md"
 
-# Around every border: words, rows, tiles, blocks.
+# Lengths around every boundary: words, rows, tiles, blocks.
 LENGTHS = sorted(
     {
         0,
@@ -51,7 +51,7 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def place(data: bytes, offset: int = 0) -> Array:
-    """The bytes in memory, so far behind an aligned address, between others that are not theirs."""
+    """Copy the bytes to memory at this offset from an aligned address, with other bytes before and after."""
     room = np.full(len(data) + 128, 0xA5, np.uint8)
     begin = -room.ctypes.data % 64 + offset
     room[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
@@ -84,7 +84,7 @@ def words(packed: bytes) -> list[int]:
     ("text", "value"), re.findall(r"^\| `(.+?)` \| `([0-9a-f]{16})` \|$", SPECIFICATION.read_text(), re.MULTILINE)
 )
 def test_the_known_answers_hold(text: str, value: str) -> None:
-    """Goal: what the page promises to other implementations is what comes out, of ours and of the reference."""
+    """Goal: both implementations give the known answers of the page for other implementations."""
     data = eval(text, {"bytes": bytes, "range": range})
 
     assert f"{digest_of(data):016x}" == value
@@ -92,7 +92,7 @@ def test_the_known_answers_hold(text: str, value: str) -> None:
 
 
 def test_the_page_has_known_answers() -> None:
-    """Goal: the test above does not pass by finding none."""
+    """Goal: the test above has cases."""
     assert len(re.findall(r"^\| `.+` \| `[0-9a-f]{16}` \|$", SPECIFICATION.read_text(), re.MULTILINE)) >= 8
 
 
@@ -104,7 +104,7 @@ def test_every_length_is_as_specified(variant: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("offset", range(1, 64, 3))
 def test_every_address_is_as_good(variant: str, offset: int) -> None:
-    """Goal: what surrounds the bytes, and where they begin, is of no concern."""
+    """Goal: the digest does not depend on the address or on the bytes around."""
     for nbytes in (1, 100, 5 * ROW + 3, TILE + 9):
         assert digest_of(sample(nbytes), offset) == expected(nbytes)
 
@@ -112,7 +112,7 @@ def test_every_address_is_as_good(variant: str, offset: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=3 * ROW), repeats=st.integers(1, 6), offset=st.integers(0, 15))
 def test_random_buffers_agree(data: bytes, repeats: int, offset: int) -> None:
-    """Goal: the reference and all instruction sets say the same of whatever bytes."""
+    """Goal: the reference and all instruction sets give the same digest for any bytes."""
     data *= repeats
     before = arithmetic.chosen()
     try:
@@ -124,19 +124,19 @@ def test_random_buffers_agree(data: bytes, repeats: int, offset: int) -> None:
 
 
 def test_no_byte_beyond_is_read(variant: str) -> None:
-    """Goal: buffers that end where memory ends, or begin where it begins, are read to their last byte and no more."""
+    """Goal: buffers at the beginning or end of a mapping are read to their last byte and not beyond."""
     content = sample(2 * TILE)
-    fence = Fence(content)
+    guarded = GuardedBytes(content)
     for nbytes in range(600):
-        assert digest.digest(fence.end - nbytes, nbytes) == digest_of(content[len(content) - nbytes :])
-        assert digest.digest(fence.begin, nbytes) == digest_of(content[:nbytes])
+        assert digest.digest(guarded.end - nbytes, nbytes) == digest_of(content[len(content) - nbytes :])
+        assert digest.digest(guarded.begin, nbytes) == digest_of(content[:nbytes])
 
 
 # --- Blocks and threads -------------------------------------------------------------------------------------------
 
 
 def test_blocks_have_digests_of_their_own() -> None:
-    """Goal: a block's digest is that of its bytes wherever it lies, and the blocks' digests make the tensor's."""
+    """Goal: a block's digest depends only on its bytes, and the blocks' digests give the tensor's."""
     data = sample(2 * BLOCK + 1234)
     placed = place(data, 5)
     blocks = digest.block_digests(placed.ctypes.data, len(data), 1)
@@ -156,7 +156,7 @@ def test_nothing_has_no_blocks() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 1000])
 def test_threads_do_not_matter(variant: str, threads: int) -> None:
-    """Goal: the same digests on any number of threads, of which none is left."""
+    """Goal: any number of threads gives the same digests, and no thread is left."""
     data = random.Random(3).randbytes(5 << 20) + b"rest"
     placed = place(data, 1)
     before = len(os.listdir("/proc/self/task"))
@@ -166,13 +166,13 @@ def test_threads_do_not_matter(variant: str, threads: int) -> None:
     assert found == b"".join(
         digest.block_digests(placed[i:].ctypes.data, min(BLOCK, len(data) - i), 1) for i in range(0, len(data), BLOCK)
     )
-    # The kernel tells who joins a thread a moment before it takes the thread out of /proc.
+    # The kernel reports the end of a thread a moment before it removes the thread from /proc.
     eventually(lambda: len(os.listdir("/proc/self/task")) == before, "the end of all threads")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_many_tensors_are_digested_at_once(threads: int) -> None:
-    """Goal: each gets its own digest, in order, whether empty, tiny, or larger than a thread's share."""
+    """Goal: each tensor gets its own digest, in order, whether empty, tiny, or larger than a thread's share."""
     source = random.Random(4)
     lengths = [0, 3 << 20, 1, 0, 0, BLOCK, BLOCK + 1, (1 << 20) - 1, *(source.randrange(3000) for _ in range(1000)), 0]
     tensors = [place(source.randbytes(nbytes), source.randrange(16)) for nbytes in lengths]
@@ -187,20 +187,20 @@ def test_digests_run_side_by_side() -> None:
     placed = place(random.Random(5).randbytes(4 << 20))
     wanted = digest.digest(placed.ctypes.data, len(placed))
     found: list[int] = []
-    crews = [
+    threads = [
         threading.Thread(target=lambda: found.append(digest.digest(placed.ctypes.data, len(placed), 3)))
         for _ in range(4)
     ]
-    for crew in crews:
-        crew.start()
-    for crew in crews:
-        crew.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
     assert found == [wanted] * 4
 
 
 def test_reading_adds_all_words() -> None:
-    """Goal: what digests are measured against reads every byte too."""
+    """Goal: the benchmark's reference for digests reads every byte too."""
     placed = place(sample(3 * BLOCK), 8)
     for threads in (1, 2):
         total = digest.read_only(placed.ctypes.data, len(placed), threads)

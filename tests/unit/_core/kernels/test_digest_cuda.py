@@ -1,7 +1,7 @@
-"""The CUDA twin of the digest without a GPU: it compiles for devices, and on fibres it says what the CPU says.
+"""The CUDA version of the digest without a GPU: it compiles for devices, and on fibres it gives the CPU's digests.
 
-`tests/emulation/cuda_runtime.h` stands in for a device. That it is a hard one is tested too: kernels with a barrier
-too few must fail on it.
+`tests/emulation/cuda_runtime.h` emulates a device. The emulation is tested too: kernels with a missing barrier must
+fail on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from pccl._core.kernels import digest
 from tests import ROOT
 
-from .guard_pages import Fence
+from .guard_pages import GuardedBytes
 from .simplehash import BLOCK_BYTES, ROW_BYTES, TILE_BYTES
 
 Array = np.ndarray[Any, Any]
@@ -38,14 +38,14 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def declare(library: ctypes.CDLL) -> Any:
-    """The one function of the library."""
+    """Declare and return the only function of the library."""
     function = library.pccl_digest_blocks
     function.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_void_p]
     return function
 
 
 class Device:
-    """`digest.cu`, or what a test made of it, built for the CPU."""
+    """`digest.cu`, or a version that a test has changed, built for the CPU."""
 
     def __init__(self, folder: Path, source: str | None = None) -> None:
         program, library = folder / "digest.cpp", folder / "digest.so"
@@ -57,7 +57,7 @@ class Device:
         self.launch = declare(ctypes.CDLL(str(library)))
 
     def block_digests(self, address: int, nbytes: int) -> bytes:
-        """The digests, between guards that must not be written to."""
+        """Return the digests; fail if bytes before or after them were written."""
         count = -(-nbytes // BLOCK_BYTES)
         out = np.full(count + 2, 0xA5A5, np.uint64)
         code = self.launch(address, nbytes, out[1:].ctypes.data, None)
@@ -69,19 +69,19 @@ class Device:
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    """The kernels as they are shipped."""
+    """The unchanged kernels."""
     return Device(tmp_path_factory.mktemp("device"))
 
 
 @pytest.fixture(scope="module")
 def room() -> Array:
-    """Random bytes to take buffers from, beginning at a page."""
+    """Random bytes that begin at a memory page; tests take their buffers from it."""
     held = np.frombuffer(bytearray(random.Random(1).randbytes(3 * BLOCK_BYTES + 8192)), np.uint8)
     return held[-held.ctypes.data % 4096 :]
 
 
 def agree(device: Device, room: Array, buffers: Iterator[tuple[int, int]]) -> int:
-    """Compare all buffers (offset, length), and count them."""
+    """Compare all buffers (offset, length) with the CPU's digests; return their number."""
     compared = 0
     for offset, nbytes in buffers:
         address = room.ctypes.data + offset
@@ -121,16 +121,16 @@ def test_random_buffers_agree_with_the_cpu(device: Device, room: Array) -> None:
 
 @needs_compiler
 def test_no_byte_beyond_is_read(device: Device) -> None:
-    """Goal: buffers that end where memory ends, or begin where it begins, whatever their alignment."""
-    fence = Fence(random.Random(3).randbytes(TILE_BYTES))
+    """Goal: no byte is read outside of buffers at the beginning or end of a mapping, at any alignment."""
+    guarded = GuardedBytes(random.Random(3).randbytes(TILE_BYTES))
     for nbytes in (*range(1, 40), *range(ROW_BYTES - 9, ROW_BYTES + 10), *range(9 * ROW_BYTES - 9, 9 * ROW_BYTES + 10)):
-        for address in (fence.end - nbytes, fence.begin):
+        for address in (guarded.end - nbytes, guarded.begin):
             assert device.block_digests(address, nbytes) == digest.block_digests(address, nbytes, 1)
 
 
 @needs_compiler
 def test_nothing_is_launched_for_nothing(device: Device) -> None:
-    """Goal: no bytes are no error, and more than a launch can number are one."""
+    """Goal: an empty buffer is no error; one with more blocks than a launch can number is one."""
     assert device.launch(None, 0, None, None) == 0
     assert device.launch(None, 1 << 63, None, None) == 1
 
@@ -139,7 +139,7 @@ def test_nothing_is_launched_for_nothing(device: Device) -> None:
 
 
 def changed(before: str, after: str) -> str:
-    """The source of the kernels with a mistake in it."""
+    """Return the source of the kernels with an error inserted."""
     source = SOURCE.read_text()
     assert source.count(before) == 1
     return source.replace(before, after)
@@ -147,7 +147,7 @@ def changed(before: str, after: str) -> str:
 
 @needs_compiler
 def test_a_missing_barrier_is_noticed(tmp_path: Path, room: Array) -> None:
-    """Goal: who reads shared memory before the others have written it gets wrong digests here, every time."""
+    """Goal: a thread that reads shared memory before others have written it gives wrong digests here, every time."""
     careless = Device(tmp_path, changed("__syncthreads();", ""))
 
     for nbytes in (2 * TILE_BYTES, BLOCK_BYTES):
@@ -157,7 +157,7 @@ def test_a_missing_barrier_is_noticed(tmp_path: Path, room: Array) -> None:
 
 @needs_compiler
 def test_a_shuffle_without_the_whole_warp_is_noticed(tmp_path: Path, room: Array) -> None:
-    """Goal: threads that stay away from a shuffle of all make the launch fail, instead of going on with something."""
+    """Goal: a shuffle that some threads of the warp do not reach makes the launch fail."""
     alone = Device(tmp_path, changed("#pragma unroll\n    for (unsigned half", "    if (lane < 16) for (unsigned half"))
 
     with pytest.raises(RuntimeError, match="error 719"):
@@ -169,7 +169,7 @@ def test_a_shuffle_without_the_whole_warp_is_noticed(tmp_path: Path, room: Array
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_compiles_for_devices(architecture: int, tmp_path: Path) -> None:
-    """Goal: nvcc takes the source for every generation that torch supports, without a warning."""
+    """Goal: nvcc compiles the source for every generation that torch supports, without a warning."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("there is no nvcc on PATH")
@@ -188,7 +188,7 @@ def test_it_compiles_for_devices(architecture: int, tmp_path: Path) -> None:
 
 
 def test_it_links_with_the_runtime(tmp_path: Path) -> None:
-    """Goal: with NVIDIA's own header and library, and no device, a launch is refused by a number, as callers expect."""
+    """Goal: with NVIDIA's header and library but no device, a launch returns an error code, as callers expect."""
     nvcc, target = shutil.which("nvcc"), tmp_path / "digest.so"
     if nvcc is None or Path("/proc/driver/nvidia").exists():
         pytest.skip("this needs nvcc and no device")
@@ -210,7 +210,7 @@ def test_it_links_with_the_runtime(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch, device: Device) -> ModuleType:
-    """`digesting` with a device that lies in host memory."""
+    """The torch digest module with a device that uses host memory."""
     import torch
 
     from pccl.torch import device_digest
@@ -224,7 +224,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, device: Device) -> ModuleType:
 @needs_torch
 @needs_compiler
 def test_tensors_are_digested_where_they_lie(pretended: ModuleType) -> None:
-    """Goal: any dtype, any offset into a storage, none at all; the bytes are those of the CPU's digests."""
+    """Goal: tensors of any dtype, at any offset of a storage, and empty ones have the CPU's digests."""
     import torch
 
     whole = torch.arange(300_000, dtype=torch.float32)
@@ -241,7 +241,7 @@ def test_tensors_are_digested_where_they_lie(pretended: ModuleType) -> None:
 @needs_torch
 @needs_compiler
 def test_refusals_of_the_driver_are_told(pretended: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a launch that fails is an exception that says where and how much."""
+    """Goal: a failed launch is an exception that names the device and the number of bytes."""
     import torch
 
     refusing = SimpleNamespace(pccl_digest_blocks=lambda *_arguments: 700)
@@ -252,7 +252,7 @@ def test_refusals_of_the_driver_are_told(pretended: ModuleType, monkeypatch: pyt
 
 @needs_torch
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: without a device, without the toolkit, and where the build fails, the message says so and what to do."""
+    """Goal: without a device, without the toolkit, or if the build fails, the message says so and what to do."""
     import torch
     from torch.utils import cpp_extension
 
@@ -280,7 +280,7 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torch
 @needs_compiler
 def test_torch_builds_what_we_open(tmp_path: Path, room: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the way through torch's builder, with the emulation for a toolkit: built once, opened, called."""
+    """Goal: torch's builder, with the emulation as toolkit, builds the library once; it is opened and called."""
     if shutil.which("ninja") is None:
         pytest.skip("torch builds with ninja, which is not on PATH")
     import torch
@@ -292,7 +292,7 @@ def test_torch_builds_what_we_open(tmp_path: Path, room: Array, monkeypatch: pyt
     program = tmp_path / "digest.cpp"
 
     def load(name: str, sources: list[str], extra_cuda_cflags: list[str], is_python_module: bool) -> str:
-        # A .cu would go to nvcc, whose libraries torch for the CPU cannot link.
+        # torch would pass a .cu to nvcc, whose libraries torch for the CPU cannot link.
         program.write_text(f'#include "{sources[0]}"\n')
         include = [str(EMULATION)]
         return str(
@@ -321,7 +321,7 @@ def test_torch_builds_what_we_open(tmp_path: Path, room: Array, monkeypatch: pyt
 
 @needs_torch
 def test_a_real_device_agrees_with_the_cpu() -> None:
-    """Goal: the whole way, on a GPU. Skipped wherever this project was tested so far."""
+    """Goal: digests on a real GPU. Has been skipped on every machine of this project so far."""
     import torch
 
     from pccl.torch import device_digest

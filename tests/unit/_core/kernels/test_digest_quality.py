@@ -1,7 +1,7 @@
-"""Whether different bytes have different digests: flips, swaps, zeros, lengths, numbers that differ by little.
+"""Checks that different bytes have different digests: flips, swaps, zeros, lengths, numbers that differ by little.
 
-None of this is about attackers. With 64 bits and the few hundred thousand digests of a test, a single collision is a
-fault of the hash, so sets are simply counted; statistics have bounds that chance misses once in a million runs.
+Attackers are not considered. With 64 bits and the few hundred thousand digests of a test, a single collision is a
+defect of the hash, so sets are simply counted. Statistical bounds fail by chance once in a million runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def digests_of(rows: Array) -> Array:
-    """The digests of the rows of a matrix."""
+    """Return the digests of the rows of a matrix."""
     assert rows.flags.c_contiguous
     nbytes = rows.strides[0]
     addresses = list(range(rows.ctypes.data, rows.ctypes.data + rows.nbytes, nbytes))
@@ -47,7 +47,7 @@ def random_bytes(nbytes: int, seed: int = 0) -> Array:
 
 @pytest.mark.parametrize("kind", ["random", "zeros", "ones"])
 def test_every_flipped_bit_changes_the_digest(kind: str) -> None:
-    """Goal: all buffers that differ from one by one bit have digests of their own, in any kind of surroundings."""
+    """Goal: all buffers that differ from one in one bit have different digests, for several kinds of content."""
     nbytes = 2 * ROW_BYTES + 13
     plain = {
         "random": random_bytes(nbytes),
@@ -62,20 +62,20 @@ def test_every_flipped_bit_changes_the_digest(kind: str) -> None:
 
 
 def test_a_flipped_bit_anywhere_in_blocks_changes_the_digest() -> None:
-    """Goal: the same for tensors of several tiles and blocks, at random places and at both ends."""
+    """Goal: the same for tensors of several tiles and blocks, at random offsets and at both ends."""
     source = random.Random(1)
     data = random_bytes(2 * BLOCK_BYTES + 777)
     places = [0, len(data) - 1, *(source.randrange(len(data)) for _ in range(300))]
     found = [digest_of(data)]
     for place in places:
         data[place] ^= 1 << source.randrange(8)
-        found.append(digest_of(data))  # flips add up: every one of these buffers is new
+        found.append(digest_of(data))  # flips accumulate: each of these buffers is new
 
     assert_distinct(found)
 
 
 def test_one_byte_among_zeros_is_found_wherever_it_is() -> None:
-    """Goal: neither the place nor the value of the only byte can be confused."""
+    """Goal: a single nonzero byte gives another digest for every offset and every value."""
     data = np.zeros(TILE_BYTES + 3 * ROW_BYTES, np.uint8)
     found = []
     for place in range(0, len(data), 7):
@@ -92,7 +92,7 @@ def test_one_byte_among_zeros_is_found_wherever_it_is() -> None:
 
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 32, 64, ROW_BYTES, 8 * ROW_BYTES, TILE_BYTES, BLOCK_BYTES])
 def test_order_matters(unit: int) -> None:
-    """Goal: exchanging any two pieces, near or far, of the size of an element, a vector, a row, a tile or a block."""
+    """Goal: exchanging two parts of the size of an element, vector, row, tile or block changes the digest."""
     source = random.Random(2)
     data = random_bytes(4 * BLOCK_BYTES + 100)
     plain, count = digest_of(data), len(data) // unit
@@ -110,7 +110,7 @@ def test_order_matters(unit: int) -> None:
 
 
 def test_two_words_are_not_confused_with_each_other() -> None:
-    """Goal: two marks in zeros, at all pairs of places in three rows, in this order or the other."""
+    """Goal: two nonzero words among zeros, at all pairs of offsets in three rows and in both orders, differ."""
     places = range(0, 3 * ROW_BYTES // 8, 3)
     pairs = [(first, second) for first in places for second in places if first != second]
     rows = np.zeros((len(pairs), 3 * ROW_BYTES // 8), np.uint64)
@@ -124,7 +124,7 @@ def test_two_words_are_not_confused_with_each_other() -> None:
 
 
 def test_runs_of_zeros_differ_by_their_length() -> None:
-    """Goal: no two lengths of nothing but zeros look alike, from none at all up to several blocks."""
+    """Goal: zeros of different lengths have different digests, from no byte up to several blocks."""
     zeros = np.zeros(3 * BLOCK_BYTES + 1, np.uint8)
     lengths = {*range(2 * ROW_BYTES), *range(TILE_BYTES - 20, TILE_BYTES + 20)}
     lengths |= {border + near for border in (BLOCK_BYTES, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES) for near in (-8, -1, 0, 1)}
@@ -144,7 +144,7 @@ def test_appending_changes_the_digest(tail: int) -> None:
 
 
 def kin() -> dict[str, Array]:
-    """Families of tensors whose members differ by little, all of them within one family."""
+    """Return families of tensors; the members of a family differ by little."""
     count, source = 60_000, np.random.default_rng(6)
     weights = source.normal(0, 0.02, 64).astype(np.float32)
     counters = np.zeros((count, 16), np.int64)
@@ -170,7 +170,7 @@ def kin() -> dict[str, Array]:
 
 @pytest.mark.parametrize("family", kin())
 def test_kin_are_told_apart(family: str) -> None:
-    """Goal: no collision in 64 bits, and in either half of them not more than chance has."""
+    """Goal: no collision in 64 bits, and in either half of them no more than expected by chance."""
     found = digests_of(kin()[family])
 
     assert_distinct(found)
@@ -180,7 +180,7 @@ def test_kin_are_told_apart(family: str) -> None:
 
 @pytest.mark.parametrize("flipped", [0x80000000, 0x8000000080000000, 0x8000, 1, 1 << 63])
 def test_equal_flips_in_a_lane_do_not_cancel(flipped: int) -> None:
-    """Goal: negating numbers that meet in one lane, in any two of many rows, always shows."""
+    """Goal: negating numbers of one lane in any two of many rows always changes the digest."""
     plain = random_bytes(40 * ROW_BYTES, 9).view(np.uint64)
     pairs = [(lane, one, other) for lane in (0, 17, 31) for one in range(40) for other in range(one + 1, 40)]
     rows = np.repeat(plain[None], len(pairs) + 1, axis=0)
@@ -191,7 +191,7 @@ def test_equal_flips_in_a_lane_do_not_cancel(flipped: int) -> None:
 
 
 def test_no_word_silences_others() -> None:
-    """Goal: words that bring a lane's low half, high half or all of it to zero hide neither what was nor what comes."""
+    """Goal: words that set a lane's low half, high half or all of it to zero hide no words before or after them."""
     rows = []
     for mask in (0xFFFFFFFF, 0xFFFFFFFF00000000, simplehash.ALL):
         for before, after in ((0, 0), (1, 0), (0, 1), (1 << 63, 0), (0, 1 << 63), (1 << 32, 0), (0, 1 << 32)):
@@ -206,7 +206,7 @@ def test_no_word_silences_others() -> None:
 
 
 def test_one_step_spreads_a_flipped_bit() -> None:
-    """Goal: no bit of a word leaves a trace in its lane that the next word could wipe out with a bit or two."""
+    """Goal: the effect of one bit on its lane cannot be undone by one or two bits of the next word."""
     source = random.Random(8)
     traces = []
     for _ in range(200):
@@ -222,7 +222,7 @@ def test_one_step_spreads_a_flipped_bit() -> None:
 
 
 def flips_by_bit(nbytes: int, bit: int, samples: int) -> Array:
-    """How often each bit of the digest changes with one bit of random data."""
+    """Return how often each bit of the digest changes with one bit of random data."""
     rows = np.frombuffer(bytearray(random.Random(bit).randbytes(nbytes * samples)), np.uint8).reshape(samples, nbytes)
     before = digests_of(rows)
     rows[:, bit // 8] ^= np.uint8(1 << bit % 8)
@@ -232,7 +232,7 @@ def flips_by_bit(nbytes: int, bit: int, samples: int) -> Array:
 
 @pytest.mark.parametrize("nbytes", [8, ROW_BYTES + 40])
 def test_a_flipped_bit_flips_half_of_the_digest(nbytes: int) -> None:
-    """Goal: each bit of the digest depends on each bit of the data as on the toss of a coin."""
+    """Goal: each bit of the digest changes with probability 1/2 for each bit of the data."""
     samples = 1000
     bits = range(64) if nbytes == 8 else random.Random(7).sample(range(8 * nbytes), 48)
     table = np.array([flips_by_bit(nbytes, bit, samples) for bit in bits])
@@ -244,7 +244,7 @@ def test_a_flipped_bit_flips_half_of_the_digest(nbytes: int) -> None:
 
 
 def test_digests_of_a_sequence_look_random() -> None:
-    """Goal: every bit of the digests of 0, 1, 2, ... is set half of the time, and neighbours are unrelated."""
+    """Goal: every bit of the digests of 0, 1, 2, ... is set half of the time, and so is every change to the next."""
     found = digests_of(np.arange(50_000, dtype=np.uint64)[:, None].copy())
     bits = np.unpackbits(found.view(np.uint8).reshape(-1, 8), axis=1)
     changes = np.unpackbits((found[1:] ^ found[:-1]).view(np.uint8).reshape(-1, 8), axis=1)

@@ -1,7 +1,7 @@
 /* The numbers of pccl.values that compiled code knows, and the quantizer of an operation, which is made of them. */
 
-#ifndef PCCL_KERNELS_VALUES_H
-#define PCCL_KERNELS_VALUES_H
+#ifndef PCCL_KERNEL_VALUES_H
+#define PCCL_KERNEL_VALUES_H
 
 #include <stdint.h>
 
@@ -37,7 +37,7 @@ enum {
 /* How the elements of an operation become codes: what quantize_groups.h needs, and what the board keeps. */
 typedef struct {
     uint32_t datatype; /* FLOAT16 to DOUBLE */
-    uint32_t bits;     /* of a code: 4, 8 or 16; 0: elements travel as they are */
+    uint32_t bits;     /* of a code: 4, 8 or 16; 0: elements are sent unchanged */
     uint32_t anchored; /* 1: zero is a whole number of steps (ZERO_POINT_SCALE) */
 } quantizer;
 
