@@ -1,19 +1,19 @@
 """What a group's directed edges carry, as far as the master knows: rates with their age and their origin.
 
-An edge is known by a **probe**, which is alone on its links and measures what it wants to know, or from **operations**,
-which cost nothing but tell less. An operation goes around the whole ring and is as slow as its slowest step, so what an
-edge carried meanwhile is in general only a lower bound of what it could:
+A rate comes from a **probe**, which has its links to itself and measures one edge, or from **operations**,
+which cost nothing extra but tell less. An operation goes around the whole ring and is as slow as its slowest step, so
+the rate of an edge in an operation is in general only a lower bound of what the edge can carry:
 
 - If the edge itself was the limit (its source waited for this connection and for nothing else), the rate is a
-  measurement. It counts half against what was known, because one hiccup must not rewire a run; a lasting change is
-  believed after a few operations.
-- Otherwise a rate above the known one raises it. A rate near the known one confirms it, and it is fresh again. A rate
-  below tells nothing, and changes nothing: neither the rate, nor its age. An edge that was never measured stays
-  missing, or a bound set by another slow link would be taken for its rate.
+  measurement. The new value is the mean of this rate and the known one, because one short disturbance must not rewire a
+  run; a lasting change is adopted after a few operations.
+- Otherwise a rate above the known one raises it. A rate near the known one confirms it, and makes it fresh again. A
+  lower rate changes nothing: neither the rate nor its age. An edge that was never measured stays missing:
+  otherwise a bound set by another slow link would be taken for its rate.
 
-A probe that could not be made is a rate of 0: no way for a ring, until it is forgotten, sooner than other rates.
-Rates are bytes per second. Only edges between members are kept, so there are never more than their pairs; what a late
-message says of a peer that has left is ignored. Part of the master's machine; pure.
+A failed probe gives a rate of 0: no ring uses that edge until it is measured again. Such a rate expires sooner than
+others. Rates are bytes per second. Only edges between members are kept, so there are never more edges than pairs of
+members; a late message about a peer that has left is ignored. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 PROBE = "probe"
 PASSIVE = "passive"
 
-CONFIRMED = 0.9  # of the known rate: what is carried beside others on the same links comes no closer
-TRUST = 0.5  # how much of a change that an operation saw is believed at once
+CONFIRMED = 0.9  # of the known rate: an operation that shares its links with others comes no closer
+TRUST = 0.5  # share of a change seen in operations that is adopted at once
 
 
 @record
@@ -53,33 +53,33 @@ class Bandwidths:
 
     def __init__(self, fresh_ns: int, failed_ns: int) -> None:
         self._fresh_ns = fresh_ns  # how long a rate is believed
-        self._failed_ns = failed_ns  # how long a failed probe is
+        self._failed_ns = failed_ns  # how long a failed probe is believed
         self._edges: dict[int, dict[int, EdgeRate]] = {}  # source -> target; a source for each member
 
-    # ------------------------------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------------------------------ input
 
     def add(self, peer: int) -> None:
-        """A member: its edges may be kept from now on. Beyond what a ring may have, edges are not kept."""
+        """Keep the edges of this member from now on, unless there are MEMBERS_MAX members already."""
         if len(self._edges) < MEMBERS_MAX:
             self._edges.setdefault(peer, {})
 
     def drop(self, peer: int) -> None:
-        """A member is gone, and all edges from and to it."""
+        """Remove all edges from and to a member that is gone."""
         self._edges.pop(peer, None)
         for targets in self._edges.values():
             targets.pop(peer, None)
 
     def put(self, source: int, target: int, rate: float, now_ns: int) -> bool:
-        """A probe's result, 0 if it failed; replaces whatever was known. False: not an edge between members."""
+        """Store the rate of a probe, 0 if it failed. Return False if this is not an edge between members."""
         _check_rate(source, target, rate)
         return self._store(source, target, rate, now_ns, PROBE)
 
     def saw(self, source: int, target: int, rate: float, now_ns: int, *, was_limit: bool) -> bool:
-        """What the edge carried in operations. True if that told something."""
+        """Take the rate of an edge in operations. Return True if it was stored."""
         _check_rate(source, target, rate)
         known = self.get(source, target)
         if not rate:
-            return False  # nothing was carried; what cannot carry is found by wiring and by probes
+            return False  # nothing was carried; wiring and probes find an edge that cannot carry anything
         if was_limit:
             believed = rate if known is None or not known.rate else known.rate + TRUST * (rate - known.rate)
             return self._store(source, target, believed, now_ns, PASSIVE)
@@ -93,14 +93,14 @@ class Bandwidths:
         self._edges[source][target] = EdgeRate(float(rate), now_ns, origin)
         return True
 
-    # ------------------------------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------------------------------ queries
 
     def get(self, source: int, target: int) -> EdgeRate | None:
-        """What is known of an edge, however old; None if it was never measured."""
+        """Return the rate of an edge, however old; None if it was never measured."""
         return self._edges.get(source, {}).get(target)
 
     def is_fresh(self, edge: EdgeRate, now_ns: int) -> bool:
-        """Whether it is still believed."""
+        """Whether this rate is still believed."""
         return now_ns - edge.seen_ns < (self._fresh_ns if edge.rate else self._failed_ns)
 
     def stale(self, now_ns: int) -> list[Pair]:
@@ -113,7 +113,7 @@ class Bandwidths:
         ]
 
     def missing(self, peers: Iterable[int], now_ns: int) -> list[Pair]:
-        """Edges between these peers that should be measured: never, or too long ago."""
+        """Return the edges between these peers that were never measured, or too long ago."""
         among = sorted(peers)
         found = []
         for source in among:
@@ -126,7 +126,7 @@ class Bandwidths:
     def matrix(self, peers: Sequence[int], forbidden: Collection[Pair] = ()) -> array[float]:
         """The table that `solver` takes, in the order of these peers; 0 for what is unknown or forbidden.
 
-        An old rate is better than none, so age does not matter here: what could be measured anew, was.
+        An old rate is better than none, so age does not matter here: all edges that could be measured again were.
         """
         rates = array("d", bytes(8 * len(peers) ** 2))
         position = {peer: index for index, peer in enumerate(peers)}
@@ -163,12 +163,12 @@ class Bandwidths:
         members = self._edges.keys()
         assert len(members) <= MEMBERS_MAX, f"{len(members)} members"
         for source, targets in self._edges.items():
-            assert source not in targets, f"peer {source} measured the way to itself"
+            assert source not in targets, f"peer {source} has an edge to itself"
             assert targets.keys() <= members, f"edges from peer {source} to non-members {targets.keys() - members}"
 
 
 def is_rate(rate: float) -> bool:
-    """Whether this can be what an edge carries, in bytes per second; 0 is a probe that failed. False for NaN."""
+    """Whether an edge can have this rate, in bytes per second; 0 is a probe that failed. False for NaN."""
     return rate == 0 or 1 <= rate <= RATE_MAX
 
 

@@ -13,16 +13,16 @@ cdef class RunningReduce:
     cdef readonly object sequence
     cdef readonly set members            # the ring when it commenced, without members that are gone
     cdef readonly set waiting            # members that have not finished
-    cdef readonly set failed             # members that gave up and restored their memory; None before the first one
-    cdef readonly str reason             # why the first one did; empty: nobody did
+    cdef readonly set failed             # members that gave up and whose memory is drained; None before the first one
+    cdef readonly str reason             # why the first member gave up; empty: none did
 
 cdef class Collectives:
     cdef readonly object number          # the peer group's
     cdef readonly dict open              # tag -> OpenReduce
     cdef readonly dict running           # sequence -> RunningReduce
-    cdef readonly list aborted           # Failures that are told when the ring is wired
+    cdef readonly list aborted           # Failures that are sent when the ring is wired
     cdef readonly dict held              # peer -> tags that it initiated and that have no verdict
-    cdef readonly object latest          # sequence number of the latest that commenced
+    cdef readonly object latest          # sequence of the latest reduce that commenced
     cdef dict ripe                       # tags with new votes, in their order
     cdef list failures                   # Failures of the event being handled
     cdef list commenced                  # (tag, sequence) of the event being handled

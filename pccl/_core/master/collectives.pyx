@@ -2,23 +2,23 @@
 """The collectives of one peer group, from the first member that initiates a tag to the one verdict for all.
 
     open ──all members, one signature──▶ running ──all ok──▶ done
-      │                                     └──one failed──▶ aborting ──all restored──▶ failed
-      └── signatures differ, given up, alone, never to meet ──▶ failed
+      │                                     └──one failed──▶ aborting ──all drained──▶ failed
+      └── signatures differ, given up, alone, deadlock ──▶ failed
     the ring changes: what is open, running or aborting is interrupted ──the new ring is wired──▶ failed
 
-**A tag** belongs to a member from the moment it initiates it until it is sent a verdict; initiating it again before
-that breaks the protocol. So a vote that arrives after the ring changed comes either from a member that had not
-initiated that tag, or from one that was told that it failed: both belong to the new round, and meet there.
+**A tag** is held by a member from its vote until the member is sent a verdict; a second vote before that breaks the
+protocol. So a vote that arrives after the ring changed comes either from a member that had not initiated that tag, or
+from one that was told that it failed: both votes belong to the next reduce of that tag.
 
-**Sequence numbers** name what commenced, grow by one, and are never used again, whatever happens to the ring. All
-members are told in the same order, because each hears the master in order.
+**Sequence numbers** name the reduces that commenced. They grow by one and are never used again, also when the ring
+changes. All members get them in the same order, because a control link keeps the order of messages.
 
-**A change of the ring** ends everything at once and needs no answer: the order to wire tells the members to give up.
-What they sent before they read it is about the past. A member that has reported its new edges sends nothing more about
-the old ring.
+**A change of the ring** ends everything at once and needs no answer: the ring order tells the members to give up. What
+a member still says about a reduce that ended this way is ignored. A member that has reported its new edges sends
+nothing more about the old ring.
 
 Part of the master's machine, which sends what `tell` returns; pure, and knows nothing of a ring but its members. Every
-reduce passes through here four times for each member, so its way is typed, and allocates only what is kept.
+reduce passes through here four times for each member, so this path is typed and allocates only what is kept.
 """
 
 from pccl._core.protocol.operations cimport pack_pairs, split_signatures
@@ -41,15 +41,15 @@ cdef Py_ssize_t operations_max = OPERATIONS_MAX
 FREE = "free"  # not initiated
 OPEN = "open"  # initiated; not all members have, or the ring is not wired
 RUNNING = "running"  # commenced
-ABORTING = "aborting"  # a member gave up; the others restore their memory
-INTERRUPTED = "interrupted"  # the ring changed; the verdict is told when the new ring is wired
+ABORTING = "aborting"  # a member gave up; the lanes of the others let go of the memory
+INTERRUPTED = "interrupted"  # the ring changed; the verdict is sent when the new ring is wired
 DONE = "done"
 FAILED = "failed"
 
 
 @record
 class Failure:
-    """A verdict that has yet to be told."""
+    """A verdict that is not sent yet."""
 
     peers: set  # members that initiated it and are still there
     tag: int
@@ -87,7 +87,7 @@ cdef RunningReduce _new_running(tag, sequence, list ring, long long began_ns):
 
 
 cdef class Collectives:
-    """All that is open, running, or waiting for the ring in one group."""
+    """All reduces of one group that have no verdict."""
 
     def __init__(self, number):
         self.number = number
@@ -104,7 +104,7 @@ cdef class Collectives:
     # ------------------------------------------------------------------------------------------ what members say
 
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=0):
-        """A member's votes. Returns what is wrong with them if an honest peer would not send that."""
+        """Take a member's votes. Return an empty text, or what is wrong with votes that no honest peer would send."""
         cdef OpenReduce open_tag
         cdef list votes
         cdef set held = self.held.get(peer)
@@ -128,7 +128,7 @@ cdef class Collectives:
         return ""
 
     cpdef str finished(self, peer, sequence, bint ok, str reason):
-        """A member is through with its part. Returns what is wrong with that, or nothing."""
+        """A member ended its part. Return what is wrong with its message, or an empty text."""
         cdef RunningReduce run = self.running.get(sequence)
         if run is None or peer not in run.members:
             return self._had_no_part(peer, sequence)
@@ -142,7 +142,7 @@ cdef class Collectives:
         return ""
 
     cdef str _had_no_part(self, peer, sequence):
-        """What is wrong with that: nothing, if it is about what a change of the ring ended."""
+        """Return what is wrong with the end of an unknown reduce: nothing, if a change of the ring ended it."""
         for failure in self.aborted:
             if failure.sequence == sequence and peer in failure.peers:
                 return ""
@@ -159,7 +159,7 @@ cdef class Collectives:
         return 0
 
     cdef int _member_failed(self, RunningReduce run, peer, str reason) except -1:
-        """The first failure ends it for all; the verdict waits until the last member has restored its memory."""
+        """The first failure aborts the reduce for all; the verdict waits until the memory of all members is drained."""
         if run.failed is None:
             run.failed = set()
             run.reason = f"peer {peer} gave up: {reason}"
@@ -172,13 +172,13 @@ cdef class Collectives:
         return 0
 
     def awaits(self, peer, tag, long long now_ns):
-        """A caller blocks on that tag. After it has commenced this changes nothing."""
+        """A caller blocks on that tag. Changes nothing once the tag has commenced."""
         cdef OpenReduce open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             open_tag.awaiting.setdefault(peer, now_ns)
 
     def withdraw(self, peer, tag):
-        """A caller gave up. Too late is no error: then a verdict is on its way, or comes."""
+        """A caller gave up. Changes nothing once the tag has commenced: it gets its verdict."""
         cdef OpenReduce open_tag = self.open.get(tag)
         if open_tag is not None and peer in open_tag.signatures:
             self.fail(peer, tag, "given up by its caller")
@@ -186,7 +186,7 @@ cdef class Collectives:
     # ------------------------------------------------------------------------------------------ what the master decides
 
     def fail(self, peer, tag, str reason):
-        """End this vote without the others'."""
+        """Fail the vote of this member only; the votes of others stay."""
         cdef OpenReduce open_tag = self.open[tag]
         del open_tag.signatures[peer]
         open_tag.awaiting.pop(peer, None)
@@ -195,7 +195,7 @@ cdef class Collectives:
         self.failures.append(Failure({peer}, tag, 0, INVALID_USAGE, reason))
 
     def remove(self, peer):
-        """A member is gone, and its part in everything with it. The ring changes, so `abort` follows."""
+        """Remove a member that is gone from all reduces. The ring changes, so `abort` follows."""
         cdef OpenReduce open_tag
         cdef RunningReduce run
         if not self.held.pop(peer, None):
@@ -212,7 +212,7 @@ cdef class Collectives:
         self.aborted = [failure for failure in self.aborted if failure.peers]
 
     def abort(self, str reason):
-        """The ring changes: nothing that is under way can succeed. The first reason is kept."""
+        """Interrupt all reduces, because the ring changes. The first reason is kept."""
         cdef OpenReduce open_tag
         cdef RunningReduce run
         for run in self.running.values():
@@ -226,9 +226,9 @@ cdef class Collectives:
         self.ripe.clear()
 
     cdef bint decide(self, list ring, bint wired, bint ready) except -1:
-        """Close what can be closed. True if there are failures: then `tell` needs the numbers of the run.
+        """Decide what can be decided. Return True if there are failures: then `tell` needs the numbers of the world.
 
-        `ready`: the ring is not only wired, but all in it are members too.
+        `ready`: the ring is wired, and all peers in it are members.
         """
         if wired and self.aborted:
             self.failures += self.aborted
@@ -238,7 +238,7 @@ cdef class Collectives:
         return len(self.failures) > 0
 
     cdef list tell(self, list ring, unsigned int epoch, tuple numbers):
-        """What follows, as (peers, message). `numbers` is what failures tell of the run; None if there are none."""
+        """Return what to send, as (peers, message). `numbers` of the world go into failures; None if there are none."""
         cdef list told = self.outbox
         cdef list pairs
         if self.failures:
@@ -285,16 +285,16 @@ cdef class Collectives:
     # ------------------------------------------------------------------------------------------ reports
 
     cpdef bint holds(self, peer) except -1:
-        """Whether this member has something without a verdict."""
+        """Whether this member has a reduce without a verdict."""
         cdef set held = self.held.get(peer)
         return held is not None and len(held) > 0
 
     def is_idle(self):
-        """Whether no member has."""
+        """Whether no member has a reduce without a verdict."""
         return not any(self.held.values())
 
     def phases(self):
-        """(member, tag) -> its phase, of every tag without a verdict."""
+        """Return (member, tag) -> phase, of every tag without a verdict."""
         cdef OpenReduce open_tag
         cdef RunningReduce run
         found = {}
@@ -308,7 +308,7 @@ cdef class Collectives:
         return found
 
     def open_calls(self, list ring):
-        """Tags on which a caller blocks, as calls that wait for votes."""
+        """Return the tags on which a caller blocks, as calls that wait for votes."""
         cdef OpenReduce one
         return [
             OpenCall(f"all_reduce (tag {one.tag})", frozenset(ring) - one.signatures.keys(), one.awaiting, one)
@@ -321,8 +321,8 @@ cdef class Collectives:
         cdef OpenReduce open_tag
         cdef RunningReduce run
         where, members = f"group {self.number}", set(ring)
-        assert not self.outbox and not self.failures and not self.commenced, f"{where}: something was not told"
-        assert not (wired and self.aborted or ready and self.ripe), f"{where}: a verdict or a vote was left over"
+        assert not self.outbox and not self.failures and not self.commenced, f"{where}: a message was not sent"
+        assert not (wired and self.aborted or ready and self.ripe), f"{where}: a verdict or a vote is overdue"
         held = {peer: set() for peer in members}
         for tag, open_tag in self.open.items():
             voters = open_tag.signatures.keys()
@@ -336,12 +336,12 @@ cdef class Collectives:
             assert run.waiting or run.failed, f"{where}: collective {sequence} has no verdict"
             assert not run.failed or len(run.failed) < len(members), f"{where}: collective {sequence} has no verdict"
             assert bool(run.failed) == bool(run.reason), f"{where}: collective {sequence} failed without a reason"
-            assert 0 < sequence <= self.latest, f"{where}: collective {sequence} of the future"
+            assert 0 < sequence <= self.latest, f"{where}: collective {sequence}, the latest is {self.latest}"
             for peer in members:
                 assert run.tag not in held[peer], f"{where}: tag {run.tag} twice"
                 held[peer].add(run.tag)
         for failure in self.aborted:
-            assert failure.peers, f"{where}: tag {failure.tag} failed for nobody"
+            assert failure.peers, f"{where}: tag {failure.tag} failed for no member"
             for peer in failure.peers:
                 assert failure.tag not in held[peer], f"{where}: tag {failure.tag} twice"
                 held[peer].add(failure.tag)
@@ -350,7 +350,7 @@ cdef class Collectives:
 
 
 cdef bint _is_one_signature(OpenReduce open_tag) except -1:
-    # Whether all members gave the same.
+    # Whether all members gave the same signature.
     first = None
     for signature in open_tag.signatures.values():
         if first is None:
@@ -361,7 +361,7 @@ cdef bint _is_one_signature(OpenReduce open_tag) except -1:
 
 
 cdef str _explain_difference(OpenReduce open_tag):
-    """Which members gave which signature."""
+    """Say which members gave which signature."""
     camps = {}
     for peer, signature in open_tag.signatures.items():
         camps.setdefault(signature, []).append(peer)

@@ -1,9 +1,9 @@
-"""Calls that can never meet, found from which peers wait for which.
+"""Deadlocks: calls that can never complete, found from which peers wait for which.
 
-A blocking call completes when its whole electorate has made it. A peer that is in no call may still make any; a peer in
-a call goes on when one of its calls completes. Starting from the free peers, all peers that can ever go on are found by
-repeating until nothing changes; the rest waits for ever. Where several threads of a peer wait at once the search is
-optimistic, so there is no false alarm. Pure functions over names and peer ids.
+A blocking call completes when its whole electorate has made it. A peer in no call may still make any call; a peer in a
+call continues when one of its calls completes. The search begins with the free peers and adds every peer that can
+continue, until nothing changes; the other peers wait for ever. A peer with threads in several calls counts as free when
+one of these calls can complete, so there is no false alarm. Pure functions over names and peer ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @record
 class BlockingCall:
-    """One call under way: its name, the peers that must make it, and those that have."""
+    """One call under way: its name, the peers that must make it, and the peers that have."""
 
     name: str
     electorate: frozenset[int]
@@ -25,7 +25,7 @@ class BlockingCall:
 
 
 def find_stuck(calls: list[BlockingCall]) -> set[int]:
-    """The peers that wait in calls which can never complete."""
+    """Return the peers that wait in calls which can never complete."""
     blocked: set[int] = set()
     for call in calls:
         blocked |= call.present
@@ -69,7 +69,7 @@ def describe_missing(votes: dict[str, dict[int, Any]], missing: list[int]) -> st
 
 
 def name_peers(peers: list[int], most: int = 8) -> str:
-    """`peer 3` or `peers 1, 2, 5 and 90 more`: readable also in a run of a hundred."""
+    """`peer 3` or `peers 1, 2, 5 and 90 more`: short also in a run of a hundred peers."""
     if len(peers) == 1:
         return f"peer {peers[0]}"
     shown = ", ".join(str(peer) for peer in peers[:most])

@@ -1,17 +1,18 @@
-"""Whose state a group takes over: the rules, as functions of the votes and of what was agreed before.
+"""The election: which state a group takes over, as functions of the votes and of the agreed state.
 
-A vote names a revision, a strategy, and the digests of schema and content. Once all members have voted there is one
-decision, and the order in which they did has no part in it:
+A vote names a revision, a strategy, and the digests of schema and content. The decision is made once all members have
+voted, and does not depend on the order of the votes:
 
-1. *Schemas* must be equal. That of the last agreed state is right, else the one that most peers have, else that of
-   the lowest peer id. A peer with another schema is kicked, and told which key differs.
-2. *Strategies*: ENFORCE_POPULAR excludes the others. If no peer would give its state, all calls fail.
-3. *Revisions*: one more than the agreed one is expected; a peer beyond that is kicked. Before the first agreement the
-   highest is right. Where no peer has the expected revision, only the agreed content is a candidate, at any revision.
-4. *The election*: the content that most candidates hold wins, then that of the lowest peer id. The other peers take it
-   over; a SEND_ONLY peer that differs is kicked instead, because it may not be overwritten.
+1. *Schemas* must be equal. The right schema is that of the agreed state, else the one that most peers have, else that
+   of the lowest peer id. A peer with another schema is kicked, and told which key differs.
+2. *Strategies*: if one peer uses ENFORCE_POPULAR, all must. If no peer would give its state, all calls fail.
+3. *Revisions*: one more than the agreed revision is expected; a peer beyond that is kicked. Before the first agreed
+   state the highest revision is expected. If no peer has the expected revision, only the agreed content is a candidate,
+   at any revision.
+4. *The election*: the content that most candidates hold wins; among equals, that of the lowest peer id. The other peers
+   take it over; a SEND_ONLY peer that differs is kicked instead, because it may not be overwritten.
 
-A state is *torn* where a transfer into it ended in the middle. A torn state is no candidate.
+A state is *torn* if a transfer into it ended in the middle. A torn state is no candidate.
 Part of the master's machine; pure.
 """
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 ENFORCE_POPULAR, RECEIVE_ONLY, SEND_ONLY = 0, 1, 2
 STRATEGIES = ("ENFORCE_POPULAR", "RECEIVE_ONLY", "SEND_ONLY")
 
-NEVER = -1  # the agreed revision before the first agreement
+NEVER = -1  # the agreed revision before the first agreed state
 
 
 @record
@@ -53,7 +54,7 @@ class StateVote:
 class Decision:
     """What follows from the votes: peers must be kicked first, or all calls fail, or a state is elected."""
 
-    kicks: dict[int, tuple[int, str]]  # peer -> result and reason; if there are any, the rest decides again
+    kicks: dict[int, tuple[int, str]]  # peer -> result and reason; if there are any, the other votes are decided again
     failure: tuple[int, str] | None = None  # result and reason, the same for all
     revision: int = NEVER  # of the elected state
     content: bytes = b""
@@ -62,7 +63,7 @@ class Decision:
 
 
 def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
-    """The schema that all should have."""
+    """Return the schema that all peers should have."""
     holders = Counter(vote.schema for vote in votes.values())
     if agreed in holders:
         return agreed
@@ -122,7 +123,7 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decis
 def _elect(
     votes: Mapping[int, StateVote], candidates: Mapping[int, StateVote], revision: int, resumed: bytes | None
 ) -> Decision:
-    """The candidates' content with most votes; `resumed` is the agreed content if no other can be elected."""
+    """Elect the content of most candidates; `resumed` is the agreed content if no other can be elected."""
     ballots = Counter(vote.content for vote in candidates.values())
     lowest: dict[bytes, int] = {}
     for peer in sorted(candidates, reverse=True):

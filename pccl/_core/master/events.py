@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @record
 class PeerCame:
-    """A caller passed the handshake and registers; `host` is where it comes from."""
+    """A caller passed the handshake and registers; `host` is the address that it connects from."""
 
     conn: int
     register: Register
@@ -45,7 +45,7 @@ class PeerWent:
 
 @record
 class MoonshotFound:
-    """The search in the background found a ring: these peers, in this order."""
+    """The moonshot found a ring: these peers, in this order."""
 
     group: int
     ring: tuple[int, ...]
@@ -71,12 +71,12 @@ class Dismiss:
 
 @record
 class Save:
-    """What a master that starts again must know has changed: keep it before anything that follows is sent."""
+    """Write the state file before any later action is sent: what a restarted master must know has changed."""
 
 
 @record
 class BeginMoonshot:
-    """Search on for a better ring of this group, in the background, instead of whatever is searched for by now."""
+    """Search for a better ring of this group in the background; this replaces a search that is under way."""
 
     group: int
     ring: tuple[int, ...]  # the present one
@@ -86,6 +86,6 @@ class BeginMoonshot:
 
 @record
 class CancelMoonshot:
-    """The group has other members now: whatever is found would be of no use."""
+    """End the search for this group: its members changed, so a ring that is found would be useless."""
 
     group: int

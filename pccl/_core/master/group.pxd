@@ -13,8 +13,8 @@ cdef class Group:
     cdef readonly dict losses          # (source, target) -> how often that edge broke since the ring was last whole
     cdef readonly dict marks           # (source, target) -> (expiry, reason): pairs that cannot connect
     cdef readonly long long ordered_ns  # when the latest order was given
-    cdef readonly object bandwidths    # what its directed edges carry, as far as it was measured
-    cdef readonly Collectives collectives  # what its members reduce together
-    cdef readonly StateConsensus consensus    # on their shared state
+    cdef readonly object bandwidths    # rates of its edges, as far as they were measured
+    cdef readonly Collectives collectives  # of its members
+    cdef readonly StateConsensus consensus    # on the shared state of its members
 
     cpdef int size(self) except -1

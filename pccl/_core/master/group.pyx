@@ -1,14 +1,14 @@
 # cython: language_level=3
 """One peer group: its ring (members, order, edges, members that have yet to report), its collectives and its consensus.
 
-A ring is ordered by the master and wired by its members. Every order has an *epoch*; every edge remembers the epoch in
-which it was ordered, and keeps it for as long as it stands. A member that is told an edge it already has, by peer and
-epoch, leaves it alone: so only changed edges are rewired, and both ends of an edge always agree on which connection is
-meant. A pair that cannot connect is marked until the mark expires, and rings are found around the marks; a pair whose
-edge breaks again and again before the ring is whole counts as one.
+A ring is ordered by the master and wired by its members. Every order has an *epoch*; an edge keeps the epoch in which
+it was ordered for as long as it exists. A member that already has an ordered edge, by peer and epoch, leaves it alone:
+so only changed edges are rewired, and both ends of an edge always agree on which connection is meant. A pair that
+cannot connect is marked until the mark expires, and rings avoid marked pairs; a pair whose edge breaks repeatedly
+before the ring is whole is marked too.
 
 The group has its collectives, its consensus on the shared state, and the bandwidths of its edges; each is an object of
-its own. `group_dispatch` brings messages to them. Part of the master's machine; pure, and knows nothing of votes.
+its own. `group_dispatch` passes messages to them. Part of the master's machine; pure, and knows nothing of votes.
 """
 
 from pccl._core.protocol.messages import RingOrder
@@ -36,7 +36,7 @@ cdef class Group:
         self.consensus = StateConsensus(number)
 
     def add(self, peer):
-        """A newcomer stands at the end of the ring until an optimisation finds it a better position."""
+        """Put a newcomer at the end of the ring; an optimisation may find a better position for it."""
         self.ring.append(peer)
         self.newcomers.add(peer)
         self.bandwidths.add(peer)
@@ -46,7 +46,7 @@ cdef class Group:
         self.newcomers.discard(peer)
 
     def remove(self, peer):
-        """A member is gone; its two edges with it."""
+        """Remove a member that is gone, and its edges."""
         self.ring.remove(peer)
         self.collectives.remove(peer)
         self.consensus.remove(peer)
@@ -66,7 +66,7 @@ cdef class Group:
         return len(self.ring) - len(self.newcomers)
 
     def lose_edge(self, source, target, epoch):
-        """An edge broke between living peers: how often since the ring was whole; 0 if that edge no longer exists."""
+        """Remove an edge that broke. Return how often it broke since the ring was whole; 0 if it no longer exists."""
         pair = source, target
         if self.edges.get(pair) != epoch:
             return 0
@@ -75,15 +75,15 @@ cdef class Group:
         return self.losses[pair]
 
     def mark(self, source, target, reason, expiry_ns):
-        """The pair cannot connect; go around it until the mark expires."""
+        """Mark a pair that cannot connect: rings avoid it until the mark expires."""
         self.marks[(source, target)] = (expiry_ns, reason)
 
     def forbidden(self, now_ns):
-        """Pairs that cannot connect, as far as that is still believed."""
+        """Return the pairs whose marks have not expired."""
         return {pair for pair, mark in self.marks.items() if mark[0] > now_ns}
 
     def adopt(self, ring):
-        """Another order of the same members, to be wired next."""
+        """Change the ring to another order of the same members; it is wired next."""
         assert set(ring) == set(self.ring) and len(ring) == len(self.ring), f"{ring} are not the members {self.ring}"
         self.ring = list(ring)
 
@@ -97,7 +97,7 @@ cdef class Group:
         return True
 
     def victim(self, suspects):
-        """Without a legal order: the peer that must be kicked, and why. `suspects` have been silent lately."""
+        """Return the peer to kick if there is no legal order, and why. `suspects` have been silent lately."""
         victim = choose_victim(self.ring, self.newcomers, set(self.marks), suspects)
         members = set(self.ring)
         reasons = [
@@ -111,7 +111,7 @@ cdef class Group:
         )
 
     def order(self, dict peers, long long now_ns):
-        """Begin a new epoch: the list of (peer id, RingOrder) that its members need."""
+        """Begin a new epoch. Return a list of (peer id, RingOrder) for its members."""
         cdef list orders = []
         cdef Py_ssize_t count = len(self.ring)
         self.epoch += 1
@@ -135,7 +135,7 @@ cdef class Group:
         return orders
 
     def reported(self, peer, epoch):
-        """A member has its edges up. True if it was the last one of this epoch."""
+        """Both edges of a member are up. Return True if it was the last member of this epoch."""
         if epoch != self.epoch or peer not in self.waiting:
             return False
         self.waiting.discard(peer)
@@ -152,4 +152,4 @@ cdef class Group:
         assert self.waiting <= members, f"group {self.number}: waits for {self.waiting}, not in {self.ring}"
         assert set(self.edges) == set(steps_of(self.ring)), f"group {self.number}: edges {self.edges} of {self.ring}"
         self.bandwidths.check()
-        assert all(epoch <= self.epoch for epoch in self.edges.values()), f"group {self.number}: an edge of the future"
+        assert all(epoch <= self.epoch for epoch in self.edges.values()), f"group {self.number}: edge epoch too large"

@@ -7,12 +7,12 @@ from .optimizer cimport Optimizer
 cdef class GroupDispatch:
     cdef Membership members             # peers and rings
     cdef Optimizer optimizer            # knows which peers are in optimize_topology
-    cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
+    cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
 
     cdef bint _votes_elsewhere(self, Peer peer) except -1
     cdef int _kick_if(self, Peer peer, str wrong) except -1
 
-    # What follows in the groups in which something was said.
+    # What follows in the groups whose members sent a message.
     cdef bint settle(self) except -1
     cdef int _settle_group(self, number) except -1
     cdef int _settle_collectives(self, Group group) except -1

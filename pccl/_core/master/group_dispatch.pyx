@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""Dispatch of what members say to their group's collectives and consensus, and of what follows to the members.
+"""Passes messages of members to their group's collectives and consensus, and sends what follows to the members.
 
-Both are machines of their own, in `collectives` and in `state_consensus`. Here is what the master adds: which calls
-a member may make at the same time, and which members are told what follows. A group in which a member said something is
-*unsettled*, and is settled once, when the event is over; the others are not looked at.
+Both are machines of their own, in `collectives` and in `state_consensus`. The master adds here which calls a member may
+make at the same time, and which members are told what follows. A group in which a member said something is *unsettled*,
+and is settled once, when the event is over; the other groups are not visited.
 
-Part of the master's machine. A small reduce takes as long as its way through here, which it goes twice for each member:
-what lies on that way is typed, and is not found by name.
+Part of the master's machine. Every reduce passes through here twice for each member, and a small one takes as long as
+that: this path is typed and has no look-ups by name.
 """
 
 from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY
@@ -30,7 +30,7 @@ cdef class GroupDispatch:
         self.votes = ballots.votes
 
     cdef bint _votes_elsewhere(self, Peer peer) except -1:
-        """Whether this member is in a call of all members of the run that excludes those of its group."""
+        """Whether this member is in a call of the whole run, which excludes calls of its group."""
         cdef dict topology = self.votes[TOPOLOGY]
         return peer.id in topology or self.optimizer.involves(peer.id)
 
@@ -72,7 +72,7 @@ cdef class GroupDispatch:
             self._kick_if(peer, group.collectives.initiate(peer.id, message.signatures, self.members.now_ns))
 
     def on_finished(self, Peer peer, message):
-        """A member is through with its part of a reduce."""
+        """A member ended its part of a reduce."""
         cdef Collectives collectives = self.members.group_to_settle(peer).collectives
         self._kick_if(peer, collectives.finished(peer.id, message.sequence, message.ok, message.reason))
 
@@ -87,7 +87,7 @@ cdef class GroupDispatch:
     # ------------------------------------------------------------------------------------------ settling
 
     cdef bint settle(self) except -1:
-        """Tell the members of unsettled groups what follows. True if a member had to go, which changes rings."""
+        """Tell the members of unsettled groups what follows. Return True if a kick has changed rings."""
         cdef set unsettled = self.members.unsettled
         cdef Py_ssize_t count = len(unsettled)
         if count == 0:
@@ -122,10 +122,10 @@ cdef class GroupDispatch:
         return 0
 
     cdef int _tell(self, Peer peer, Group group, message) except -1:
-        """Send a member what concerns a collective, and ahead of it the numbers of the world if they have changed."""
+        """Send a member a message, and ahead of it the numbers of the world if they have changed."""
         if peer.told_world != self.members.world_changes:
             peer.told_world = self.members.world_changes
-            if type(message) is not ReduceFailed:  # which carries them itself
+            if type(message) is not ReduceFailed:  # that one carries them itself
                 self.members.send(peer, World(*self._numbers(group)))
         return self.members.send(peer, message)
 

@@ -1,9 +1,9 @@
 """The tables of a group's machines: which message may lead from which phase to which, and what handles it.
 
-Both have the format of `master_state.TRANSITIONS`: (phase, message of a member) -> (handler, next phases), with the
-phases that may be there when the event is over; () where the message comes too late to change anything. PeerWent stands
-for every way in which a member is removed; a sender that is kicked for its message counts as removed. `master_check`
-holds what happens against these tables after every event in all tests. Data only.
+Both have the format of `master_state.TRANSITIONS`: (phase, message of a member) -> (handler, next phases). The next
+phases are those that may follow when the event is over; () if the message comes too late to change anything. PeerWent
+stands for every way in which a member is removed; a sender that is kicked for its message counts as removed.
+`master_check` compares every change with these tables after every event in all tests. Data only.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CONSENSUS: Table = {
 }
 
 # A tag of a member that remains in the group, whichever member sends the message. A message that is not here changes
-# no tag. The last report of an optimisation may lead to another ring, under a member that gave the optimisation up.
+# no tag. The last probe of an optimisation may change the ring while a member that gave the optimisation up reduces.
 COLLECTIVES: Table = {
     (FREE, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),
     (OPEN, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),

@@ -1,7 +1,7 @@
-"""What holds in the master's machine between two events, and which changes an event may make.
+"""The invariants of the master's machine between two events, and the changes that an event may make.
 
-Run after every event in all tests. The tables of the peers' phases, of a group's consensus and of its collectives are
-held against what happened. Pure, changes nothing.
+Run after every event in all tests. Every change is compared with the tables of the peers' phases, of a group's
+consensus and of its collectives. Pure, changes nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @record
 class Before:
-    """What the tables speak of, before an event: its sender and the sender's group."""
+    """The phases before an event: of its sender and of the sender's group."""
 
     peer: Peer
     phase: str
     group: Group | None  # None: the sender is in no ring
     ring: set[int]
     consensus: str
-    tags: dict[tuple[int, int], str] | None  # (member, tag) -> phase; None: too many to look at after every event
+    tags: dict[tuple[int, int], str] | None  # (member, tag) -> phase; None: too many to compare after every event
 
 
 # Pairs of member and tag that are compared after every event. In a live run with hundreds of tags in flight the
@@ -56,7 +56,7 @@ def _tags_of(group: Group) -> dict[tuple[int, int], str] | None:
 
 
 def check_transitions(before: Before, event: Any, table: Table) -> None:
-    """Every phase that an event has changed is one that a table names. `table` is that of the peers' phases."""
+    """Assert that a table allows every change that an event made. `table` is that of the peers' phases."""
     kind = type(event.message) if type(event) is PeerSaid else PeerWent
     peer, group = before.peer, before.group
     row = table.get((before.phase, kind))
@@ -85,13 +85,13 @@ def check_transitions(before: Before, event: Any, table: Table) -> None:
 
 
 def _next_phases(table: Table, phase: str, kinds: set[type[Any]]) -> set[str]:
-    """The phases that these rows name; the same phase where there is no row, or one that names none."""
+    """Return the phases that these rows name; the same phase if they name none."""
     rows = [table[phase, kind][1] for kind in kinds if (phase, kind) in table]
     return {following for row in rows for following in row} or {phase}
 
 
 def check_master(master: Any) -> None:
-    """Raises an AssertionError that says what was expected. The machine shows more of itself here than elsewhere."""
+    """Raise AssertionError if an invariant is broken. Private parts of the machine are read here."""
     members = master.members
     ids = set(members.peers)
     assert {peer.id for peer in members.conns.values()} == ids, "a connection without its peer, or the reverse"
@@ -115,14 +115,14 @@ def check_master(master: Any) -> None:
         assert all(members.peers[peer_id].group == number for peer_id in group.ring), f"group {number}: wrong member"
     for name, votes in master.votes.items():
         assert set(votes) <= members.accepted, f"{name}: a vote of a peer that is no member"
-    assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(members.accepted), "an answer was forgotten"
-    assert not master.on_hold or not master._is_a_voter_content(), "a round is held though a voter is content"
+    assert not master.votes[PENDING] or len(master.votes[PENDING]) < len(members.accepted), "a vote was not answered"
+    assert not master.on_hold or not master._is_a_voter_content(), "a round is on hold without a reason"
     assert members.wiring or members.admission or not master._round_is_ripe(), "a unanimous round was left open"
     assert not (members.admission and not members.wiring), "a wired round was left open"
 
 
 def _check_consensus(master: Any, group: Any) -> None:
-    """A member in a sync makes no other major call meanwhile."""
+    """Assert that a member in a sync is in no other major call."""
     consensus = group.consensus
     if consensus.is_idle():
         consensus.check(set())

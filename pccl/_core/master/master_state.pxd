@@ -1,30 +1,31 @@
-# The parts of the master's machine and what joins them; the bodies are in master_state.pyx.
+# The parts of the master's machine and the class that joins them; the bodies are in master_state.pyx.
 
+from .ballots cimport Ballots
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
 
 cdef class MasterState:
     cdef readonly Membership members    # peers and rings
-    cdef readonly object ballots        # votes of all members
-    cdef readonly dict votes            # the ballots' own: call name -> {peer id: Vote}
+    cdef readonly Ballots ballots       # votes of all members
+    cdef readonly dict votes            # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly Optimizer optimizer   # of the rings
-    cdef GroupDispatch dispatch         # of what members say to their group
+    cdef GroupDispatch dispatch         # passes messages of members to their group
     cdef dict handlers                  # phase -> message type -> the method that handles it
     cdef readonly object options
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions
-    cdef object append_story            # its method, which every event needs
+    cdef object append_story            # its append method, which every event needs
     cdef long long beat_ns              # when the master last sent its own heartbeats
     cdef bint checking                  # run check() after each event
     cdef readonly bint on_hold          # the topology vote is unanimous, but every voter waits for a larger group
-    cdef bint stopped                   # the latest sweep came so late that it judged nobody
+    cdef bint stopped                   # the latest sweep came so late that it kicked no peer
 
     cpdef list handle(self, event, long long now_ns)
     cdef list _handle(self, event, long long now_ns)
     cdef int _hear(self, Peer peer, message) except -1
 
-    # What follows from an event, as far as it can go.
+    # Everything that follows from an event.
     cdef int _settle(self) except -1
     cdef bint _close_round(self) except -1
     cdef int _open_round(self) except -1

@@ -1,31 +1,31 @@
 # cython: language_level=3
-"""The master's machine: which calls are agreed, and which peers are admitted. Events in, actions out.
+"""The master's machine: it decides which calls complete and which peers are admitted. Events in, actions out.
 
 `MasterState` has the parts and joins them: peers and rings (`membership`), votes of all members (`ballots`), the
 optimisation of the rings (`optimizer`), and what members say to their own group (`group_dispatch`).
 
 **Phases.** A peer that passed the handshake is *registered*; it becomes *accepted* in a topology round, and is *gone*
 when it is lost, leaves, or is kicked. `TRANSITIONS` says which message is legal in which phase, which part handles it,
-and in which phases its sender may be afterwards. An illegal message costs the sender its connection, with the reason
-sent first.
+and in which phases its sender may be afterwards. The sender of an illegal message is kicked with a reason.
 
 **A topology round** is unanimous over all accepted peers of all groups. When the last vote is in and no ring is being
 wired, the round closes: every registered peer is put into its group's ring, the changed rings are ordered, and when all
 their members have reported, the newcomers are accepted and all members get the same numbers. A run without members
 admits a registered peer at once. Votes that wait for a larger group keep the round open while there is no newcomer.
 
-**A lost member** (closed connection, silence, goodbye, kick) leaves its votes and its ring; its group is ordered anew
-at once, without a vote and without any other group. The same happens when an edge breaks between two living peers. A
-pair that cannot connect is routed around; if no ring exists, a newcomer is refused, and without one a member.
+**A lost member** (closed connection, silence, goodbye, kick) loses its votes and is removed from its ring. The ring is
+ordered anew at once, without a vote; other groups are not affected. The same happens when an edge breaks between two
+living peers. Rings avoid a pair that cannot connect; if no ring is possible, a newcomer is kicked, or a member if there
+is no newcomer.
 
 **Collectives** belong to one group. A ring that changes ends all collectives of its group; a member that has one
-without a verdict cannot vote on the topology, so no round closes over it. **The shared state** belongs to one group
-too: a member that synchronises it can neither vote on the topology nor reduce meanwhile. A ring that changes does not
-touch it. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while the
-other is under way.
+without a verdict cannot vote on the topology, so no round closes during a collective. **The shared state** belongs to
+one group too: a member in a sync can neither vote on the topology nor reduce meanwhile. A change of the ring does not
+affect the sync. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while
+the other is under way.
 
-**After every event** `_settle` carries everything as far as it can go: it orders changed rings, completes a closed
-round, closes a unanimous one. The work of an event does not grow with the number of peers, except where all are told.
+**After every event** `_settle` does everything that follows: it orders changed rings, completes a closed round, closes
+a unanimous one. The work of an event does not grow with the number of peers, except where all get a message.
 
 No socket, clock, file, thread or random source in here: time is an argument, the run's name is given.
 """
@@ -74,7 +74,7 @@ cdef class MasterState:
         self.on_hold = self.stopped = False
 
     def _bind_handlers(self):
-        """For each phase, message type to the method of the part that handles it: one look-up without a tuple."""
+        """Return phase -> message type -> bound handler, so that a look-up needs no tuple."""
         parts = self, self.members, self.optimizer, self.dispatch
         bound = {REGISTERED: {}, ACCEPTED: {}}
         for (phase, kind), (handler, _) in TRANSITIONS.items():
@@ -83,7 +83,7 @@ cdef class MasterState:
         return bound
 
     cpdef list handle(self, event, long long now_ns):
-        """The one way in. An error in here is a bug of ours; it carries the story."""
+        """Handle one event. Return the actions. An error in here is a bug of pccl; it carries the story."""
         try:
             return self._handle(event, now_ns)
         except BaseException as error:
@@ -131,7 +131,7 @@ cdef class MasterState:
         return 0
 
     def _removed(self, Peer peer, bint in_ring):
-        """A peer is gone: its votes and its part in an optimisation go with it."""
+        """Remove the votes of a peer that is gone, and its part in an optimisation."""
         self.ballots.drop(peer.id)
         self.optimizer.remove(peer, in_ring)
 
@@ -159,7 +159,7 @@ cdef class MasterState:
             self.members.kick(peer, INVALID_USAGE, wrong)
 
     def on_withdraw(self, Peer peer, message):
-        """A caller gave up a call, whichever it was."""
+        """A caller gave up one of its calls."""
         self.ballots.withdraw(peer.id, message.call)
         self.members.group_to_settle(peer).consensus.withdraw(peer.id, message.call)
         self.optimizer.withdraw(peer, message.call)
@@ -167,7 +167,7 @@ cdef class MasterState:
     # ------------------------------------------------------------------------------------------ settling
 
     cdef int _settle(self) except -1:
-        """Carry everything as far as it can go. Each turn consumes something, so the loop ends by itself."""
+        """Do everything that follows. Each turn of the loop consumes something, so the loop ends."""
         while (
             self.members.order_changed_rings()
             or self._close_round()
@@ -211,8 +211,8 @@ cdef class MasterState:
             return False
         if members.registered:
             return True
-        # No newcomer: the round closes unless every voter would rather wait for a larger group. That is found out once,
-        # not with every heartbeat: only another vote can change it, because without newcomers groups do not grow.
+        # No newcomer: the round closes unless every voter waits for a larger group. That is computed once, not at every
+        # heartbeat: only another vote can change it, because groups do not grow without newcomers.
         if not self.on_hold:
             self.on_hold = not self._is_a_voter_content()
         return not self.on_hold
@@ -238,7 +238,7 @@ cdef class MasterState:
             members.log(INFO, f"admitted {name_peers(sorted(admitted))} world={len(members.accepted)} groups={sizes}")
 
     def _numbers(self, peer_id, world):
-        """What a completed round tells a member of the run and of its group; it knows these numbers from now on."""
+        """Return the numbers of the world for a member, and note that it knows them from now on."""
         cdef Peer peer = self.members.peers[peer_id]
         cdef Group group = self.members.groups[peer.group]
         count, groups, largest = world
@@ -282,7 +282,8 @@ cdef class MasterState:
     def _forgive_own_pause(self):
         """The time in which the master itself was stopped does not count as a peer's silence."""
         cdef Membership members = self.members
-        # After a long pause nobody is judged before what arrived meanwhile is read; but never twice in a row.
+        # After a long pause no peer is kicked before the messages that arrived meanwhile are read. This never happens
+        # twice in a row: a second late sweep kicks.
         late_ns = members.now_ns - self.next_deadline_ns
         if late_ns > 0:
             for peer in members.peers.values():
@@ -309,7 +310,7 @@ cdef class MasterState:
                 members.kick(members.peers[peer_id], RANK_CONNECTION_FAILED, reason)
 
     def _watch_calls(self):
-        """Name the missing peers once, and kick them where there is a limit."""
+        """Name the missing peers of a long wait once; kick them if there is a limit."""
         cdef Membership members = self.members
         limit_ns, warning_ns = nanoseconds(members.options.vote_timeout), nanoseconds(members.options.vote_warning)
         calls = self._open_calls()
@@ -318,7 +319,7 @@ cdef class MasterState:
             if limit_ns and waited_ns >= limit_ns:
                 self._kick_stragglers(call, waited_ns, members.now_ns - limit_ns)
             elif waited_ns and waited_ns >= warning_ns and self.ballots.is_news(call):
-                line = f"{call.name} waits since {waited_ns / 1e9:.0f} s for {name_missing(call.missing, calls)}"
+                line = f"{call.name} has waited {waited_ns / 1e9:.0f} s for {name_missing(call.missing, calls)}"
                 members.log(WARNING, line)
                 for peer_id in call.waiting.keys() & members.accepted:
                     members.send(members.peers[peer_id], Notice(WARNING, line))
@@ -328,7 +329,7 @@ cdef class MasterState:
         others = name_peers(sorted(call.waiting))
         reason = f"straggler: {others} waited {waited_ns / 1e9:.1f} s for it in {call.name} (vote_timeout)"
         for peer_id in sorted(call.missing & members.accepted):
-            if members.peers[peer_id].phase_ns <= oldest_ns:  # a vote that is older than its membership is not its own
+            if members.peers[peer_id].phase_ns <= oldest_ns:  # a younger member was not waited for that long
                 members.kick(members.peers[peer_id], RANK_CONNECTION_LOST, reason)
 
     def _warn_newcomers(self):
@@ -370,7 +371,7 @@ cdef class MasterState:
                 members.send(peer, CallFailed(vote.call, INVALID_USAGE, reason))
 
     def _open_calls(self):
-        """Calls that wait for votes; a closed round only waits for its rings."""
+        """Return the calls that wait for votes; a closed round only waits for its rings."""
         cdef Membership members = self.members
         calls = self.ballots.open_calls(members.accepted)
         if members.admission:
@@ -385,7 +386,7 @@ cdef class MasterState:
     # ------------------------------------------------------------------------------------------ reports
 
     def snapshot(self):
-        """The durable part: what a master that starts again must know."""
+        """Return what the state file keeps: what a restarted master must know."""
         cdef Membership members = self.members
         groups = {}
         for number, group in sorted(members.groups.items()):
@@ -401,7 +402,7 @@ cdef class MasterState:
 
     @classmethod
     def restore(cls, snapshot, options, now_ns=0):
-        """A master that goes on with a run whose peers are all gone."""
+        """Return a master that continues the run of a snapshot; all former peers are gone."""
         cdef MasterState state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
         cdef Group group
         state.members.resume(snapshot["next_id"], snapshot["round"])
@@ -420,8 +421,8 @@ cdef class MasterState:
 
 
 # (phase of the sender, message) -> the handler, and the phases that the sender may be in when the event is over; GONE
-# where the handler kicks a sender that breaks a rule. A message that is not here costs its sender the connection. A
-# closed connection, a silent one and a sweep may end either phase too.
+# where the handler kicks a sender that breaks a rule. The sender of a message that is not here is kicked. A closed
+# connection, silence and a sweep may end either phase too.
 TRANSITIONS = {
     (REGISTERED, Wired): (Membership.on_wired, (REGISTERED, ACCEPTED, GONE)),
     (REGISTERED, WireFailed): (Membership.on_wire_failed, (REGISTERED, GONE)),

@@ -4,17 +4,17 @@ from .group cimport Group
 
 cdef class Peer:
     cdef readonly object id             # given out in order of registration, never reused
-    cdef readonly object conn           # the shell's number for its control connection
+    cdef readonly object conn           # the actor's number for its control link
     cdef readonly object group          # the peer group it asked for
     cdef readonly int lanes             # its pool size
-    cdef readonly str host              # where others dial it
+    cdef readonly str host              # where other peers dial it
     cdef readonly int port
     cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
     cdef public bint warned             # it was told once which peers it waits for
-    cdef public long long told_world    # up to which change of the world it knows the numbers
-    cdef readonly object tx_bytes       # what its lanes have sent since it came, as of its latest heartbeat
+    cdef public long long told_world    # `world_changes` when it last got the numbers of the world
+    cdef readonly object tx_bytes       # bytes that its lanes have sent, as of its latest heartbeat
     cdef readonly object rx_bytes
     cdef readonly double tx_rate        # bytes per second between its latest two heartbeats
     cdef readonly double rx_rate
@@ -28,14 +28,14 @@ cdef class Membership:
     cdef readonly dict conns            # connection -> Peer
     cdef readonly dict groups           # number -> Group
     cdef readonly set accepted          # ids of members
-    cdef readonly set registered        # ids of newcomers that wait for a round
-    cdef readonly set admitting         # newcomers of the round that is being wired
-    cdef readonly bint admission        # a closed round waits for its rings
+    cdef readonly set registered        # ids of newcomers that wait for a topology round
+    cdef readonly set admitting         # ids of newcomers of the round that is being wired
+    cdef readonly bint admission        # a closed topology round waits for its rings
     cdef readonly object round          # how many topology rounds were completed
     cdef readonly long long world_changes   # how often the numbers of the world have changed, for any group
     cdef readonly object next_id        # the next peer's id
     cdef readonly object reserved_id    # the first id that is not set aside for this master
-    cdef readonly dict counters         # what happened how often
+    cdef readonly dict counters         # name of what happened -> how often
     cdef public object on_removed       # called with a Peer that was removed, and whether it was in a ring
     cdef readonly long long interval_ns  # heartbeat interval
     cdef readonly long long silence_ns  # heartbeat timeout
@@ -43,9 +43,9 @@ cdef class Membership:
     cdef list actions                   # of the event being handled
     cdef readonly set wiring            # numbers of groups whose members have not all reported
     cdef readonly set changed           # numbers of groups that need a new order; empty between events
-    cdef readonly set unsettled         # numbers of groups in which something may follow; empty between events
+    cdef readonly set unsettled         # numbers of groups that must be settled; empty between events
 
-    # One event, and what every part of the machine may ask for.
+    # The event being handled, and what every part of the machine may do.
     cdef list begin(self, long long now_ns)
     cdef int send(self, Peer peer, message) except -1
     cdef int log(self, int level, str line) except -1

@@ -1,12 +1,12 @@
 # cython: language_level=3
 """The peers of the run, their phases, and the rings of their groups.
 
-A peer is *registered* when it comes, *accepted* when a topology round has wired it into its group's ring, and *gone*
-the moment it is lost, leaves, or is kicked. Its group's ring is then ordered anew, at once; so is a ring whose edge
-broke or whose members cannot reach each other. When a round closes is decided in `master_state`.
+A peer is *registered* after its handshake, *accepted* when a topology round has wired it into its group's ring, and
+*gone* as soon as it is lost, leaves, or is kicked. Its group's ring is then ordered anew at once; so is a ring whose
+edge broke or whose members cannot reach each other. `master_state` decides when a topology round closes.
 
-Every other part of the master's machine has this object: through it they send, log, kick, and change rings. The actions
-of the event being handled are collected here. Pure; knows nothing of votes, collectives or the shared state.
+Every other part of the master's machine uses this object to send, log, kick, and change rings. The actions of the
+event being handled are collected here. Pure; knows nothing of votes, collectives or the shared state.
 """
 
 from pccl._core.protocol.events import INFO, WARNING, Log
@@ -26,11 +26,11 @@ GONE = "gone"  # lost, left or kicked
 IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a restarted master goes on behind them
 COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
 
-cdef long long RATE_NS_MIN = 50_000_000  # bytes are divided by no shorter time than this
+cdef long long RATE_NS_MIN = 50_000_000  # a rate is never computed over a shorter time
 
 
 cdef class Peer:
-    """One control connection, and what the master knows of the peer behind it."""
+    """One control link, and what the master knows of its peer."""
 
     def __init__(self, peer_id, conn, register, host, now_ns):
         self.id = peer_id
@@ -48,11 +48,11 @@ cdef class Peer:
         self.mark = now_ns, 0, 0
 
     def moved(self, tx_bytes, rx_bytes, long long now_ns):
-        """Take what a heartbeat says its lanes have moved so far."""
+        """Take the byte counts of a heartbeat, and update the rates."""
         cdef long long mark_ns
         self.tx_bytes, self.rx_bytes = tx_bytes, rx_bytes
         mark_ns, tx_mark, rx_mark = self.mark
-        # Heartbeats that were held up arrive together: the time between them says nothing.
+        # Delayed heartbeats arrive together: the time between them says nothing about the rate.
         if now_ns - mark_ns >= RATE_NS_MIN:
             self.tx_rate = max(tx_bytes - tx_mark, 0) * 1e9 / (now_ns - mark_ns)
             self.rx_rate = max(rx_bytes - rx_mark, 0) * 1e9 / (now_ns - mark_ns)
@@ -82,7 +82,7 @@ cdef class Membership:
     # ------------------------------------------------------------------------------------------ one event
 
     cdef list begin(self, long long now_ns):
-        """An event is handled from now on; returns the list that collects its actions."""
+        """Begin an event. Return the list that collects its actions."""
         cdef list actions = []
         self.now_ns = now_ns
         self.actions = actions
@@ -115,7 +115,7 @@ cdef class Membership:
     # ------------------------------------------------------------------------------------------ membership
 
     cdef int register(self, event) except -1:
-        """A peer has passed the handshake: name it, or refuse it if there are too many groups."""
+        """Register a peer that has passed the handshake; refuse it if there are too many groups."""
         cdef Peer peer
         register = event.register
         if register.group not in self.groups and len(self.groups) + len(self.registered) >= GROUPS_MAX:
@@ -134,7 +134,7 @@ cdef class Membership:
         return 0
 
     cdef int remove(self, Peer peer, str how, str reason) except -1:
-        """Take a peer out of everything. `how` is lost, left or kicked, and one of the counters."""
+        """Remove a peer from the run. `how` is lost, left or kicked, and names a counter."""
         cdef Group group = self._ring_of(peer)
         del self.peers[peer.id], self.conns[peer.conn]
         self.accepted.discard(peer.id)
@@ -154,7 +154,7 @@ cdef class Membership:
         return 0
 
     def _forget_ring(self, Group group):
-        """The last member is gone. An agreed state stays known; a group that never agreed on one leaves no trace."""
+        """The last member is gone: keep the agreed state, and delete a group that has none."""
         self.changed.discard(group.number)
         self.wiring.discard(group.number)
         if group.consensus.revision == NEVER:
@@ -196,24 +196,24 @@ cdef class Membership:
         return admitted
 
     cdef tuple world(self):
-        """What members are told of the run: members, groups with members, members of the largest. No newcomers."""
+        """Return the counts of members, groups with members, and members of the largest group; without newcomers."""
         sizes = [size for size in [group.size() for group in self.groups.values()] if size]
         return len(self.accepted), len(sizes), max(sizes, default=0)
 
     cdef int resume(self, next_id, round) except -1:
-        """Go on with the numbers of a master that has ended."""
+        """Continue with the numbers of a master that has ended."""
         self.next_id = next_id
         self.reserved_id = next_id + IDS_AT_ONCE
         self.round = round
         return 0
 
     def on_leave(self, Peer peer, message):
-        """A peer says goodbye."""
+        """A peer leaves."""
         self.actions.append(Dismiss(peer.conn))
         self.remove(peer, "left", message.reason or "goodbye")
 
     def on_beat(self, Peer peer, message):
-        """A heartbeat, which may carry a rate."""
+        """Take a heartbeat, which may carry a passive rate."""
         peer.moved(message.tx_bytes, message.rx_bytes, self.now_ns)
         if message.previous:
             self._learn_passive_rate(peer, message)
@@ -222,7 +222,7 @@ cdef class Membership:
         """Keep the rate that its reduces have shown on the edge from its previous peer, if that edge still exists."""
         group = self._ring_of(peer)
         if not message.bytes_per_second or not is_rate(message.bytes_per_second):
-            self.kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is no rate")
+            self.kick(peer, INVALID_USAGE, f"saw {message.bytes_per_second} bytes/s on an edge, which is impossible")
         elif group is not None and (message.previous, peer.id) in group.edges:
             rate, was_limit = message.bytes_per_second, message.was_limit
             group.bandwidths.saw(message.previous, peer.id, rate, self.now_ns, was_limit=was_limit)
@@ -247,14 +247,14 @@ cdef class Membership:
         return None
 
     def _ring_reported_by(self, Peer peer):
-        """The same for a peer that reports on its ring; kicks a peer that has none."""
+        """Return the group of a peer that reports on its ring; kick a peer that is in no ring."""
         group = self._ring_of(peer)
         if group is None:
             self.kick(peer, INVALID_USAGE, "reported on a ring that it was never ordered into")
         return group
 
     def on_wired(self, Peer peer, message):
-        """A member has its edges up."""
+        """Both edges of a member are up."""
         group = self._ring_reported_by(peer)
         if group is not None and group.reported(peer.id, message.epoch):
             self.wiring.discard(peer.group)
@@ -284,19 +284,19 @@ cdef class Membership:
             self._avoid(group, message.source, message.target, f"broke {losses} times: {message.reason}")
 
     def _avoid(self, Group group, source, target, str reason):
-        """Find a ring around this pair, for a while."""
+        """Keep this pair out of the ring until its mark expires."""
         group.mark(source, target, reason, self.now_ns + nanoseconds(self.options.unreachable_expiry))
         self.disturb(group, f"peer {source} cannot reach peer {target}: {reason}")
         self.log(WARNING, f"peer={source} cannot reach peer={target} reason={reason!r}")
 
     cdef int disturb(self, Group group, str reason) except -1:
-        """The ring must change; every collective that runs over it fails."""
+        """Have the ring ordered anew; every collective that runs over it fails."""
         self.changed.add(group.number)
         group.collectives.abort(reason)
         return 0
 
     cdef bint order_changed_rings(self) except -1:
-        """Give every changed ring a legal order and its members their neighbours. True if there was one."""
+        """Find a legal order for every changed ring, and send the ring orders. Return True if there was one."""
         cdef Group group
         if not self.changed:
             return False
@@ -316,6 +316,6 @@ cdef class Membership:
         return True
 
     def _suspects(self, Group group):
-        """Members that have missed two heartbeats: together with a dead pair that is no coincidence."""
+        """Return the members that have missed two heartbeats: one that also cannot be reached is probably dead."""
         oldest_ns = self.now_ns - 5 * self.interval_ns // 2
         return {peer_id for peer_id in group.ring if self.peers[peer_id].heard_ns < oldest_ns}

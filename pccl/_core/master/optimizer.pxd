@@ -1,18 +1,19 @@
 # One optimisation of the rings; the bodies are in optimizer.pyx.
 
+from .ballots cimport Ballots
 from .group cimport Group
 from .membership cimport Membership, Peer
 
 cdef class Optimizer:
     cdef Membership members             # peers and rings
-    cdef object ballots                 # votes of all members
-    cdef dict votes                     # the ballots' own: call name -> {peer id: Vote}
+    cdef Ballots ballots                # votes of all members
+    cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly bint running          # a vote on the rings was closed and is not answered
     cdef readonly dict waiting          # peer id -> Vote, of peers that wait for that answer
     cdef readonly dict measurements     # number of a group -> its Measurement, while it measures
-    cdef readonly object probe_round    # how many rounds of probes were begun in this run
+    cdef readonly object probe_round    # how many probe rounds were begun in this run
     cdef readonly object searched       # number of the group that a moonshot searches for, or None
-    cdef readonly tuple found           # the best ring it has told, or ()
+    cdef readonly tuple found           # the best ring that it has found, or ()
 
     cdef bint involves(self, peer_id) except -1
     cdef int withdraw(self, Peer peer, call) except -1
@@ -22,7 +23,7 @@ cdef class Optimizer:
     cdef int take_moonshot(self, event) except -1
     cdef int cancel_moonshot(self, number) except -1
 
-    # What follows from an event, as far as it can go.
+    # Everything that follows from an event.
     cdef bint settle(self) except -1
     cdef bint _is_ripe(self) except -1
     cdef bint _carry_on(self) except -1

@@ -1,20 +1,20 @@
 # cython: language_level=3
-"""optimize_topology at the master: from the unanimous vote to the rings that follow from what edges carry.
+"""optimize_topology at the master: from the unanimous vote to rings that suit the rates of the edges.
 
     voted by all ──▶ measuring ──▶ solved ──▶ wiring, if another ring is better ──▶ answered, when all groups are done
                      (each group, beside the others)
 
-**Measuring** goes round by round (see `probe_rounds`): a source is told its target, and reports what arrived. Only
-edges that are missing or stale are measured, and none that is avoided anyway. Rates seen in operations come with the
+**Measuring** takes several rounds (see `probe_rounds`): a source is told its target, and reports what arrived. Only
+edges whose rate is missing or stale are measured, except pairs that rings avoid. Passive rates come with the
 heartbeats, and keep the edges of the present ring fresh. **Solving** (see `ring_choice`) takes well under a second and
 is done within the event that completes the last round. **Wiring** is the same as for every changed ring.
 
-**A loss** in any of these phases is handled as ever: the group is wired anew, at once, and measures what is left.
-No peer waits for the lost one. A peer that gives the call up is not answered, but measures with the others until they
-are; if no peer waits any more, the optimisation is over.
+**A loss** in any of these phases is handled as at other times: the ring is ordered anew at once, and the group measures
+the edges that are left. No peer waits for the lost one. A peer that gives the call up is not answered, but takes part
+in the probes until the others are answered; if no peer waits any more, the optimisation is over.
 
-**A moonshot** goes on searching for a large group after the answer. What it finds is a candidate of the next
-optimisation, for as long as the group has the same members.
+**A moonshot** continues the search for a large group after the answer. The ring that it finds is a ring candidate of
+the next optimisation, as long as the group has the same members.
 
 Part of the master's machine; knows nothing of admissions, which are decided in `master_state`.
 """
@@ -63,29 +63,31 @@ cdef class Optimizer:
             wrong = f"voted in {OPTIMIZE} while a reduce of its own has no verdict"
         elif group.consensus.holds(peer.id):
             wrong = f"voted in {OPTIMIZE} while it is in {SYNC}"
-        elif peer.id in self.votes[TOPOLOGY] or peer.id in self.waiting:
+        elif peer.id in self.votes[TOPOLOGY]:
             wrong = f"voted in {OPTIMIZE} while it votes on the topology"
+        elif peer.id in self.waiting:
+            wrong = f"voted in {OPTIMIZE} while it is in {OPTIMIZE}"
         else:
             wrong = self.ballots.cast(OPTIMIZE, peer.id, Vote(message.call, 0, self.members.now_ns))
         if wrong:
             self.members.kick(peer, INVALID_USAGE, wrong)
 
     cdef int withdraw(self, Peer peer, call) except -1:
-        """Its caller gave up: it is not answered."""
+        """Do not answer this peer: its caller gave up."""
         vote = self.waiting.get(peer.id)
         if vote is not None and vote.call == call:
             del self.waiting[peer.id]
         return 0
 
     cdef bint _is_ripe(self) except -1:
-        """Whether all members have voted, and no ring is on the move."""
+        """Whether all members have voted, and no ring is being wired or optimised."""
         cdef dict votes = self.votes[OPTIMIZE]
         if not votes or len(votes) != len(self.members.accepted):
             return False
         return not (self.members.wiring or self.members.admission or self.running)
 
     cdef int remove(self, Peer peer, bint in_ring) except -1:
-        """A peer is gone, and its edges with it."""
+        """Remove a peer that is gone from the callers, and its edges from the measurement."""
         self.waiting.pop(peer.id, None)
         if in_ring and peer.group in self.measurements:
             self.measurements[peer.group].drop(peer.id)
@@ -94,20 +96,20 @@ cdef class Optimizer:
         return 0
 
     def open_calls(self):
-        """The call that is under way, to explain where its callers are."""
+        """Return the optimisation under way as an open call, so that notices can say where its callers are."""
         waiting = {peer_id: vote.since_ns for peer_id, vote in self.waiting.items()}
         return [OpenCall(OPTIMIZE, frozenset(), waiting)] if waiting else []
 
     # ------------------------------------------------------------------------------------------ settling
 
     cdef bint settle(self) except -1:
-        """Carry an optimisation as far as it can go. True if something changed."""
+        """Begin or continue an optimisation. Return True if something changed."""
         if self.running:
             return self._carry_on()
         return self._is_ripe() and self._begin()
 
     cdef bint _carry_on(self) except -1:
-        """The same, with one under way."""
+        """Continue the optimisation under way. Return True if something changed."""
         cdef Group group
         if not self.waiting:
             self._end()
@@ -161,10 +163,10 @@ cdef class Optimizer:
         self.members.log(DEBUG, f"group={group.number} measures round={self.probe_round} edges={len(probes)}")
 
     def on_probed(self, Peer peer, message):
-        """The report of one probe."""
+        """Take the result of one probe."""
         rate = message.bytes_per_second
         if not is_rate(rate):
-            self.members.kick(peer, INVALID_USAGE, f"measured {rate} bytes/s, which nothing can carry")
+            self.members.kick(peer, INVALID_USAGE, f"measured {rate} bytes/s, which is impossible")
             return
         measurement = self.measurements.get(peer.group)
         if measurement is not None and measurement.take(message.round, (peer.id, message.target)):
@@ -176,7 +178,7 @@ cdef class Optimizer:
             self.members.log(INFO, f"edge={source}->{target} group={group.number} not measured reason={reason!r}")
 
     cdef int end_late_probes(self) except -1:
-        """Rounds that last too long go on without their last reports."""
+        """End the rounds that last too long: their missing probes count as failed."""
         for number, measurement in sorted(self.measurements.items()):
             if measurement.pending and self.members.now_ns >= measurement.deadline_ns:
                 for source, target in measurement.give_up():
@@ -184,13 +186,13 @@ cdef class Optimizer:
         return 0
 
     cdef long long next_deadline_ns(self, long long latest_ns) except? -1:
-        """When the first round lasts too long, if that is before the given time."""
+        """Return the earliest deadline of a round, or the given time if that is earlier."""
         for measurement in self.measurements.values():
             latest_ns = min(latest_ns, measurement.deadline_ns)
         return latest_ns
 
     def _adopt(self, Group group):
-        """All edges are measured that could be: change to another ring if it is better."""
+        """Change to another ring if it is better. All edges that could be measured were."""
         rates = group.bandwidths.matrix(group.ring, group.forbidden(self.members.now_ns))
         found = self.found if self.searched == group.number else None
         ring, reason = choose_ring(group.ring, rates, group.epoch, found or None)
@@ -203,7 +205,7 @@ cdef class Optimizer:
         self.members.log(INFO, f"group={group.number} takes another ring: {reason}")
 
     def _answer(self):
-        """All rings are as they should be."""
+        """Answer all callers: every ring is chosen and wired."""
         cdef Peer peer
         cdef Group group
         world, groups, largest = self.members.world()
@@ -223,7 +225,7 @@ cdef class Optimizer:
     # ------------------------------------------------------------------------------------------ moonshots
 
     def _begin_moonshot(self):
-        """Search on for the largest group, unless its ring is proven to be the best, or its question is too large."""
+        """Continue the search for the largest group, unless its ring is proven to be the best or it is too large."""
         group = max(self.members.groups.values(), key=lambda group: (len(group.ring), -group.number))
         if not EXACT_MAX < len(group.ring) <= MEMBERS_MAX or not self.members.options.moonshot_time:
             return
@@ -232,7 +234,7 @@ cdef class Optimizer:
         self.members.act(BeginMoonshot(group.number, tuple(group.ring), rates, group.epoch))
 
     cdef int take_moonshot(self, event) except -1:
-        """Keep a ring to compare with the next time. A ring of other members comes too late."""
+        """Keep a ring for the next optimisation. A ring of other members comes too late and is dropped."""
         group = self.members.groups.get(event.group)
         if event.group == self.searched and group is not None and set(group.ring) == set(event.ring):
             self.found = event.ring
@@ -240,7 +242,7 @@ cdef class Optimizer:
         return 0
 
     cdef int cancel_moonshot(self, number) except -1:
-        """The group has other members."""
+        """End the search for a group whose members changed."""
         if self.searched == number:
             self.searched, self.found = None, ()
             self.members.act(CancelMoonshot(number))
@@ -250,13 +252,13 @@ cdef class Optimizer:
         """Invariants between two events."""
         members, votes = self.members, self.votes
         assert not self._is_ripe(), f"a unanimous {OPTIMIZE} was left open"
-        assert self.running or not (self.waiting or self.measurements), "half an optimisation"
-        assert not self.running or self.waiting, "an optimisation that nobody waits for"
+        assert self.running or not (self.waiting or self.measurements), "something is left of an optimisation"
+        assert not self.running or self.waiting, "an optimisation that no peer waits for"
         assert not self.running or self.measurements or members.wiring, f"{OPTIMIZE} was not answered"
         assert self.waiting.keys() <= members.accepted, "a peer that is no member waits for an optimisation"
         assert not self.waiting.keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
         assert not votes[OPTIMIZE].keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
-        assert not self.found or set(self.found) == set(members.groups[self.searched].ring), "found for other members"
+        assert not self.found or set(self.found) == set(members.groups[self.searched].ring), "found for other peers"
         for number, measurement in self.measurements.items():
             if not measurement.is_over():
                 measurement.check(set(members.groups[number].ring))

@@ -1,14 +1,14 @@
 """The rounds in which one group measures its missing edges, from the plan to the last report.
 
-A round is a set of probes that do not disturb each other: no peer sends two, or receives two (see `tournament`). Nor
-are both directions between two peers in one round, because the acknowledgements of one would wait behind the data
-of the other: over 200 Mbit/s one way and 20 the other, two thirds of the faster were measured. So all edges among n
-peers take n - 1 rounds, and about one more.
+A round is a set of probes that do not disturb each other: no peer sends two, or receives two (see `tournament`). A
+round also never has both directions between two peers, because the acknowledgements of one would wait behind the data
+of the other: with 200 Mbit/s one way and 20 Mbit/s the other, two thirds of the faster rate were measured. So all edges
+among n peers take n - 1 rounds, and about one more.
 
-A round ends when all its probes are reported, or at its deadline: then the silent ones count as failed. The steps of
-the present ring come first, because without them no other ring can be compared with it. A call measures a bounded
-number of rounds; what is left is missing the next time as well. A peer that is lost takes its edges along, and the rest
-is planned anew. Part of the master's machine; pure.
+A round ends when all its probes are reported, or at its deadline: then probes without a report count as failed. The
+steps of the present ring come first, because without them no other ring can be compared with it. A call measures a
+bounded number of rounds; edges that are left are still missing at the next call. When a peer is lost, its edges are
+removed and the rest is planned anew. Part of the master's machine; pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def plan_rounds(ring: list[int], missing: Iterable[Pair]) -> list[list[Pair]]:
-    """The rounds for these edges: first those that the ring consists of."""
+    """Return the rounds for these edges; the steps of the ring come first."""
     wanted = set(missing)
     first = sorted(wanted & set(steps_of(ring)))
     rest = schedule(wanted.difference(first))
@@ -32,14 +32,14 @@ def plan_rounds(ring: list[int], missing: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _part_opposites(rounds: list[list[Pair]]) -> list[list[Pair]]:
-    """The same edges, with none beside its opposite; what has to give way comes last."""
+    """Return the same edges, never both directions of a pair in one round; edges that were moved come last."""
     parted: list[list[Pair]] = []
     later: list[Pair] = []
     for probes in rounds:
         crowded = {(source, target) for source, target in probes if source > target and (target, source) in probes}
         parted.append([pair for pair in probes if pair not in crowded])
         later += crowded
-    # Of two opposite edges only one is among these, so no round of them needs to be parted again.
+    # `later` has only one direction of a pair, so its rounds have no opposites.
     return parted + schedule(later)
 
 
@@ -51,15 +51,15 @@ class Measurement:
     def __init__(self, ring: list[int], missing: Iterable[Pair], rounds_max: int) -> None:
         self._plan = plan_rounds(ring, missing)[:rounds_max]
         self.pending: set[Pair] = set()  # probes of this round without a report
-        self.number = 0  # of this round, among all of the run
+        self.number = 0  # of this round, among all probe rounds of the run
         self.deadline_ns = 0  # of this round
 
     def is_over(self) -> bool:
-        """Whether nothing is under way, and nothing is left."""
+        """Whether no probe is under way, and no round is left."""
         return not self.pending and not self._plan
 
     def begin_round(self, number: int, deadline_ns: int) -> list[Pair]:
-        """The probes of the next round, which are under way from now on."""
+        """Begin the next round. Return its probes."""
         probes = self._plan.pop(0)
         self.pending = set(probes)
         self.number = number
@@ -67,19 +67,19 @@ class Measurement:
         return probes
 
     def take(self, number: int, pair: Pair) -> bool:
-        """Take a report. False if it is not awaited: its round is over."""
+        """Note that a probe is reported. Return False if it is not awaited: its round is over."""
         if number != self.number or pair not in self.pending:
             return False
         self.pending.discard(pair)
         return True
 
     def give_up(self) -> list[Pair]:
-        """The round has lasted too long: what was not reported."""
+        """End a round that has lasted too long. Return the probes without a report."""
         late, self.pending = sorted(self.pending), set()
         return late
 
     def drop(self, peer: int) -> None:
-        """The peer is gone, and its edges with it."""
+        """Remove the edges of a peer that is gone."""
         self.pending = {pair for pair in self.pending if peer not in pair}
         if any(peer in pair for probes in self._plan for pair in probes):
             self._plan = plan_rounds([], (pair for probes in self._plan for pair in probes if peer not in pair))

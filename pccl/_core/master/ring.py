@@ -2,8 +2,8 @@
 
 A ring visits every member once and comes back; a forbidden pair (source, target) may not be one of its steps. The
 preferred order wins whenever it is legal, so that as few connections as possible change. Finding a ring around
-forbidden pairs is the Hamiltonian cycle problem: exact for small groups, a bounded search for large ones, where the few
-forbidden pairs of a real network leave rings nearly everywhere. Pure functions over peer ids; deterministic.
+forbidden pairs is the Hamiltonian cycle problem: exact for small groups, a bounded search for large ones, where a real
+network has few forbidden pairs and most orders are legal. Pure functions over peer ids; deterministic.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def find_ring(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
 
 
 def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], suspects: set[int]) -> int:
-    """The peer to kick when no ring exists: of the first sort there is, that with most dead pairs, then the youngest.
+    """Return the peer to kick when no ring exists.
 
+    It is from the first of the `sorts` below that has peers: the one with most forbidden pairs, then the youngest.
     Suspects are members that have fallen silent: a peer that cannot reach them must not be kicked for it.
     """
     members = set(order)
@@ -58,7 +59,7 @@ def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], s
 
 
 def _find_exactly(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
-    """Which sets of members can be walked from the first one, and where such walks can end."""
+    """Dynamic programming over sets of members: where walks from the first member through a set can end."""
     count = len(preferred)
     sources = [0] * count  # bit s of sources[t]: the step from s to t is allowed
     for source in range(count):
@@ -90,7 +91,7 @@ def _find_by_search(preferred: list[int], forbidden: set[Pair]) -> list[int] | N
     count = len(preferred)
     position = {peer: index for index, peer in enumerate(preferred)}
     walk, used = [preferred[0]], {preferred[0]}
-    trials = [iter(range(1, count + 1))]  # how far behind the last member the next candidate stands
+    trials = [iter(range(1, count + 1))]  # distances from the last member to the next candidate, in the preferred order
     for _ in range(SEARCH_STEPS_MAX):
         if len(walk) == count and (walk[-1], walk[0]) not in forbidden:
             return walk

@@ -1,8 +1,8 @@
-"""Which ring a group should have, by what its edges carry: the decision, with its reason.
+"""The choice of a group's ring from the rates of its edges, with the reason.
 
 The present ring stays unless the slowest step of another is clearly faster: a new ring costs every lane a connection,
-and rates are measurements, which never come out the same twice. Two candidates compete with it: what a short search
-finds now, and what a long one has found in the background since the last time. Pure.
+and two measurements of a rate are never equal. Two ring candidates are compared with it: the one that a short search
+finds now, and the one that a moonshot has found since the last time. Pure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-MARGIN = 1.05  # of the slowest step: less than this is the noise of measuring
+MARGIN = 1.05  # of the slowest steps: a smaller gain is noise of the measurement
 
 
 def choose_ring(
     ring: Sequence[int], rates: array[float], seed: int, found: Sequence[int] | None = None
 ) -> tuple[list[int] | None, str]:
-    """The ring to change to, or None, and why. `rates` are in the order of the ring, `found` is of the same peers."""
+    """Return the ring to change to, or None, and why. `rates` are in the order of the ring, `found` is a moonshot's."""
     count = len(ring)
     if count < 3:
-        return None, "there is only one"
+        return None, "fewer than 3 members have only one ring"
     if count > MEMBERS_MAX:
-        return None, f"more than {MEMBERS_MAX} members are not compared"
+        return None, f"rings of more than {MEMBERS_MAX} members are not compared"
     present = evaluate(rates, range(count))
     best = solve(rates, count, range(count), seed, STEPS)
     order, worth = (list(range(count)), present) if best is None else (best.order, (best.bottleneck, best.total))
@@ -47,7 +47,7 @@ def choose_ring(
 
 
 def is_better(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Whether a ring of the one value is better than a ring of the other (see `solver.evaluate`; None: no ring)."""
+    """Whether a ring of value `one` is better than a ring of value `other` (see `solver.evaluate`; None: no ring)."""
     if one is None or other is None:
         return one is not None
     return (one[0], -one[1]) > (other[0], -other[1])

@@ -17,10 +17,10 @@ cdef class StateConsensus:
     cdef public bytes content            # the digest of that state
     cdef public bytes schema             # and of its schema
     cdef public bint warned              # a long wait was reported
-    cdef readonly dict votes             # peer -> its vote that is not decided on
-    cdef readonly dict schemas           # digest -> the schema, as far as the votes made it necessary to ask
+    cdef readonly dict votes             # peer -> its vote, until it is decided
+    cdef readonly dict schemas           # digest -> the schema, if it had to be asked for
     cdef readonly dict asked             # digest -> (peer that was asked for that schema, pages so far)
-    cdef readonly Transfer transfer      # under way; None: nothing moves
+    cdef readonly Transfer transfer      # under way, or None
     cdef readonly object latest          # number of the latest transfer
     cdef list outbox                     # (peer, message) of the event being handled
 

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""What one peer group has agreed to be its shared state, and how it comes to agree on the next one.
+"""The consensus of one peer group: its agreed state, and how it finds the next one.
 
-    votes ──all members──▶ schemas equal? ──no──▶ asked for ──▶ the odd ones are kicked ──▶ decided again
+    votes ──all members──▶ schemas equal? ──no──▶ asked for ──▶ peers with another schema are kicked ──▶ decided again
                                 └──yes──▶ decided ──all equal──▶ agreed
                                              ├──some lack it──▶ transfer ──all hold it──▶ agreed
                                              └──impossible──▶ every call fails, nothing changes
@@ -10,16 +10,17 @@
 master never sees content; it sees a schema only when two of them differ, from one holder of each.
 
 **A transfer** is among the members that voted. The sources serve, the receivers fetch from all of them at once and
-report when they hold the state. A source that is lost is crossed off. A receiver that finds no source left reports that
-and waits: it is *stranded*. When all receivers are stranded and every source is lost, the receivers that have finished
-become sources, the *heirs*; without any, all calls fail. A receiver that is stranded while a source is there cannot
-reach it, and is kicked. So a sync succeeds for all members or for none, and they stay in step. When no receiver fetches
-any more, every member that is left holds the state, and it is agreed.
+report when they hold the state. A source that is lost is removed. A receiver that finds no source left reports that and
+waits: it is *stranded*. When all receivers are stranded and every source is lost, the receivers that have finished
+become sources, the *heirs*; without any, all calls fail. A receiver that is stranded while a source is still there
+cannot reach it, and is kicked. So a sync succeeds for all members or for none, and all stay at the same revision. When
+no receiver fetches any more, every member that is left holds the state, and it is agreed.
 
-**What was agreed** never goes back: the revision grows by one with every round, except where members repeat the last
-one or resume from it, which changes nothing. It outlives all members, and the master itself where it keeps a file.
+**The agreed state** never goes back: its revision grows by one with every sync, except where members repeat the last
+one or resume from it, which changes nothing. It is kept when all members are gone, and after a restart of the master if
+there is a state file.
 
-A change of the ring does not touch any of this. Part of the master's machine, which sends what `settle` returns; pure.
+A change of the ring does not affect any of this. Part of the master's machine, which sends what `settle` returns; pure.
 """
 
 from pccl._core.protocol.events import SYNC
@@ -33,7 +34,7 @@ from .ballots import OpenCall
 from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
 
 # Phases of one group's sync (see `group_phases`). A member that gave up while the others transfer may vote again
-# meanwhile; the group is TRANSFERRING until that ends.
+# meanwhile; the group is TRANSFERRING until the transfer ends.
 IDLE = "idle"  # no member is in sync_shared_state
 VOTING = "voting"  # some members have voted, not all
 ASKING = "asking"  # schemas differ: one holder of each was asked for it
@@ -44,7 +45,7 @@ SOURCES_LOST = "every peer that had the state was lost, or gave up, while it was
 
 
 cdef class Transfer:
-    """A state on its way from the members that have it to those that lack it."""
+    """The movement of a state from the members that have it to those that lack it."""
 
     def __init__(self, number, decision, bytes schema, dict votes):
         self.round = number
@@ -76,7 +77,7 @@ cdef class StateConsensus:
     # ------------------------------------------------------------------------------------------ what members say
 
     def vote(self, peer, message, long long now_ns):
-        """A member calls sync_shared_state. Returns what is wrong with its vote, or nothing."""
+        """A member calls sync_shared_state. Return what is wrong with its vote, or an empty text."""
         if self.holds(peer):
             return f"voted twice in {SYNC}"
         if message.strategy >= len(STRATEGIES) or not 1 <= message.keys <= KEYS_MAX:
@@ -87,7 +88,7 @@ cdef class StateConsensus:
         return ""
 
     def give_schema(self, peer, message):
-        """A page of the schema that was asked for. Returns what is wrong with it, or nothing."""
+        """Take a page of the schema that was asked for. Return what is wrong with it, or an empty text."""
         vote = self.votes.get(peer)
         if vote is None or vote.call != message.call or self.asked.get(vote.schema, (0,))[0] != peer:
             return ""  # the vote was decided without it
@@ -108,7 +109,7 @@ cdef class StateConsensus:
         return ""
 
     def fetched(self, peer, message):
-        """A receiver holds the state now, or cannot. Returns what is wrong with that, or nothing."""
+        """A receiver has the state, or no source left. Return what is wrong with its message, or an empty text."""
         cdef Transfer transfer = self.transfer
         if message.round > self.latest:
             return f"fetched in transfer {message.round}, which has not begun"
@@ -125,7 +126,7 @@ cdef class StateConsensus:
         return ""
 
     def withdraw(self, peer, call):
-        """A caller gave up. Too late is no error: then the answer is already on its way."""
+        """A caller gave up. Changes nothing if the call is already answered."""
         cdef Transfer transfer = self.transfer
         vote = self.votes.get(peer)
         if vote is None and transfer is not None:
@@ -136,13 +137,13 @@ cdef class StateConsensus:
     # ------------------------------------------------------------------------------------------ what the master decides
 
     def fail(self, peer, str reason):
-        """End this vote without the others'."""
+        """Fail the vote of this member only; the votes of others stay."""
         vote = self.votes[peer]
         self._lose_part(peer)
         self.outbox.append((peer, CallFailed(vote.call, INVALID_USAGE, reason)))
 
     def remove(self, peer):
-        """A member is gone, and its part in everything with it."""
+        """Remove a member that is gone from the vote and the transfer."""
         self._lose_part(peer)
         self.outbox = [(other, message) for other, message in self.outbox if other != peer]
 
@@ -165,8 +166,9 @@ cdef class StateConsensus:
                 self.outbox.append((other, SourceGone(transfer.votes[other].call, transfer.round, peer)))
 
     def settle(self, int members, dict peers):
-        """What follows: messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is
-        agreed, which must be saved before the messages are sent. With kicks, settle again when they are done.
+        """Return messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is agreed.
+
+        A new agreed state must be saved before the messages are sent. If there are kicks, settle again after them.
 
         `members` is how many must vote, `peers` says where they can be dialled.
         """
@@ -181,7 +183,7 @@ cdef class StateConsensus:
         return told, kicks, agreed
 
     cdef bint _know_schemas(self):
-        """Whether all have one schema, or every schema is known; if not, one holder of each is asked."""
+        """Whether all votes have one schema, or every schema is known; if not, ask one holder of each."""
         wanted = {vote.schema for vote in self.votes.values()}
         if len(wanted) == 1:
             return True
@@ -195,7 +197,7 @@ cdef class StateConsensus:
         self.outbox.append((peer, AskSchema(self.votes[peer].call)))
 
     cdef dict _decide(self, dict peers):
-        """The vote is complete: returns the peers that must be kicked first; without any, closes the vote."""
+        """Decide a complete vote. Return the peers that must be kicked first; if there are none, close the vote."""
         right = choose_schema(self.votes, self.schema)
         kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
@@ -215,7 +217,7 @@ cdef class StateConsensus:
         return {}
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
-        """Tell the sources before the receivers, so that a receiver that dials is expected, most of the time."""
+        """Tell the sources before the receivers, so that a source usually expects a receiver that dials."""
         if decision.receivers:
             self.latest += 1
         self.transfer = Transfer(self.latest, decision, schema, self.votes)
@@ -226,7 +228,7 @@ cdef class StateConsensus:
         self.transfer.endpoints = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
         sources = [self.transfer.endpoints[peer] for peer in decision.sources]
         for turn, (peer, whole) in enumerate(decision.receivers):
-            # Every receiver begins with another source, so that none of them is asked by all.
+            # Every receiver begins with another source, so that no source is asked by all.
             first = turn % len(sources)
             packed = pack_sources(sources[first:] + sources[:first])
             call = self.votes[peer].call
@@ -237,8 +239,9 @@ cdef class StateConsensus:
             self.outbox.append((peer, CallFailed(votes[peer].call, result, reason)))
 
     cdef bint _complete_transfer(self, dict kicks):
-        """End it if no receiver fetches any more, or can; kick receivers that cannot reach a source. True if a new
-        state is agreed.
+        """End the transfer if no receiver fetches or can fetch; kick receivers that cannot reach a source.
+
+        Return True if a new state is agreed.
         """
         cdef Transfer transfer = self.transfer
         if transfer.fetching and len(transfer.stranded) == len(transfer.fetching):
@@ -289,11 +292,11 @@ cdef class StateConsensus:
         return peer in self.votes or self.transfer is not None and peer in self.transfer.votes
 
     cpdef bint is_idle(self) except -1:
-        """Whether no member is."""
+        """Whether no member is in sync_shared_state."""
         return self.transfer is None and not self.votes
 
     def open_calls(self, set members):
-        """The vote and the transfer, as calls that members wait in."""
+        """Return the vote and the transfer, as calls that members wait in."""
         calls = []
         if self.votes:
             missing = members - self.votes.keys() or {peer for peer, _ in self.asked.values()}
@@ -310,22 +313,24 @@ cdef class StateConsensus:
         """Invariants between two events."""
         cdef Transfer transfer = self.transfer
         where = f"group {self.number}"
-        assert not self.outbox, f"{where}: something about its state was not told"
+        assert not self.outbox, f"{where}: a message about its state was not sent"
         assert self.votes.keys() <= members, f"{where}: state votes of {set(self.votes)}"
-        assert len(self.votes) < len(members) or not members or self.asked, f"{where}: a decision was forgotten"
+        assert len(self.votes) < len(members) or not members or self.asked, f"{where}: a vote was not decided"
         wanted = {vote.schema for vote in self.votes.values()}
-        assert self.schemas.keys() <= wanted, f"{where}: schemas of nobody"
+        assert self.schemas.keys() <= wanted, f"{where}: schemas without a vote"
         assert not (self.schemas.keys() & self.asked.keys()), f"{where}: asked for a schema that is known"
         for schema, (peer, pages) in self.asked.items():
-            assert self.votes[peer].schema == schema, f"{where}: asked peer {peer} for another's schema"
-            assert sum(len(page) for page in pages) <= SCHEMA_BYTES_MAX, f"{where}: a schema without an end"
-        assert (self.revision == NEVER) == (not self.content) == (not self.schema), f"{where}: agreed on half a state"
+            assert self.votes[peer].schema == schema, f"{where}: asked peer {peer} for another schema"
+            assert sum(len(page) for page in pages) <= SCHEMA_BYTES_MAX, f"{where}: a schema is too long"
+        assert (self.revision == NEVER) == (not self.content) == (not self.schema), f"{where}: agreed state is partial"
         if transfer is not None:
             assert transfer.fetching, f"{where}: a transfer with nothing to do"
-            assert transfer.stranded.keys() < transfer.fetching, f"{where}: all of {transfer.stranded} wait for sources"
+            assert transfer.stranded.keys() < transfer.fetching, f"{where}: all are stranded: {transfer.stranded}"
             assert transfer.sources | transfer.fetching <= transfer.votes.keys(), f"{where}: a part without a vote"
             assert not (transfer.sources & transfer.fetching), f"{where}: a peer fetches from itself"
             assert transfer.votes.keys() <= members, f"{where}: a transfer of {set(transfer.votes)}"
             assert not (transfer.votes.keys() & self.votes.keys()), f"{where}: a member is in two calls"
-            assert transfer.revision in (self.revision, self.revision + 1) or self.revision == NEVER, f"{where}: a jump"
+            assert transfer.revision in (self.revision, self.revision + 1) or self.revision == NEVER, (
+                f"{where}: the transfer skips a revision"
+            )
             assert not self.asked, f"{where}: asks for schemas during a transfer"

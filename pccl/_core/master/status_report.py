@@ -1,7 +1,7 @@
 """The status report for operators: one JSON-ready dict of plain numbers, texts and lists, made when an operator asks.
 
-A pure function of the machine: it reads public attributes, changes nothing and keeps nothing, so a run without
-operators pays nothing for it. Durations are seconds, peers go by their ids, everything is in a fixed order. Every list
+A pure function of the machine: it reads public attributes, changes nothing and keeps nothing, so it costs nothing while
+no operator asks. Durations are seconds, peers are named by their ids, everything is in a fixed order. Every list
 is cut at a bound, with the full count beside it, so that the report of the largest run fits.
 
     run round uptime_seconds world counters   the run as a whole
@@ -45,13 +45,13 @@ class WaitingCall:
     name: str
     group: int | None  # None: a call of all members of the run
     began_ns: int
-    present: dict[int, int]  # peers that are in it, since when
+    present: dict[int, int]  # peer in it -> since when
     missing: frozenset[int]  # peers that have yet to make it; empty: it is under way
 
 
 def report_pages(state: MasterState, now_ns: int, **facts: Any) -> list[Report]:
-    """The status document, with these facts about the master's process, as the pages that are sent."""
-    import json  # here, because a master without operators needs none
+    """Return the status report, with these facts about the master's process, as the pages that are sent."""
+    import json  # here, because a master needs it only if an operator asks
 
     most = REPORT_ITEMS_MAX
     while True:
@@ -89,11 +89,11 @@ def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MA
     }
 
 
-# ---------------------------------------------------------------------------------------------- who is in which call
+# ---------------------------------------------------------------------------------------------- calls under way
 
 
 def _votes(state: MasterState) -> list[WaitingCall]:
-    """Calls that members have made and that are not answered: those of the run, then each group's."""
+    """Return the calls that members have made and that are not answered: those of the run, then each group's."""
     members = state.members
     calls = []
     for name, votes in state.votes.items():
@@ -117,7 +117,7 @@ def _votes(state: MasterState) -> list[WaitingCall]:
 
 
 def _who_is_in_what(state: MasterState, votes: list[WaitingCall]) -> dict[int, tuple[str, str, int]]:
-    """Peer to what it does, in which call, since when. Votes come first: a peer that votes waits for others."""
+    """Return peer -> (state, call, since when). Votes replace reduces: a peer that votes waits for others."""
     busy: dict[int, tuple[str, str, int]] = {}
     for group in state.members.groups.values():
         for run in islice(group.collectives.running.values(), REPORT_TAGS_MAX):
@@ -134,7 +134,7 @@ def _why_newcomers_wait(state: MasterState, votes: list[WaitingCall]) -> str:
     members = state.members
     if members.wiring and (members.registered or members.admitting):
         late = chain.from_iterable(members.groups[number].waiting for number in members.wiring)
-        return f"rings are being wired; {name_peers(sorted(late))} have yet to report"
+        return f"rings are being wired; reports are missing of {name_peers(sorted(late))}"
     if not members.registered:
         return ""
     missing = members.accepted - state.votes[TOPOLOGY].keys()

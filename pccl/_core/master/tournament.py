@@ -1,15 +1,15 @@
 """The rounds in which bandwidths are measured: in one round no peer sends to two peers or receives from two.
 
-Two probes that share an uplink or a downlink would each measure half of it; one that sends while another is received
-would not, since links carry both ways at once. So sources and targets are the two sides of a graph, a round is a set of
-edges that share no end on either side, and rounds are colours of edges. The peer with most edges on one side needs one
-round for each; by König's theorem that many rounds are enough for all peers, and its proof finds them: a
-new edge takes a round that is free for both its ends; if there is none, it takes one that is free for its source, and
-the edges that stand in the way at its target, alternately of this round and of one that is free there, change their
-rounds with each other.
+Two probes that share an uplink or a downlink would each measure half of it. A peer can send one probe and receive
+another at once, because links carry both directions. So this is the colouring of the edges of a bipartite graph:
+sources on one side, targets on the other, one colour per round. The peer with most edges on one side needs one round
+for each of them; by König's theorem that many rounds are enough for all peers, and its proof is the algorithm. A new
+edge takes a round that is free at both its ends. If there is none, it takes a round `ours` that is free at its source.
+Another round `theirs` is free at its target: on the path of edges that begins at the target and that are in `ours` and
+in `theirs` by turns, the two rounds are exchanged.
 
 All edges among n peers take n - 1 rounds. Edges are taken in the order of the circle: first each peer to the next,
-then each peer to the next but one; so a complete set falls into its rounds without a conflict.
+then each peer to the next but one; so a complete set needs no exchange.
 Pure functions over peer ids; deterministic.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def rounds_needed(edges: Iterable[Pair]) -> int:
-    """How many rounds these edges take: the most edges that one peer sends over, or receives over."""
+    """Return how many rounds these edges take: the most edges over which one peer sends, or receives."""
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for source, target in set(edges):
@@ -33,10 +33,13 @@ def rounds_needed(edges: Iterable[Pair]) -> int:
 
 
 def schedule(edges: Iterable[Pair]) -> list[list[Pair]]:
-    """The rounds, the fullest first, each with its edges in order; every edge in exactly one of them."""
+    """Return the rounds, the fullest first, each with its edges in order; every edge is in exactly one of them.
+
+    Raises ValueError for an edge from a peer to itself.
+    """
     wanted = set(edges)
     if any(source == target for source, target in wanted):
-        raise ValueError("a peer does not measure the way to itself")
+        raise ValueError("a peer has no edge to itself")
     position = {peer: index for index, peer in enumerate(sorted({peer for edge in wanted for peer in edge}))}
     count = rounds_needed(wanted)
     targets: dict[int, dict[int, int]] = {peer: {} for peer in position}  # source -> round -> target
@@ -61,7 +64,7 @@ def schedule(edges: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _free_round(count: int, one: dict[int, int], other: dict[int, int]) -> int | None:
-    """The first round that neither has an edge in."""
+    """Return the first round in which neither end has an edge; None if there is none."""
     for index in range(count):
         if index not in one and index not in other:
             return index
@@ -73,8 +76,8 @@ def _make_way(
 ) -> None:
     """Free the round `ours` at the target, where `theirs` is free: exchange both along the path that begins there.
 
-    The path goes back over an edge of `ours` and on over one of `theirs`. It comes to every source by an edge of
-    `ours`; so never to the new edge's own source, which has none.
+    The path goes from a target to a source over an edge of `ours`, and to the next target over an edge of `theirs`. It
+    reaches every source over an edge of `ours`, so it never reaches the source of the new edge, which has none.
     """
     path: list[Pair] = []
     here: int | None = target
@@ -84,7 +87,7 @@ def _make_way(
         here = targets[source].get(theirs)
         if here is not None:
             path.append((source, here))
-    # All leave before the first arrives: neighbours on the path exchange their rounds.
+    # Remove all edges before the first is added: adjacent edges of the path exchange their rounds.
     for index, (source, goal) in enumerate(path):
         former = theirs if index % 2 else ours
         del targets[source][former], sources[goal][former]

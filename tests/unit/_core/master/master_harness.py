@@ -1,4 +1,4 @@
-"""A scene for the master's machine: peers that do what they are told, time that passes in sweeps. No test in here.
+"""A harness for the master's machine: it plays the peers and lets time pass in sweeps. No test in here.
 
 Connections have the numbers of their peers, so that a scenario can be read.
 """
@@ -25,8 +25,8 @@ SCHEMA = pack_schema(
 )
 
 
-class Scene:
-    """A master, and peers that do what they are told."""
+class MasterHarness:
+    """A master's machine, and the messages of its peers."""
 
     def __init__(self, **options: Any) -> None:
         self.state = MasterState(RUN, Options(**{"check": True, **options}))
@@ -43,7 +43,7 @@ class Scene:
         return self.feed(PeerSaid(peer, message))
 
     def reduce(self, peer: int, *tags: int, count: int = 1024) -> list[Any]:
-        """A peer initiates sums of so many floats."""
+        """A peer initiates a sum of `count` floats for each tag."""
         return self.say(peer, m.Initiate(pack_signatures([ReduceSignature(tag, count, 10, 0, 0, 0) for tag in tags])))
 
     def sync(self, peer: int, revision: int, content: str, strategy: int = POPULAR, **more: Any) -> list[Any]:
@@ -55,12 +55,12 @@ class Scene:
         )
 
     def wire(self, actions: list[Any]) -> list[Any]:
-        """Everybody who was given an order reports it; returns what follows from the last report."""
+        """Every peer that got a ring order reports it as wired; return the actions that follow."""
         orders = [(action.conn, action.message) for action in actions if is_sent(action, m.RingOrder)]
         return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
 
     def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
-        """Let peers in: everybody who is already in votes for it."""
+        """Let these peers join: all members vote for a topology round."""
         actions = [action for peer in peers for action in self.come(peer, group, lanes)]
         for voter in sorted(self.state.members.accepted):
             actions += self.say(voter, m.VoteTopology(99, 0))
@@ -72,7 +72,7 @@ class Scene:
         assert set(peers) <= self.state.members.accepted
 
     def pass_time(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Any]:
-        """Time passes in sweeps; who is not silent beats. Returns all actions but heartbeats."""
+        """Let time pass in sweeps; all peers but the silent ones send heartbeats. Return all actions but heartbeats."""
         actions = []
         end_ns = self.now_ns + int(seconds * SECOND)
         while self.now_ns < end_ns:
@@ -93,61 +93,61 @@ def is_sent(action: Any, kind: type[Any]) -> bool:
 
 
 def sent(actions: list[Any], kind: type[Any]) -> dict[int, Any]:
-    """Who was sent a message of that kind."""
+    """Return the messages of that kind by the peer they were sent to."""
     return {action.conn: action.message for action in actions if is_sent(action, kind)}
 
 
 def done(actions: list[Any]) -> dict[int, int]:
-    """Whose synchronisation succeeded, and the revision it was told."""
+    """Return the peers whose sync succeeded, with the revision that each was told."""
     return {peer: message.revision for peer, message in sent(actions, m.SyncDone).items()}
 
 
 def failed(actions: list[Any]) -> dict[int, m.CallFailed]:
-    """Whose call failed."""
+    """Return the peers whose call failed, with the message."""
     return sent(actions, m.CallFailed)
 
 
-def of(*peers: int, **options: Any) -> Scene:
-    scene = Scene(**options)
-    scene.admit(*peers)
-    return scene
+def of(*peers: int, **options: Any) -> MasterHarness:
+    harness = MasterHarness(**options)
+    harness.admit(*peers)
+    return harness
 
 
-def agree(scene: Scene, revision: int, content: str) -> Scene:
-    """All members of group 0 agree on this."""
-    members = list(scene.state.members.groups[0].ring)
-    actions = [action for peer in members for action in scene.sync(peer, revision, content)]
+def agree(harness: MasterHarness, revision: int, content: str) -> MasterHarness:
+    """Let all members of group 0 sync this state, so that it is the agreed state."""
+    members = list(harness.state.members.groups[0].ring)
+    actions = [action for peer in members for action in harness.sync(peer, revision, content)]
     assert done(actions) == dict.fromkeys(members, revision)
-    return scene
+    return harness
 
 
-def agreed(scene: Scene, group: int = 0) -> tuple[int, str] | None:
-    """What a group agreed on last."""
-    consensus = scene.state.members.groups[group].consensus
+def agreed(harness: MasterHarness, group: int = 0) -> tuple[int, str] | None:
+    """Return the agreed state of a group as (revision, content), or None."""
+    consensus = harness.state.members.groups[group].consensus
     return (consensus.revision, consensus.content.decode().strip(".")) if consensus.content else None
 
 
-def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> Scene:
-    """These peers are members, and these tags have commenced as collectives 1, 2, ..."""
-    scene = of(*peers, **options)
+def running(*peers: int, tags: tuple[int, ...] = (5,), **options: Any) -> MasterHarness:
+    """Return a harness with these peers as members, in which these tags have commenced as sequences 1, 2, ..."""
+    harness = of(*peers, **options)
     for peer in peers:
-        scene.reduce(peer, *tags)
-    assert list(scene.state.members.groups[0].collectives.running) == list(range(1, len(tags) + 1))
-    return scene
+        harness.reduce(peer, *tags)
+    assert list(harness.state.members.groups[0].collectives.running) == list(range(1, len(tags) + 1))
+    return harness
 
 
 def pairs(actions: list[Any]) -> list[list[tuple[int, int]]]:
-    """What commenced, message by message, as the first member hears it."""
+    """Return the (tag, sequence) pairs that commenced, for each message to the first member."""
     orders = [(action.conn, action.message) for action in actions if is_sent(action, m.Commence)]
     return [unpack_pairs(order.pairs) for conn, order in orders if conn == orders[0][0]]
 
 
 def failures(actions: list[Any]) -> list[tuple[int, int, int, int]]:
-    """(peer, tag, sequence, result) of every failure verdict."""
+    """Return (peer, tag, sequence, result) of every failure verdict."""
     found = [(action.conn, action.message) for action in actions if is_sent(action, m.ReduceFailed)]
     return [(conn, verdict.tag, verdict.sequence, verdict.result) for conn, verdict in found]
 
 
-def lose(scene: Scene, peer: int) -> list[Any]:
-    """The connection closes and the survivors are wired; what follows from the last report."""
-    return scene.wire(scene.feed(PeerWent(peer, "connection reset")))
+def lose(harness: MasterHarness, peer: int) -> list[Any]:
+    """Close the connection of a peer and wire the survivors; return what follows from the last report."""
+    return harness.wire(harness.feed(PeerWent(peer, "connection reset")))

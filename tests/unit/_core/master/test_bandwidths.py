@@ -1,4 +1,4 @@
-"""What the master believes of its edges: probes replace, operations tell what they can know, the gone are forgotten."""
+"""The master's edge rates: probes replace them, reduces raise or confirm them, and lost peers are removed."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_what_is_missing_is_unknown_or_old(known: Bandwidths) -> None:
 @pytest.mark.parametrize(
     ("rate", "was_limit", "told", "expected"),
     [
-        (100, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),  # slowed down by somebody else's link
+        (100, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),  # slowed down by another edge
         (1000 * CONFIRMED - 1, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
-        (1000 * CONFIRMED, False, True, EdgeRate(1000.0, 500 * SECOND, PASSIVE)),  # as good as ever
-        (3000, False, True, EdgeRate(3000.0, 500 * SECOND, PASSIVE)),  # it can do more than we thought
-        (100, True, True, EdgeRate(550.0, 500 * SECOND, PASSIVE)),  # slow, and nobody else's fault
+        (1000 * CONFIRMED, False, True, EdgeRate(1000.0, 500 * SECOND, PASSIVE)),  # confirms the old rate
+        (3000, False, True, EdgeRate(3000.0, 500 * SECOND, PASSIVE)),  # faster than known
+        (100, True, True, EdgeRate(550.0, 500 * SECOND, PASSIVE)),  # slow, and the edge itself was the limit
         (3000, True, True, EdgeRate(2000.0, 500 * SECOND, PASSIVE)),
         (0, True, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
         (0, False, False, EdgeRate(1000.0, 100 * SECOND, PROBE)),
@@ -68,7 +68,7 @@ def test_what_is_missing_is_unknown_or_old(known: Bandwidths) -> None:
 def test_operations_tell_what_they_can_know(
     known: Bandwidths, rate: float, was_limit: bool, told: bool, expected: EdgeRate
 ) -> None:
-    """Goal: a lower bound raises or confirms; only an edge that was the limit itself is believed to be slower."""
+    """Goal: a lower bound raises or confirms a rate; only the rate of an edge that was the limit itself is lowered."""
     assert known.saw(1, 2, rate, 500 * SECOND, was_limit=was_limit) == told
     assert known.get(1, 2) == expected
 
@@ -84,7 +84,7 @@ def test_a_lasting_change_is_believed(known: Bandwidths) -> None:
 
 
 def test_a_bound_is_no_measurement(known: Bandwidths) -> None:
-    """Goal: an edge that only ever waited for others is still to be measured; so is one whose probe failed."""
+    """Goal: an edge that only ever waited for others must still be probed, and so must one whose probe failed."""
     known.put(3, 1, 0, 100 * SECOND)
 
     assert not known.saw(2, 3, 50, 200 * SECOND, was_limit=False)
@@ -97,7 +97,7 @@ def test_a_bound_is_no_measurement(known: Bandwidths) -> None:
 
 
 def test_who_is_gone_is_forgotten(known: Bandwidths) -> None:
-    """Goal: row and column go, late reports about them are ignored, and a namesake starts from nothing."""
+    """Goal: row and column are removed, late reports are ignored, and a new peer with the same id starts empty."""
     known.put(2, 1, 5, 0)
     known.put(2, 3, 5, 0)
     known.put(3, 2, 5, 0)
@@ -129,7 +129,7 @@ def test_what_is_no_rate_is_refused(known: Bandwidths, rate: float) -> None:
 
 
 def test_the_table_is_in_the_order_of_the_ring(known: Bandwidths) -> None:
-    """Goal: rows are sources in the order that was asked for; unknown and forbidden edges are no edges."""
+    """Goal: rows are sources in the given order; unknown and forbidden edges have no rate."""
     known.put(2, 3, 7, 0)
     known.put(3, 1, 8, 0)
 
@@ -143,7 +143,7 @@ def test_the_table_is_in_the_order_of_the_ring(known: Bandwidths) -> None:
 
 
 def test_it_is_bounded() -> None:
-    """Goal: however many come, no more edges are kept than a ring can be solved over."""
+    """Goal: with any number of peers, no more edges are kept than the solver takes."""
     bandwidths = Bandwidths(FRESH, FAILED)
     for peer in range(MEMBERS_MAX + 50):
         bandwidths.add(peer)
@@ -167,7 +167,7 @@ def test_people_and_programs_can_read_it(known: Bandwidths) -> None:
 
 
 def test_anything_may_be_said_in_any_order() -> None:
-    """Goal: a few thousand random words leave it whole, and a table that the solver takes."""
+    """Goal: after a few thousand random changes the invariants hold, and the solver accepts the table."""
     random = Random(8)
     bandwidths = Bandwidths(FRESH, FAILED)
     for at in range(4000):

@@ -1,4 +1,4 @@
-"""Calls that can never meet: found without false alarm, explained so that the program can be fixed."""
+"""Deadlocks: found without false alarms, and explained so that the user can fix the program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def waiting(name: str, electorate: str, present: str) -> BlockingCall:
     ("calls", "stuck"),
     [
         ([], ""),
-        # Somebody is in no call and may still make the one that is waited for.
+        # A peer is in no call and may still make the call that is waited for.
         ([waiting("a", "123", "12")], ""),
-        # Somebody is in no call, but whichever it makes, these two wait for each other.
+        # A peer is in no call, but whichever call it makes, these two wait for each other.
         ([waiting("a", "123", "1"), waiting("b", "123", "2")], "12"),
-        # Everybody waits, nobody in the same call.
+        # All peers wait, each in another call.
         ([waiting("a", "12", "1"), waiting("b", "12", "2")], "12"),
         ([waiting("a", "123", "12"), waiting("b", "123", "3")], "123"),
-        # A call that is complete sets its callers free.
+        # A complete call frees its callers.
         ([waiting("a", "12", "12"), waiting("b", "12", "2")], ""),
-        # Two threads of peer 2: one of its calls completes once peer 1 is free, so nobody is stuck.
+        # Two threads of peer 2: one of its calls completes once peer 1 is free, so no peer is stuck.
         ([waiting("a", "12", "12"), waiting("b", "12", "1")], ""),
-        # Groups: what happens in one does not concern the other.
+        # Two groups do not affect each other.
         ([waiting("a", "12", "1"), waiting("b", "12", "2"), waiting("c", "34", "3")], "12"),
         # A chain: peer 3 is free, so c can complete, then b, then a.
         ([waiting("a", "12", "1"), waiting("b", "23", "2")], ""),
@@ -35,12 +35,12 @@ def waiting(name: str, electorate: str, present: str) -> BlockingCall:
     ],
 )
 def test_who_waits_for_ever(calls: list[BlockingCall], stuck: str) -> None:
-    """Goal: exactly those who can never go on, whoever may still arrive."""
+    """Goal: exactly the peers that can never go on are found, whichever calls other peers still make."""
     assert find_stuck(calls) == set(map(int, stuck))
 
 
 def test_the_explanation_names_calls_peers_and_the_remedy() -> None:
-    """Goal: the sentence that every stuck caller gets is enough to mend the program."""
+    """Goal: the explanation that every stuck caller gets is enough to fix the program."""
     calls = [waiting("update_topology", "123", "12"), waiting("are_peers_pending", "123", "3")]
 
     text = explain_stuck(calls, find_stuck(calls))
@@ -50,14 +50,14 @@ def test_the_explanation_names_calls_peers_and_the_remedy() -> None:
 
 
 def test_a_call_without_stuck_peers_is_not_named() -> None:
-    """Goal: the explanation only concerns those who get it."""
+    """Goal: the explanation only names calls of stuck peers."""
     calls = [waiting("a", "12", "1"), waiting("b", "12", "2"), waiting("c", "34", "3")]
 
     assert "in c" not in explain_stuck(calls, {1, 2})
 
 
 def test_missing_peers_are_described_by_what_they_do() -> None:
-    """Goal: a warning says not only who is missing, but where they are instead."""
+    """Goal: a warning names the missing peers and the calls that they are in."""
     votes = {"update_topology": {1: None}, "are_peers_pending": {2: None}}
 
     assert describe_missing(votes, [2, 3]) == "peer 2 (in are_peers_pending), peer 3 (in no call)"

@@ -1,4 +1,4 @@
-"""Whose state a group takes over: every sentence of the contract, on the bare votes. A vote is (revision, content)."""
+"""The election: which state a group takes over, for every sentence of the contract. A vote is (revision, content)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def elect(votes: dict[int, StateVote], agreed: int = NEVER, content: str = "") -
 
 
 def elected(votes: dict[int, StateVote], agreed: int = NEVER, content: str = "") -> tuple[int, str, Any, Any]:
-    """(revision, content, sources, receivers with whether they take over all); nobody is kicked, nothing fails."""
+    """Return (revision, content, sources, receivers with whether they take all); no peer is kicked, nothing fails."""
     decision = elect(votes, agreed, content)
     assert not decision.kicks
     assert decision.failure is None
@@ -33,7 +33,7 @@ def elected(votes: dict[int, StateVote], agreed: int = NEVER, content: str = "")
 
 
 def test_strategies_are_those_of_the_public_enum() -> None:
-    """Goal: the machine's numbers and names are the user's."""
+    """Goal: the machine has the same numbers and names as the public enum."""
     assert {strategy.value: strategy.name for strategy in SharedStateSyncStrategy} == dict(enumerate(STRATEGIES))
 
 
@@ -54,22 +54,22 @@ def test_any_revision_is_legal_in_the_first_round() -> None:
 
 
 def test_everybody_up_to_date_and_equal_moves_nothing() -> None:
-    """Goal: the steady state."""
+    """Goal: in the normal case nothing is transferred."""
     assert elected({1: vote(5, "a"), 2: vote(5, "a")}, 4, "z") == (5, "a", {1, 2}, {})
 
 
 def test_who_skipped_push_revision_is_dragged_along() -> None:
-    """Goal: lower is outdated: overwritten as a whole, even by a single peer."""
+    """Goal: a lower revision is outdated: it is overwritten as a whole, even by a single peer."""
     assert elected({1: vote(4, "z"), 2: vote(4, "z"), 3: vote(5, "a")}, 4, "z") == (5, "a", {3}, {1: True, 2: True})
 
 
 def test_an_outdated_peer_with_equal_content_still_takes_over_everything() -> None:
-    """Goal: entries that may differ are received by whoever was outdated."""
+    """Goal: an outdated peer also receives the tensors that may differ."""
     assert elected({1: vote(3, "a"), 2: vote(5, "a")}, 4, "z") == (5, "a", {2}, {1: True})
 
 
 def test_a_jump_by_two_is_kicked_with_the_reason() -> None:
-    """Goal: higher than expected is a program that counts wrong."""
+    """Goal: a revision higher than expected means that the program counts wrong."""
     decision = elect({1: vote(5, "a"), 2: vote(6, "a"), 3: vote(7, "b")}, 4, "z")
 
     assert set(decision.kicks) == {2, 3}
@@ -79,17 +79,17 @@ def test_a_jump_by_two_is_kicked_with_the_reason() -> None:
 
 
 def test_everybody_jumps_by_two_and_is_kicked() -> None:
-    """Goal: a majority does not make it right."""
+    """Goal: also a majority is kicked for it."""
     assert set(elect({1: vote(6, "a"), 2: vote(6, "a")}, 4, "z").kicks) == {1, 2}
 
 
 def test_everybody_repeats_the_last_revision() -> None:
-    """Goal: a no-op that succeeds; the revision stays."""
+    """Goal: the sync succeeds and changes nothing; the revision stays."""
     assert elected({1: vote(4, "z"), 2: vote(4, "z")}, 4, "z") == (4, "z", {1, 2}, {})
 
 
 def test_a_repeated_revision_with_changed_content_is_mended() -> None:
-    """Goal: who still has what was agreed is up to date; who changed it without counting is not."""
+    """Goal: a peer with the agreed content is up to date; one that changed it at the same revision is not."""
     assert elected({1: vote(4, "y"), 2: vote(4, "z"), 3: vote(4, "y")}, 4, "z") == (4, "z", {2}, {1: True, 3: True})
 
 
@@ -97,14 +97,14 @@ def test_a_repeated_revision_with_changed_content_is_mended() -> None:
 
 
 def test_the_majority_wins_also_if_the_minority_has_the_lowest_id() -> None:
-    """Goal: most votes win, and only what differs is received."""
+    """Goal: the content with most votes wins, and only blocks that differ are received."""
     votes = {1: vote(5, "b"), 2: vote(5, "a"), 3: vote(5, "a")}
 
     assert elected(votes, 4, "z") == (5, "a", {2, 3}, {1: False})
 
 
 def test_a_tie_goes_to_the_lowest_id() -> None:
-    """Goal: a fixed rule, the same whoever came first."""
+    """Goal: the rule does not depend on the order of the votes."""
     votes = {4: vote(5, "a"), 2: vote(5, "b"), 3: vote(5, "a"), 9: vote(5, "b")}
 
     assert elected(votes, 4, "z") == (5, "b", {2, 9}, {3: False, 4: False})
@@ -122,7 +122,7 @@ def test_one_veteran_beats_any_number_of_newcomers() -> None:
     assert elected(votes, 4, "z") == (5, "a", {1}, dict.fromkeys(range(2, 9), True))
 
 
-# --- Nobody is up to date ---
+# --- No peer is up to date ---
 
 
 def test_the_last_agreed_content_resumes_the_run_whatever_its_revision() -> None:
@@ -132,7 +132,7 @@ def test_the_last_agreed_content_resumes_the_run_whatever_its_revision() -> None
 
 
 def test_nobody_has_what_was_agreed() -> None:
-    """Goal: an older state never replaces a newer one; the message says what is wanted."""
+    """Goal: an older state never replaces a newer one; the message says which content is needed."""
     decision = elect({1: vote(12, "x"), 2: vote(0, "y")}, 13, "z")
 
     assert decision.failure is not None
@@ -143,7 +143,7 @@ def test_nobody_has_what_was_agreed() -> None:
 
 
 def test_who_is_beyond_goes_before_the_rest_is_told_what_is_wanted() -> None:
-    """Goal: a jump is kicked also where nobody is up to date."""
+    """Goal: a jump is kicked also if no peer is up to date."""
     assert set(elect({1: vote(12, "x"), 2: vote(15, "y")}, 13, "z").kicks) == {2}
 
 
@@ -151,7 +151,7 @@ def test_who_is_beyond_goes_before_the_rest_is_told_what_is_wanted() -> None:
 
 
 def test_enforce_popular_kicks_what_is_mixed_with_it() -> None:
-    """Goal: the strategies of a group must fit; who asked for something else learns who did not."""
+    """Goal: the strategies of a group must fit; a kicked peer is told which peers have ENFORCE_POPULAR."""
     decision = elect({1: vote(0, "a"), 2: vote(0, "a", RECEIVE), 3: vote(0, "a", SEND), 4: vote(0, "a")})
 
     assert set(decision.kicks) == {2, 3}
@@ -160,7 +160,7 @@ def test_enforce_popular_kicks_what_is_mixed_with_it() -> None:
 
 
 def test_all_receive_only_fails_for_all_and_kicks_nobody() -> None:
-    """Goal: nothing can be done, and nobody is to blame alone."""
+    """Goal: no state can be elected, and no single peer is the cause."""
     decision = elect({1: vote(5, "a", RECEIVE), 2: vote(0, "b", RECEIVE)}, 4, "z")
 
     assert decision.failure is not None
@@ -170,19 +170,19 @@ def test_all_receive_only_fails_for_all_and_kicks_nobody() -> None:
 
 
 def test_receive_only_is_never_a_candidate() -> None:
-    """Goal: one that sends beats any number that only receive; who has it already fetches nothing."""
+    """Goal: one sender wins over any number of receivers; receivers with equal content fetch nothing."""
     votes = {1: vote(5, "b", RECEIVE), 2: vote(5, "b", RECEIVE), 3: vote(5, "a", SEND), 4: vote(5, "a", RECEIVE)}
 
     assert elected(votes, 4, "z") == (5, "a", {3}, {1: False, 2: False})
 
 
 def test_receive_only_at_a_higher_revision_receives_in_the_first_round() -> None:
-    """Goal: the highest revision that anybody would give."""
+    """Goal: the highest revision of the peers that may send is elected."""
     assert elected({1: vote(9, "b", RECEIVE), 2: vote(3, "a", SEND)}) == (3, "a", {2}, {1: True})
 
 
 def test_an_outdated_sender_has_nothing_to_give_to_receivers_that_went_on() -> None:
-    """Goal: nothing is overwritten by less, unless it is the agreed state itself."""
+    """Goal: a higher revision is never overwritten by a lower one, unless that is the agreed state itself."""
     stale = elect({1: vote(5, "b", RECEIVE), 2: vote(3, "y", SEND)}, 4, "z")
 
     assert stale.failure is not None
@@ -202,7 +202,7 @@ def test_several_senders_must_be_identical_and_losers_are_kicked() -> None:
 
 
 def test_an_outdated_sender_with_other_content_is_kicked() -> None:
-    """Goal: it may not be overwritten, and it may not stay behind."""
+    """Goal: the sender must not be overwritten and cannot stay outdated, so it is kicked."""
     assert set(elect({1: vote(4, "z", SEND), 2: vote(5, "a", SEND)}, 4, "z").kicks) == {1}
 
 
@@ -215,14 +215,14 @@ def test_an_outdated_sender_with_the_same_content_only_learns_the_revision() -> 
 
 
 def test_a_torn_state_is_no_candidate() -> None:
-    """Goal: a mixture of two states is never spread, and is mended as a whole."""
+    """Goal: a mixture of two states is never sent to others, and is replaced as a whole."""
     votes = {1: vote(5, "t", torn=True), 2: vote(5, "t", torn=True), 3: vote(5, "a")}
 
     assert elected(votes, 4, "z") == (5, "a", {3}, {1: True, 2: True})
 
 
 def test_without_a_whole_state_a_torn_one_does_not_do() -> None:
-    """Goal: neither before nor after the first agreement; only the agreed content itself says that all is well."""
+    """Goal: a torn state is never elected, except with exactly the agreed content, which proves that it is complete."""
     first = elect({1: vote(0, "t", torn=True)})
     later = elect({1: vote(5, "t", torn=True)}, 4, "z")
 
@@ -237,7 +237,7 @@ def test_without_a_whole_state_a_torn_one_does_not_do() -> None:
 
 
 def test_the_agreed_schema_is_right_then_the_popular_one_then_the_lowest_peers() -> None:
-    """Goal: the odd one is the same for everybody."""
+    """Goal: the choice of the wrong schema is deterministic."""
     votes = {1: vote(0, "a", schema=b"x"), 2: vote(0, "a", schema=b"y"), 3: vote(0, "a", schema=b"y")}
 
     assert choose_schema(votes, b"") == b"y"
@@ -276,7 +276,7 @@ def test_the_order_of_votes_has_no_part_in_it(
 
 @given(VOTES, AGREED)
 def test_a_decision_keeps_the_promises(votes: dict[int, StateVote], agreed: tuple[int, str]) -> None:
-    """Goal: whatever was voted, it ends; nobody that may not be overwritten is, and nothing goes back."""
+    """Goal: any votes lead to a decision; a peer that must not be overwritten is not, and no revision goes back."""
     left = dict(votes)
     for _ in range(len(votes) + 1):
         decision = elect(left, *agreed)

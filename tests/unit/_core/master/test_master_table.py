@@ -1,4 +1,4 @@
-"""The master's table: what it allows costs nothing, what it does not allow costs the connection and nothing else."""
+"""The master's table: a message that it allows is harmless, any other ends the connection and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pccl._core.protocol.codec import BY_OPCODE
 from pccl._core.protocol.events import WARNING, Log
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures
 
-from .master_harness import INVALID_USAGE, Scene, of, sent
+from .master_harness import INVALID_USAGE, MasterHarness, of, sent
 
 MESSAGES = {
     m.VoteTopology: m.VoteTopology(1, 0),
@@ -37,29 +37,29 @@ MESSAGES = {
 }
 
 
-def in_phase(phase: str) -> Scene:
-    """Peer 3 is registered (and being admitted) or accepted, beside two veterans."""
-    scene = of(1, 2)
-    scene.come(3)
-    orders = [*scene.say(1, m.VoteTopology(1, 0)), *scene.say(2, m.VoteTopology(1, 0))]
+def in_phase(phase: str) -> MasterHarness:
+    """Peer 3 is registered (and being admitted) or accepted, beside two old members."""
+    harness = of(1, 2)
+    harness.come(3)
+    orders = [*harness.say(1, m.VoteTopology(1, 0)), *harness.say(2, m.VoteTopology(1, 0))]
     if phase is ACCEPTED:
-        scene.wire(orders)
-    assert scene.state.members.peers[3].phase == phase
-    return scene
+        harness.wire(orders)
+    assert harness.state.members.peers[3].phase == phase
+    return harness
 
 
 @pytest.mark.parametrize(("phase", "kind"), TRANSITIONS, ids=lambda part: getattr(part, "__name__", part))
 def test_every_row_of_the_table_is_legal(phase: str, kind: type[Any]) -> None:
-    """Goal: what the table allows costs nobody its connection."""
-    scene = in_phase(phase)
+    """Goal: a message that the table allows ends no connection."""
+    harness = in_phase(phase)
     if kind is m.Finished:
         for peer in (1, 2, 3):
-            scene.reduce(peer, 4)
+            harness.reduce(peer, 4)
 
-    actions = scene.say(3, MESSAGES[kind])
+    actions = harness.say(3, MESSAGES[kind])
 
     assert not sent(actions, m.Kick)
-    assert (3 in scene.state.members.peers) == (kind is not m.Leave)
+    assert (3 in harness.state.members.peers) == (kind is not m.Leave)
 
 
 ILLEGAL = [
@@ -72,31 +72,31 @@ ILLEGAL = [
 
 @pytest.mark.parametrize(("phase", "kind"), ILLEGAL, ids=lambda part: getattr(part, "__name__", part))
 def test_what_is_not_in_the_table_costs_the_connection(phase: str, kind: type[Any]) -> None:
-    """Goal: the reason goes first, then the connection; nobody else is kicked and no vote is lost."""
-    scene = in_phase(phase)
+    """Goal: the reason is sent, then the connection ends; no other peer is kicked and no vote is lost."""
+    harness = in_phase(phase)
     layout = next(layout for layout in BY_OPCODE.values() if layout.cls is kind)
     values = {"text": "", "blob": b"", "bytes16": bytes(16), "bytes32": bytes(32), "flag": False}
-    votes = dict(scene.state.votes["update_topology"])
+    votes = dict(harness.state.votes["update_topology"])
 
-    actions = scene.say(3, kind(*[values.get(wire_type, 1) for wire_type in layout.types]))
+    actions = harness.say(3, kind(*[values.get(wire_type, 1) for wire_type in layout.types]))
 
     reason = f"{kind.__name__} is not legal while {phase}"
     assert actions[:2] == [SendTo(3, m.Kick(INVALID_USAGE, reason)), Dismiss(3)]
     assert actions[2] == Log(WARNING, f"peer=3 kicked group=0 reason={reason!r}")
-    assert scene.state.members.accepted == {1, 2}
-    assert scene.state.votes["update_topology"] == votes
+    assert harness.state.members.accepted == {1, 2}
+    assert harness.state.votes["update_topology"] == votes
 
 
 def test_last_words_of_the_dismissed_are_ignored() -> None:
-    """Goal: what was under way when a connection was closed changes nothing."""
-    scene = of(1)
+    """Goal: messages that were on their way when a connection was closed change nothing."""
+    harness = of(1)
 
-    assert scene.say(9, m.VoteTopology(1, 0)) == []
-    assert scene.feed(PeerWent(9, "closed")) == []
+    assert harness.say(9, m.VoteTopology(1, 0)) == []
+    assert harness.feed(PeerWent(9, "closed")) == []
 
 
 def test_an_unknown_event_is_our_own_mistake() -> None:
-    """Goal: a shell that feeds something else is told so."""
+    """Goal: an actor that feeds an unknown event gets an error."""
     with pytest.raises(TypeError, match="knows no event"):
         of(1).feed("something")
 
@@ -111,16 +111,16 @@ def test_an_unknown_event_is_our_own_mistake() -> None:
 )
 def test_reports_of_who_was_never_ordered_are_lies(message: Any, reason: str) -> None:
     """Goal: a newcomer that only waits has nothing to report."""
-    scene = of(1)
-    scene.come(2)
+    harness = of(1)
+    harness.come(2)
 
-    assert scene.say(2, message)[0] == SendTo(2, m.Kick(INVALID_USAGE, reason))
+    assert harness.say(2, message)[0] == SendTo(2, m.Kick(INVALID_USAGE, reason))
 
 
 def test_an_edge_of_others_is_none_of_its_business() -> None:
     """Goal: a peer can only break its own edges."""
-    scene = of(1, 2, 3)
+    harness = of(1, 2, 3)
 
-    kick = sent(scene.say(1, m.EdgeLost(scene.state.members.groups[0].epoch, 2, 3, "x")), m.Kick)
+    kick = sent(harness.say(1, m.EdgeLost(harness.state.members.groups[0].epoch, 2, 3, "x")), m.Kick)
 
     assert "not its own" in kick[1].reason

@@ -1,4 +1,4 @@
-"""A peer's part in an optimisation, the rounds of a measurement, the choice of a ring, what reduces show of an edge."""
+"""The peer's side of optimize_topology, the probe rounds, the choice of a ring, and the passive rate of an edge."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_call_is_a_vote_and_its_answer_brings_numbers() -> None:
 
 @pytest.mark.parametrize("other", [mailbox.CallTopology(6, 60, 0), sync(6), mailbox.CallOptimize(6, 60)])
 def test_calls_that_may_not_meet_are_refused(other: Any) -> None:
-    """Goal: another thread is told so by its own actor, whichever call came first; the first one goes on."""
+    """Goal: the peer actor refuses a second thread's call, whichever call came first; the first call goes on."""
     peer = member()
     peer.call(CALL)
     assert ends(peer.call(other)) == [(6, INVALID_USAGE, PLAIN)]
@@ -60,7 +60,7 @@ def test_no_optimisation_with_reduces_under_way() -> None:
 
 
 def test_a_probe_is_made_and_reported() -> None:
-    """Goal: whatever the call, the master's question is answered once."""
+    """Goal: the peer answers the master's order once, with or without a call of its own."""
     peer = member()
 
     assert peer.hear(PROBE) == [ORDERED]
@@ -69,7 +69,7 @@ def test_a_probe_is_made_and_reported() -> None:
 
 
 def test_the_next_probe_ends_the_last() -> None:
-    """Goal: the master has given a round up; what comes of it later is of no interest."""
+    """Goal: the master has given up the earlier round; its results are ignored."""
     peer = member()
     peer.hear(PROBE)
 
@@ -101,7 +101,7 @@ def test_a_probe_that_cannot_be_made_ends_the_membership(fields: dict[str, int])
 
 
 def test_steps_of_the_ring_come_first() -> None:
-    """Goal: after one round the present ring can be judged, whatever else there is no time for."""
+    """Goal: after one round the rates of the present ring are known, even if there is no time for more."""
     ring = [3, 1, 2, 4]
     edges = [(a, b) for a in ring for b in ring if a != b]
 
@@ -112,7 +112,7 @@ def test_steps_of_the_ring_come_first() -> None:
 
 @pytest.mark.parametrize("count", range(2, 20))
 def test_both_directions_between_two_are_never_measured_at_once(count: int) -> None:
-    """Goal: acknowledgements wait behind nobody's data; that costs a round or two more than there must be."""
+    """Goal: acknowledgements do not wait behind data of another probe; that costs one or two rounds more."""
     ring = list(range(count))
     rounds = plan_rounds(ring, [(a, b) for a in ring for b in ring if a != b])
 
@@ -159,7 +159,7 @@ def test_a_clearly_faster_ring_is_chosen() -> None:
 
 
 def test_what_was_found_in_the_background_counts_by_todays_rates() -> None:
-    """Goal: it is chosen only if it is better now; of other members it is nothing."""
+    """Goal: the moonshot's ring is chosen only if it is better now, and not at all after the members changed."""
     ring = list(range(14))
     slow = {(a, (a + 1) % 14): 10.0 for a in range(14)}
     backwards = list(range(13, -1, -1))
@@ -181,8 +181,8 @@ def test_small_rings_have_no_choice(count: int) -> None:
 # --- what reduces show ------------------------------------------------------
 
 
-def ended(rx_bytes: int, network: int, neighbour: int) -> ReduceEnded:
-    return ReduceEnded(1, 0, rx_bytes, network, neighbour, 0)
+def ended(rx_bytes: int, network: int, neighbour: int, sequence: int = 1) -> ReduceEnded:
+    return ReduceEnded(sequence, 0, rx_bytes, network, neighbour, 0)
 
 
 def test_a_rate_is_what_came_by_the_time_something_ran() -> None:
@@ -213,13 +213,26 @@ def test_little_and_aborted_reduces_show_nothing() -> None:
     meter.ended(ended(BYTES_MIN - 1, 95, 5), SECOND)
     assert meter.take() == (0, False)
     meter.began(1, 0)
-    meter.reset()
+    meter.reset(1)
     meter.ended(ended(BYTES_MIN, 95, 5), SECOND)
     assert meter.take() == (0, False)
 
 
+def test_a_reduce_that_outlives_an_abort_is_not_counted_into_the_time_of_the_next() -> None:
+    """Goal: its bytes came in a time that was forgotten; counted, they would show a rate that the edge never had."""
+    meter = PassiveRate()
+    meter.began(2, 0)
+    meter.reset(2)  # the first of the two was aborted
+    meter.began(1, 9 * SECOND)
+    meter.ended(ended(9 * BYTES_MIN, 95, 5, sequence=2), 10 * SECOND)
+    assert meter.take() == (0, False), "the third still runs"
+    meter.ended(ended(BYTES_MIN, 95, 5, sequence=3), 11 * SECOND)
+
+    assert meter.take() == (BYTES_MIN // 2, True)
+
+
 def test_beats_carry_what_was_seen_of_the_previous_peer() -> None:
-    """Goal: the master learns it with the next heartbeat, once; a new ring begins anew."""
+    """Goal: the master learns the rate with the next heartbeat, once; a new ring starts a new measurement."""
     peer = reducing()
     peer.now_ns += SECOND // 2
     peer.feed(ReduceEnded(1, 0, 2 * BYTES_MIN, 95, 5, 0))

@@ -1,4 +1,4 @@
-"""Rings around pairs that cannot connect: found whenever there is one, kept whenever it is legal."""
+"""Rings that avoid pairs that cannot connect: one is found if it exists, and a legal ring is kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_legal_order_is_kept() -> None:
 
 
 def test_it_is_deterministic() -> None:
-    """Goal: the same ring and the same marks give the same answer, or stories could not be replayed."""
+    """Goal: the same ring and the same marked pairs give the same answer; replaying a story needs this."""
     members = list(range(1, 11))
     forbidden = random_pairs(Random(5), members, 0.3)
 
@@ -59,7 +59,7 @@ def test_it_is_deterministic() -> None:
 
 @pytest.mark.parametrize("count", [EXHAUSTIVE_MAX + 1, 30, 100])
 def test_large_rings_go_around_some_pairs(count: int) -> None:
-    """Goal: around the few dead pairs of a real network a ring is found, and most of the old one survives."""
+    """Goal: with the few dead pairs of a real network a ring is found, and most of the old ring is kept."""
     members = list(range(1, count + 1))
     random = Random(count)
     for dead in (1, 3, 10):
@@ -76,14 +76,14 @@ def test_large_rings_go_around_some_pairs(count: int) -> None:
 
 
 def test_a_peer_that_reaches_nobody_has_no_ring() -> None:
-    """Goal: also a large group admits, in bounded time, that there is no way."""
+    """Goal: also for a large group the search ends in bounded time without a ring."""
     for count in (5, 40):
         members = list(range(1, count + 1))
         assert find_ring(members, {(3, other) for other in members}) is None
 
 
 def test_who_has_to_go() -> None:
-    """Goal: somebody silent, else a newcomer, else who has most dead pairs, else the youngest."""
+    """Goal: a silent peer, else a newcomer, else the peer with most dead pairs, else the youngest."""
     order = [1, 2, 3, 4]
     dead = {(1, 2), (2, 3)}
 
@@ -98,5 +98,5 @@ def test_who_has_to_go() -> None:
 
 
 def test_a_living_peer_does_not_pay_for_the_dead() -> None:
-    """Goal: the one that cannot reach two silent neighbours has most dead pairs and must stay."""
+    """Goal: a peer that cannot reach two silent neighbours stays, though it has most dead pairs."""
     assert choose_victim([1, 2, 3], set(), {(2, 1), (2, 3)}, {1, 3}) in (1, 3)

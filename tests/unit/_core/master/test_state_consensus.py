@@ -1,4 +1,4 @@
-"""How a group agrees on its shared state: votes, schemas, kicks, and what stays agreed. Transfers are next door."""
+"""The consensus of a group: votes, schemas, kicks, agreed state. Transfers: test_state_consensus_transfers.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .master_harness import (
     RECEIVE,
     SCHEMA,
     SEND,
-    Scene,
+    MasterHarness,
     agree,
     agreed,
     digest,
@@ -33,12 +33,12 @@ from .master_harness import (
 )
 
 
-def vote_all(scene: Scene, votes: dict[int, tuple[Any, ...]]) -> list[Any]:
-    """Everybody votes; what follows from the last vote."""
+def vote_all(harness: MasterHarness, votes: dict[int, tuple[Any, ...]]) -> list[Any]:
+    """All peers vote; return what follows from the last vote."""
     actions: list[Any] = []
     for peer, (revision, content, *strategy) in votes.items():
         assert not done(actions), "nobody waited for the last vote"
-        actions = scene.sync(peer, revision, content, *strategy)
+        actions = harness.sync(peer, revision, content, *strategy)
     return actions
 
 
@@ -46,50 +46,50 @@ def vote_all(scene: Scene, votes: dict[int, tuple[Any, ...]]) -> list[Any]:
 
 
 def test_equal_states_are_agreed_with_the_last_vote() -> None:
-    """Goal: the fast path is one message from each and one to each, and what depends on it is kept first."""
-    scene = of(1, 2)
+    """Goal: equal states take one message from each peer and one to each, and the agreed state is saved first."""
+    harness = of(1, 2)
 
-    assert scene.sync(1, 5, "a") == []
-    actions = scene.sync(2, 5, "a")
+    assert harness.sync(1, 5, "a") == []
+    actions = harness.sync(2, 5, "a")
 
     assert [type(action).__name__ for action in actions] == ["Save", "Log", "SendTo", "SendTo"]
     assert actions[2:] == [SendTo(1, m.SyncDone(101, 5)), SendTo(2, m.SyncDone(102, 5))]
-    assert agreed(scene) == (5, "a")
+    assert agreed(harness) == (5, "a")
 
 
 def test_a_world_of_one_works() -> None:
-    """Goal: whoever trains alone goes through the same program."""
-    scene = of(1)
+    """Goal: the same program also works for a single peer."""
+    harness = of(1)
 
-    assert done(scene.sync(1, 0, "a")) == {1: 0}
-    assert done(scene.sync(1, 1, "b")) == {1: 1}
-    assert agreed(scene) == (1, "b")
+    assert done(harness.sync(1, 0, "a")) == {1: 0}
+    assert done(harness.sync(1, 1, "b")) == {1: 1}
+    assert agreed(harness) == (1, "b")
 
 
 def test_a_completed_round_raises_what_is_expected_by_one() -> None:
     """Goal: an application adds exactly one between two calls."""
-    scene = agree(of(1, 2), 5, "a")
+    harness = agree(of(1, 2), 5, "a")
 
-    assert done(vote_all(scene, {1: (6, "b"), 2: (6, "b")})) == {1: 6, 2: 6}
-    assert done(vote_all(scene, {1: (7, "c"), 2: (7, "c")})) == {1: 7, 2: 7}
+    assert done(vote_all(harness, {1: (6, "b"), 2: (6, "b")})) == {1: 6, 2: 6}
+    assert done(vote_all(harness, {1: (7, "c"), 2: (7, "c")})) == {1: 7, 2: 7}
 
 
 def test_a_repeated_revision_is_a_success_that_changes_nothing() -> None:
-    """Goal: everyone repeats the last agreed revision; there is nothing to keep."""
-    scene = agree(of(1, 2), 5, "a")
+    """Goal: if all peers repeat the last agreed revision, nothing has to be saved."""
+    harness = agree(of(1, 2), 5, "a")
 
-    actions = vote_all(scene, {1: (5, "a"), 2: (5, "a")})
+    actions = vote_all(harness, {1: (5, "a"), 2: (5, "a")})
 
     assert done(actions) == {1: 5, 2: 5}
     assert Save() not in actions
-    assert agreed(scene) == (5, "a")
+    assert agreed(harness) == (5, "a")
 
 
 def test_a_jump_by_two_is_kicked_and_the_others_go_on() -> None:
-    """Goal: who counts wrong goes, with the reason; who waits for it is answered in the same breath."""
-    scene = agree(of(1, 2, 3), 5, "a")
+    """Goal: the peer is kicked with the reason, and peers that wait for it are answered in the same event."""
+    harness = agree(of(1, 2, 3), 5, "a")
 
-    actions = vote_all(scene, {1: (7, "b"), 2: (6, "b"), 3: (6, "b")})
+    actions = vote_all(harness, {1: (7, "b"), 2: (6, "b"), 3: (6, "b")})
 
     kick = sent(actions, m.Kick)
     assert set(kick) == {1}
@@ -100,11 +100,11 @@ def test_a_jump_by_two_is_kicked_and_the_others_go_on() -> None:
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
 def test_the_order_of_votes_does_not_matter(order: tuple[int, ...]) -> None:
-    """Goal: the minority may be the first to vote, and gets no more for it."""
-    scene = of(1, 2, 3)
+    """Goal: a minority that votes first has no advantage."""
+    harness = of(1, 2, 3)
     votes = {1: (0, "b"), 2: (0, "a"), 3: (0, "a")}
 
-    actions = vote_all(scene, {peer: votes[peer] for peer in order})
+    actions = vote_all(harness, {peer: votes[peer] for peer in order})
 
     assert set(sent(actions, m.Fetch)) == {1}
     assert set(sent(actions, m.Serve)) == {2, 3}
@@ -112,101 +112,101 @@ def test_the_order_of_votes_does_not_matter(order: tuple[int, ...]) -> None:
 
 def test_groups_agree_independently_and_at_the_same_time() -> None:
     """Goal: neither waits for the other, each has its own revision."""
-    scene = of(1, 2)
-    scene.admit(3, 4, group=1)
-    scene.sync(1, 5, "a")
-    scene.sync(3, 9, "c")
+    harness = of(1, 2)
+    harness.admit(3, 4, group=1)
+    harness.sync(1, 5, "a")
+    harness.sync(3, 9, "c")
 
-    assert done(scene.sync(4, 9, "c")) == {3: 9, 4: 9}
-    assert agreed(scene) is None
-    assert done(scene.sync(2, 5, "a")) == {1: 5, 2: 5}
-    assert (agreed(scene), agreed(scene, 1)) == ((5, "a"), (9, "c"))
+    assert done(harness.sync(4, 9, "c")) == {3: 9, 4: 9}
+    assert agreed(harness) is None
+    assert done(harness.sync(2, 5, "a")) == {1: 5, 2: 5}
+    assert (agreed(harness), agreed(harness, 1)) == ((5, "a"), (9, "c"))
 
 
 def test_newcomers_that_are_not_accepted_do_not_vote() -> None:
-    """Goal: the electorate is the members; who waits at the door changes nothing."""
-    scene = agree(of(1, 2), 5, "a")
-    scene.come(3)
+    """Goal: only members take part in the election; newcomers change nothing."""
+    harness = agree(of(1, 2), 5, "a")
+    harness.come(3)
 
-    assert done(vote_all(scene, {1: (6, "b"), 2: (6, "b")})) == {1: 6, 2: 6}
+    assert done(vote_all(harness, {1: (6, "b"), 2: (6, "b")})) == {1: 6, 2: 6}
 
 
 def test_one_veteran_beats_a_majority_of_newcomers() -> None:
-    """Goal: whoever comes in later receives, however many they are."""
-    scene = agree(of(1), 5, "a")
-    scene.admit(2, 3, 4)
+    """Goal: newcomers receive the state, however many they are."""
+    harness = agree(of(1), 5, "a")
+    harness.admit(2, 3, 4)
 
-    actions = vote_all(scene, {2: (0, "x"), 3: (0, "x"), 4: (0, "x"), 1: (6, "b")})
+    actions = vote_all(harness, {2: (0, "x"), 3: (0, "x"), 4: (0, "x"), 1: (6, "b")})
 
     assert {peer: fetch.whole for peer, fetch in sent(actions, m.Fetch).items()} == {2: True, 3: True, 4: True}
     assert set(sent(actions, m.Serve)) == {1}
 
 
 def test_a_lost_member_is_waited_for_no_longer() -> None:
-    """Goal: its vote and its place in the electorate go with it; the ring is rewired and nobody waits for that."""
-    scene = of(1, 2, 3)
-    scene.sync(1, 0, "b")
-    scene.sync(2, 0, "a")
+    """Goal: its vote is removed and it is no voter any more; the sync does not wait for the rewired ring."""
+    harness = of(1, 2, 3)
+    harness.sync(1, 0, "b")
+    harness.sync(2, 0, "a")
 
-    actions = scene.feed(PeerWent(3, "reset"))
+    actions = harness.feed(PeerWent(3, "reset"))
 
     assert set(sent(actions, m.Fetch)) == {2}
     assert set(sent(actions, m.RingOrder)) == {1, 2}
 
 
 def test_a_lost_voter_takes_its_vote_along() -> None:
-    """Goal: who is gone elects nobody."""
-    scene = of(1, 2, 3, 4)
-    scene.sync(1, 0, "b")
-    scene.sync(2, 0, "b")
-    scene.sync(3, 0, "a")
-    scene.feed(PeerWent(1, "reset"))
-    scene.feed(PeerWent(2, "reset"))
+    """Goal: the vote of a lost peer does not count."""
+    harness = of(1, 2, 3, 4)
+    harness.sync(1, 0, "b")
+    harness.sync(2, 0, "b")
+    harness.sync(3, 0, "a")
+    harness.feed(PeerWent(1, "reset"))
+    harness.feed(PeerWent(2, "reset"))
 
-    assert done(scene.sync(4, 0, "a")) == {3: 0, 4: 0}
+    assert done(harness.sync(4, 0, "a")) == {3: 0, 4: 0}
 
 
 def test_a_withdrawn_vote_does_not_count() -> None:
-    """Goal: a caller that gave up is waited for like one that never called; a stale withdrawal is nothing."""
-    scene = of(1, 2)
-    scene.sync(1, 0, "a")
-    scene.say(1, m.Withdraw(101))
-    assert done(scene.sync(2, 0, "a")) == {}
+    """Goal: a peer that withdrew is waited for like one that never called; a stale withdrawal is ignored."""
+    harness = of(1, 2)
+    harness.sync(1, 0, "a")
+    harness.say(1, m.Withdraw(101))
+    assert done(harness.sync(2, 0, "a")) == {}
 
-    scene.say(2, m.Withdraw(101))
-    assert done(scene.sync(1, 0, "a")) == {1: 0, 2: 0}
+    harness.say(2, m.Withdraw(101))
+    assert done(harness.sync(1, 0, "a")) == {1: 0, 2: 0}
 
 
-# --- Nobody is up to date ---------------------------------------------------
+# --- No peer is up to date ----------------------------------------------------
 
 
 def test_the_last_up_to_date_peer_is_lost_and_resumed_from_a_checkpoint() -> None:
-    """Goal: only the agreed digest resumes the run, whatever the counter says; others receive it."""
-    scene = agree(of(1, 2), 13, "a")
-    scene.feed(PeerWent(1, "reset"))
-    scene.wire(scene.feed(PeerWent(2, "reset")))
-    scene.admit(3, 4)
+    """Goal: only the agreed digest resumes the run, at any revision; others receive it."""
+    harness = agree(of(1, 2), 13, "a")
+    harness.feed(PeerWent(1, "reset"))
+    harness.wire(harness.feed(PeerWent(2, "reset")))
+    harness.admit(3, 4)
 
-    stale = vote_all(scene, {3: (12, "x"), 4: (0, "y")})
+    stale = vote_all(harness, {3: (12, "x"), 4: (0, "y")})
     assert {(peer, end.result) for peer, end in failed(stale).items()} == {(3, NO_STATE), (4, NO_STATE)}
     assert f"revision 13, digest {digest('a').hex()}" in failed(stale)[3].reason
-    resumed = vote_all(scene, {3: (0, "a"), 4: (0, "y")})
+    resumed = vote_all(harness, {3: (0, "a"), 4: (0, "y")})
     assert set(sent(resumed, m.Serve)) == {3}
     assert sent(resumed, m.Fetch)[4].whole
-    assert done(scene.say(4, m.Fetched(sent(resumed, m.Fetch)[4].call, 1, True, ""))) == {3: 13, 4: 13}
+    assert done(harness.say(4, m.Fetched(sent(resumed, m.Fetch)[4].call, 1, True, ""))) == {3: 13, 4: 13}
 
 
 def test_a_master_that_starts_again_resumes_only_from_what_was_agreed() -> None:
-    """Goal: the file is as good as the memory: neither a fresh start nor an older state gets past it."""
+    """Goal: after a restart neither an empty nor an older state is accepted, as before it."""
     before = agree(of(1), 13, "a")
-    scene = Scene()
-    scene.state = MasterState.restore(before.state.snapshot(), Options(check=True))
-    scene.wire(scene.come(1))
+    harness = MasterHarness()
+    harness.state = MasterState.restore(before.state.snapshot(), Options(check=True))
+    harness.wire(harness.come(1))
 
-    assert failed(scene.sync(1, 0, "x"))[1].result == NO_STATE
-    assert failed(scene.sync(1, 12, "x"))[1].result == NO_STATE
-    assert done(scene.sync(1, 0, "a")) == {1: 13}
-    assert done(scene.sync(1, 14, "b")) == {1: 14}
+    assert failed(harness.sync(1, 0, "x"))[1].result == NO_STATE
+    assert failed(harness.sync(1, 12, "x"))[1].result == NO_STATE
+    assert done(harness.sync(1, 0, "a")) == {1: 13}
+    assert done(harness.sync(1, 14, "b")) == {1: 14}
 
 
 # --- Strategies -------------------------------------------------------------
@@ -214,20 +214,20 @@ def test_a_master_that_starts_again_resumes_only_from_what_was_agreed() -> None:
 
 def test_all_receive_only_fails_everywhere_and_kicks_nobody() -> None:
     """Goal: INVALID_USAGE and a message; the group can call again."""
-    scene = of(1, 2)
+    harness = of(1, 2)
 
-    actions = vote_all(scene, {1: (0, "a", RECEIVE), 2: (0, "b", RECEIVE)})
+    actions = vote_all(harness, {1: (0, "a", RECEIVE), 2: (0, "b", RECEIVE)})
 
     assert {(peer, end.result) for peer, end in failed(actions).items()} == {(1, INVALID_USAGE), (2, INVALID_USAGE)}
     assert not sent(actions, m.Kick)
-    assert done(vote_all(scene, {1: (0, "a"), 2: (0, "a")})) == {1: 0, 2: 0}
+    assert done(vote_all(harness, {1: (0, "a"), 2: (0, "a")})) == {1: 0, 2: 0}
 
 
 def test_mixed_strategies_kick_the_others() -> None:
-    """Goal: with ENFORCE_POPULAR in the group the rest goes, and the popular ones go on."""
-    scene = of(1, 2, 3)
+    """Goal: with ENFORCE_POPULAR in the group, peers with other strategies are kicked, and the rest goes on."""
+    harness = of(1, 2, 3)
 
-    actions = vote_all(scene, {1: (0, "a", POPULAR), 2: (0, "a", SEND), 3: (0, "b", RECEIVE)})
+    actions = vote_all(harness, {1: (0, "a", POPULAR), 2: (0, "a", SEND), 3: (0, "b", RECEIVE)})
 
     assert set(sent(actions, m.Kick)) == {2, 3}
     assert done(actions) == {1: 0}
@@ -235,16 +235,16 @@ def test_mixed_strategies_kick_the_others() -> None:
 
 def test_a_sender_that_loses_is_kicked() -> None:
     """Goal: SEND_ONLY is never overwritten, so it cannot stay."""
-    scene = of(1, 2, 3)
+    harness = of(1, 2, 3)
 
-    actions = vote_all(scene, {1: (0, "b", SEND), 2: (0, "a", SEND), 3: (0, "a", SEND)})
+    actions = vote_all(harness, {1: (0, "b", SEND), 2: (0, "a", SEND), 3: (0, "a", SEND)})
 
     assert set(sent(actions, m.Kick)) == {1}
     assert done(actions) == {2: 0, 3: 0}
 
 
 def test_senders_give_and_receivers_take() -> None:
-    """Goal: the two strategies that fit each other."""
+    """Goal: SEND_ONLY and RECEIVE_ONLY work together."""
     actions = vote_all(of(1, 2, 3), {1: (7, "b", RECEIVE), 2: (0, "a", SEND), 3: (0, "a", RECEIVE)})
 
     assert set(sent(actions, m.Serve)) == {2}
@@ -262,11 +262,11 @@ ODD = {
 REST = [SchemaRow("seed", 7, True, 8), SchemaRow("weight", 10, False, 64)]
 
 
-def answer(scene: Scene, actions: list[Any], schemas: dict[int, bytes]) -> list[Any]:
-    """Whoever is asked for its schema sends it, in one page; everything that follows."""
+def answer(harness: MasterHarness, actions: list[Any], schemas: dict[int, bytes]) -> list[Any]:
+    """Every peer that is asked for its schema sends it in one page; return everything that follows."""
     after = []
     for peer, ask in sent(actions, m.AskSchema).items():
-        after += scene.say(peer, m.Schema(ask.call, 0, 1, schemas[peer]))
+        after += harness.say(peer, m.Schema(ask.call, 0, 1, schemas[peer]))
     return after
 
 
@@ -275,13 +275,13 @@ def test_the_odd_schema_is_kicked_with_the_key(what: str) -> None:
     """Goal: a wrong name, datatype, size or flag costs only the peer that has it, and the message names the key."""
     rows, difference = ODD[what]
     odd = pack_schema([*rows, *REST])
-    scene = of(1, 2, 3)
-    scene.sync(1, 0, "a", packed=odd)
-    scene.sync(2, 0, "a")
-    asked = scene.sync(3, 0, "a")
+    harness = of(1, 2, 3)
+    harness.sync(1, 0, "a", packed=odd)
+    harness.sync(2, 0, "a")
+    asked = harness.sync(3, 0, "a")
     assert sorted(sent(asked, m.AskSchema)) == [1, 2], "one holder of each"
 
-    actions = answer(scene, asked, {1: odd, 2: SCHEMA})
+    actions = answer(harness, asked, {1: odd, 2: SCHEMA})
 
     kick = sent(actions, m.Kick)
     assert set(kick) == {1}
@@ -291,32 +291,32 @@ def test_the_odd_schema_is_kicked_with_the_key(what: str) -> None:
 
 
 def test_the_agreed_schema_beats_a_majority() -> None:
-    """Goal: newcomers with another model do not push the veteran out."""
+    """Goal: newcomers with another model do not displace an old member."""
     odd = pack_schema(REST)
-    scene = agree(of(1), 5, "a")
-    scene.admit(2, 3)
-    scene.sync(2, 0, "x", packed=odd)
-    scene.sync(3, 0, "x", packed=odd)
+    harness = agree(of(1), 5, "a")
+    harness.admit(2, 3)
+    harness.sync(2, 0, "x", packed=odd)
+    harness.sync(3, 0, "x", packed=odd)
 
-    actions = answer(scene, scene.sync(1, 6, "b"), {1: SCHEMA, 2: odd})
+    actions = answer(harness, harness.sync(1, 6, "b"), {1: SCHEMA, 2: odd})
 
     assert set(sent(actions, m.Kick)) == {2, 3}
     assert done(actions) == {1: 6}
 
 
 def test_a_schema_comes_in_pages() -> None:
-    """Goal: a large model's names travel in order, and count only when they are complete."""
+    """Goal: the pages of a large schema travel in order, and count only when complete."""
     large = pack_schema([SchemaRow(f"layer.{n:05}", 10, False, 4) for n in range(1000)])
     pages = [large[at : at + BLOB_BYTES_MAX] for at in range(0, len(large), BLOB_BYTES_MAX)]
     assert len(pages) == 3
-    scene = of(1, 2)
-    scene.sync(1, 0, "a", packed=large)
-    scene.sync(2, 0, "a")
-    scene.say(2, m.Schema(102, 0, 1, SCHEMA))
+    harness = of(1, 2)
+    harness.sync(1, 0, "a", packed=large)
+    harness.sync(2, 0, "a")
+    harness.say(2, m.Schema(102, 0, 1, SCHEMA))
 
     for page, rows in enumerate(pages[:2]):
-        assert scene.say(1, m.Schema(101, page, 3, rows)) == []
-    actions = scene.say(1, m.Schema(101, 2, 3, pages[2]))
+        assert harness.say(1, m.Schema(101, page, 3, rows)) == []
+    actions = harness.say(1, m.Schema(101, 2, 3, pages[2]))
 
     assert "'bias' (FLOAT, 16 bytes) is not in" in sent(actions, m.Kick)[2].reason
     assert done(actions) == {1: 0}
@@ -333,12 +333,12 @@ def test_a_schema_comes_in_pages() -> None:
     ],
 )
 def test_a_false_schema_costs_its_sender(page: m.Schema, reason: str) -> None:
-    """Goal: who cannot show what it voted with goes; the others need no schemas then."""
-    scene = of(1, 2)
-    scene.sync(1, 0, "a", packed=pack_schema(REST))
-    scene.sync(2, 0, "a")
+    """Goal: a peer whose schema does not match its vote is kicked; then the others' schemas are not needed."""
+    harness = of(1, 2)
+    harness.sync(1, 0, "a", packed=pack_schema(REST))
+    harness.sync(2, 0, "a")
 
-    actions = scene.say(1, page)
+    actions = harness.say(1, page)
 
     assert reason in sent(actions, m.Kick)[1].reason
     assert done(actions) == {2: 0}
@@ -346,31 +346,31 @@ def test_a_false_schema_costs_its_sender(page: m.Schema, reason: str) -> None:
 
 @pytest.mark.parametrize("how", ["lost", "withdrawn"])
 def test_another_holder_is_asked_if_the_first_one_goes(how: str) -> None:
-    """Goal: nobody waits for the answer of somebody who is gone."""
+    """Goal: the consensus does not wait for the schema of a lost peer."""
     odd = pack_schema(REST)
-    scene = of(1, 2, 3)
-    scene.sync(1, 0, "a", packed=odd)
-    scene.sync(2, 0, "a", packed=odd)
-    assert sorted(sent(scene.sync(3, 0, "a"), m.AskSchema)) == [1, 3]
+    harness = of(1, 2, 3)
+    harness.sync(1, 0, "a", packed=odd)
+    harness.sync(2, 0, "a", packed=odd)
+    assert sorted(sent(harness.sync(3, 0, "a"), m.AskSchema)) == [1, 3]
 
     if how == "lost":
-        actions = scene.feed(PeerWent(1, "reset"))
+        actions = harness.feed(PeerWent(1, "reset"))
     else:
-        scene.say(1, m.Withdraw(101))
-        actions = scene.sync(1, 0, "a")
+        harness.say(1, m.Withdraw(101))
+        actions = harness.sync(1, 0, "a")
 
     assert sorted(sent(actions, m.AskSchema)) == [2]
-    assert scene.state.members.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(SCHEMA)}
+    assert harness.state.members.groups[0].consensus.asked.keys() == {digest_schema(odd), digest_schema(SCHEMA)}
 
 
 def test_a_late_schema_is_ignored() -> None:
-    """Goal: who was asked and is answered without it did nothing wrong."""
-    scene = of(1, 2)
-    scene.sync(1, 0, "a", packed=pack_schema(REST))
-    scene.sync(2, 0, "a")
-    assert done(scene.feed(PeerWent(1, "reset"))) == {2: 0}
+    """Goal: a peer whose call ended before its schema arrived did nothing wrong."""
+    harness = of(1, 2)
+    harness.sync(1, 0, "a", packed=pack_schema(REST))
+    harness.sync(2, 0, "a")
+    assert done(harness.feed(PeerWent(1, "reset"))) == {2: 0}
 
-    assert scene.say(2, m.Schema(102, 0, 1, SCHEMA)) == []
+    assert harness.say(2, m.Schema(102, 0, 1, SCHEMA)) == []
 
 
 # --- What a peer may not do -------------------------------------------------
@@ -391,50 +391,50 @@ def test_a_late_schema_is_ignored() -> None:
     ],
 )  # fmt: skip
 def test_what_no_honest_peer_does_costs_its_connection(before: Any, then: Any, reason: str) -> None:
-    """Goal: one major call at a time; the reason goes first, and the others are not touched."""
-    scene = of(1, 2)
-    before(scene)
+    """Goal: one major call at a time; the reason is sent first, and the others are not affected."""
+    harness = of(1, 2)
+    before(harness)
 
-    actions = then(scene)
+    actions = then(harness)
 
     assert reason in sent(actions, m.Kick)[1].reason
-    assert scene.state.members.accepted == {2}
+    assert harness.state.members.accepted == {2}
 
 
 def test_a_round_does_not_close_over_a_sync() -> None:
-    """Goal: a newcomer waits until those who synchronise have time to vote."""
-    scene = of(1, 2)
-    scene.come(3)
-    scene.sync(1, 0, "b")
-    scene.sync(2, 0, "a")
-    assert scene.state.members.groups[0].consensus.transfer is not None
-    scene.say(2, m.Fetched(102, 1, True, ""))
-    scene.say(1, m.VoteTopology(1, 0))
+    """Goal: a topology round waits until the members in a sync have voted."""
+    harness = of(1, 2)
+    harness.come(3)
+    harness.sync(1, 0, "b")
+    harness.sync(2, 0, "a")
+    assert harness.state.members.groups[0].consensus.transfer is not None
+    harness.say(2, m.Fetched(102, 1, True, ""))
+    harness.say(1, m.VoteTopology(1, 0))
 
-    assert set(sent(scene.say(2, m.VoteTopology(1, 0)), m.RingOrder)) == {1, 2, 3}
+    assert set(sent(harness.say(2, m.VoteTopology(1, 0)), m.RingOrder)) == {1, 2, 3}
 
 
 # --- Waiting ----------------------------------------------------------------
 
 
 def test_a_long_wait_names_who_is_missing_once() -> None:
-    """Goal: users see for whom they wait, and once is enough."""
-    scene = of(1, 2, 3, vote_warning=30)
-    scene.sync(1, 0, "a")
+    """Goal: users are told once which peers they wait for."""
+    harness = of(1, 2, 3, vote_warning=30)
+    harness.sync(1, 0, "a")
 
-    notices = sent(scene.pass_time(40), m.Notice)
+    notices = sent(harness.pass_time(40), m.Notice)
 
-    assert "sync_shared_state waits since 30 s for peers 2, 3 (in no call)" in notices[1].line
-    assert not sent(scene.pass_time(40), m.Notice)
+    assert "sync_shared_state has waited 30 s for peers 2, 3 (in no call)" in notices[1].line
+    assert not sent(harness.pass_time(40), m.Notice)
 
 
 def test_a_straggler_is_kicked_where_there_is_a_limit() -> None:
-    """Goal: vote_timeout holds for this call too, and the others go on without the missing."""
-    scene = of(1, 2, 3, vote_timeout=5)
-    scene.sync(1, 0, "a")
-    scene.sync(2, 0, "a")
+    """Goal: vote_timeout holds for this call too, and the others go on without the missing peers."""
+    harness = of(1, 2, 3, vote_timeout=5)
+    harness.sync(1, 0, "a")
+    harness.sync(2, 0, "a")
 
-    actions = scene.pass_time(8)
+    actions = harness.pass_time(8)
 
     kick = sent(actions, m.Kick)
     assert set(kick) == {3}
@@ -444,13 +444,13 @@ def test_a_straggler_is_kicked_where_there_is_a_limit() -> None:
 
 
 def test_who_does_not_show_its_schema_is_a_straggler_too() -> None:
-    """Goal: every wait of a vote has somebody who is missing."""
-    scene = of(1, 2, vote_timeout=5)
-    scene.sync(1, 0, "a", packed=pack_schema(REST))
-    scene.sync(2, 0, "a")
-    scene.say(2, m.Schema(102, 0, 1, SCHEMA))
+    """Goal: also a peer that does not send its schema counts as missing."""
+    harness = of(1, 2, vote_timeout=5)
+    harness.sync(1, 0, "a", packed=pack_schema(REST))
+    harness.sync(2, 0, "a")
+    harness.say(2, m.Schema(102, 0, 1, SCHEMA))
 
-    actions = scene.pass_time(8)
+    actions = harness.pass_time(8)
 
     assert set(sent(actions, m.Kick)) == {1}
     assert done(actions) == {2: 0}
@@ -458,11 +458,11 @@ def test_who_does_not_show_its_schema_is_a_straggler_too() -> None:
 
 def test_calls_that_never_meet_are_explained() -> None:
     """Goal: one in sync_shared_state, one in update_topology: both fail within seconds, and can call again."""
-    scene = of(1, 2)
-    scene.sync(1, 0, "a")
-    scene.say(2, m.VoteTopology(7, 0))
+    harness = of(1, 2)
+    harness.sync(1, 0, "a")
+    harness.say(2, m.VoteTopology(7, 0))
 
-    actions = scene.pass_time(6)
+    actions = harness.pass_time(6)
 
     ends = failed(actions)
     assert {(peer, end.call, end.result) for peer, end in ends.items()} == {
@@ -470,15 +470,15 @@ def test_calls_that_never_meet_are_explained() -> None:
         (2, 7, INVALID_USAGE),
     }
     assert "peer 1 in sync_shared_state; peer 2 in update_topology" in ends[1].reason
-    assert scene.state.members.groups[0].consensus.is_idle()
+    assert harness.state.members.groups[0].consensus.is_idle()
 
 
 def test_a_transfer_is_no_deadlock() -> None:
-    """Goal: who waits for somebody that sends a large state waits, and nobody is blamed."""
-    scene = of(1, 2)
-    scene.admit(3, group=1)
-    scene.sync(1, 0, "b")
-    scene.sync(2, 0, "a")
-    scene.say(3, m.VoteTopology(7, 0))
+    """Goal: peers that wait for a large state to be sent just wait, and no peer is kicked."""
+    harness = of(1, 2)
+    harness.admit(3, group=1)
+    harness.sync(1, 0, "b")
+    harness.sync(2, 0, "a")
+    harness.say(3, m.VoteTopology(7, 0))
 
-    assert not failed(scene.pass_time(60))
+    assert not failed(harness.pass_time(60))

@@ -1,4 +1,4 @@
-"""What the master tells an operator: everything that is going on, in plain values, without a trace in the machine."""
+"""The status report of the master: everything that goes on, as plain values, without any change of the machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pccl._core.protocol.codec import BLOB_BYTES_MAX, encode
 from pccl._core.protocol.messages import REPORT_BYTES_MAX, REPORT_PAGES_MAX
 from pccl.options import SEND_QUEUE_BYTES_MAX
 
-from .master_harness import RUN, SECOND, Scene, of, running
+from .master_harness import RUN, SECOND, MasterHarness, of, running
 
 
-def described(scene: Scene, **changes: Any) -> dict[str, Any]:
-    """What an operator reads, after its way over the wire."""
-    run: dict[str, Any] = json.loads(json.dumps(status_document(scene.state, scene.now_ns, **changes)))
+def described(harness: MasterHarness, **changes: Any) -> dict[str, Any]:
+    """Return the status report as an operator gets it, encoded and decoded."""
+    run: dict[str, Any] = json.loads(json.dumps(status_document(harness.state, harness.now_ns, **changes)))
     return run
 
 
@@ -30,8 +30,8 @@ def peer(run: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def test_an_empty_run() -> None:
-    """Goal: a master that nobody has joined has something to say too."""
-    run = described(Scene())
+    """Goal: also a master without peers has a status report."""
+    run = described(MasterHarness())
 
     assert run["run"] == RUN.hex()
     assert (run["world"], run["peers"], run["groups"], run["votes"]) == (0, [], [], [])
@@ -40,10 +40,10 @@ def test_an_empty_run() -> None:
 
 
 def test_members_and_their_ring() -> None:
-    """Goal: who is in, where, since when, in which order."""
-    scene = of(1, 2, 3)
-    scene.pass_time(5)
-    run = described(scene)
+    """Goal: the report lists the members, their addresses, their age and the order of the ring."""
+    harness = of(1, 2, 3)
+    harness.pass_time(5)
+    run = described(harness)
 
     assert run["uptime_seconds"] == 5.0
     assert run["world"] == 3
@@ -69,20 +69,20 @@ def test_members_and_their_ring() -> None:
 
 
 def test_an_address_with_colons_is_in_brackets() -> None:
-    """Goal: what is shown can be copied."""
-    scene = Scene()
-    scene.feed(PeerCame(1, m.Register(bytes(32), 0, 1, "fd00::7", 48149), "host1"))
+    """Goal: a shown address can be copied and used."""
+    harness = MasterHarness()
+    harness.feed(PeerCame(1, m.Register(bytes(32), 0, 1, "fd00::7", 48149), "host1"))
 
-    assert peer(described(scene), 1)["address"] == "[fd00::7]:48149"
+    assert peer(described(harness), 1)["address"] == "[fd00::7]:48149"
 
 
 def test_a_vote_says_who_is_missing_and_what_they_do() -> None:
-    """Goal: the question of every operator is who holds up the others."""
-    scene = of(1, 2, 3)
-    scene.say(1, m.VoteTopology(7, 0))
-    scene.say(2, m.VotePending(8))
-    scene.now_ns += 3 * SECOND
-    topology, pending = described(scene)["votes"]
+    """Goal: the report shows operators which peers the others wait for."""
+    harness = of(1, 2, 3)
+    harness.say(1, m.VoteTopology(7, 0))
+    harness.say(2, m.VotePending(8))
+    harness.now_ns += 3 * SECOND
+    topology, pending = described(harness)["votes"]
 
     assert topology == {
         "call": "update_topology",
@@ -95,18 +95,18 @@ def test_a_vote_says_who_is_missing_and_what_they_do() -> None:
         "reason": "waits for peer 2 (in are_peers_pending), peer 3 (in no call)",
     }
     assert pending["missing"] == [1, 3]
-    assert peer(described(scene), 1)["state"] == "voting"
-    assert peer(described(scene), 1)["call"] == "update_topology"
-    assert peer(described(scene), 1)["call_seconds"] == 3.0
-    assert peer(described(scene), 3)["call"] is None
+    assert peer(described(harness), 1)["state"] == "voting"
+    assert peer(described(harness), 1)["call"] == "update_topology"
+    assert peer(described(harness), 1)["call_seconds"] == 3.0
+    assert peer(described(harness), 3)["call"] is None
 
 
 def test_newcomers_wait_for_a_round() -> None:
-    """Goal: a forgotten update_topology is seen at a glance."""
-    scene = of(1, 2)
-    scene.come(3)
-    scene.say(1, m.VoteTopology(7, 0))
-    run = described(scene)
+    """Goal: an operator sees at once that update_topology was not called."""
+    harness = of(1, 2)
+    harness.come(3)
+    harness.say(1, m.VoteTopology(7, 0))
+    run = described(harness)
 
     assert peer(run, 3)["state"] == "newcomer"
     assert run["world"] == 2
@@ -118,36 +118,36 @@ def test_newcomers_wait_for_a_round() -> None:
 
 
 def test_newcomers_whose_ring_is_being_wired() -> None:
-    """Goal: who has yet to report is named while a round waits for its rings."""
-    scene = of(1)
-    scene.come(2)
-    scene.say(1, m.VoteTopology(7, 0))
-    run = described(scene)
+    """Goal: while a round waits for its rings, the report names the peers that are not wired yet."""
+    harness = of(1)
+    harness.come(2)
+    harness.say(1, m.VoteTopology(7, 0))
+    run = described(harness)
 
     assert peer(run, 2)["state"] == "joining"
     assert peer(run, 1)["state"] == "wiring"
     assert run["groups"][0]["wiring"] == [1, 2]
-    assert run["newcomers"]["reason"] == "rings are being wired; peers 1, 2 have yet to report"
+    assert run["newcomers"]["reason"] == "rings are being wired; reports are missing of peers 1, 2"
     assert run["votes"][0]["reason"] == "all have voted; the rings are being wired"
 
 
 def test_all_wait_for_a_larger_group() -> None:
-    """Goal: wait_for_world_size of everybody is no mystery."""
-    scene = of(1, 2)
+    """Goal: the report says that all members wait for a larger group."""
+    harness = of(1, 2)
     for voter in (1, 2):
-        scene.say(voter, m.VoteTopology(7, 5))
-    (vote,) = described(scene)["votes"]
+        harness.say(voter, m.VoteTopology(7, 5))
+    (vote,) = described(harness)["votes"]
 
     assert vote["reason"] == "all have voted, and each waits for a larger group (wait_for_world_size)"
 
 
 def test_collectives() -> None:
-    """Goal: what runs, and what waits for whom."""
-    scene = running(1, 2, tags=(5, 6))
-    scene.now_ns += SECOND
-    scene.reduce(1, 9)
-    scene.now_ns += SECOND
-    run = described(scene)
+    """Goal: the report shows running reduces, and the peers that waiting reduces wait for."""
+    harness = running(1, 2, tags=(5, 6))
+    harness.now_ns += SECOND
+    harness.reduce(1, 9)
+    harness.now_ns += SECOND
+    run = described(harness)
 
     (group,) = run["groups"]
     assert (group["running"], group["commenced"]) == (2, 2)
@@ -160,63 +160,68 @@ def test_collectives() -> None:
 
 
 def test_rates_are_between_two_heartbeats() -> None:
-    """Goal: bytes by the time that passed; beats that were held up and come together do not make a flood."""
-    scene = of(1, 2)
-    scene.now_ns += SECOND
-    scene.say(1, m.Beat(0, 1000, 500))
-    scene.now_ns += 2 * SECOND
-    scene.say(1, m.Beat(0, 9000, 2500))
-    scene.now_ns += SECOND // 1000
-    scene.say(1, m.Beat(0, 9500, 2600))
-    shown = peer(described(scene), 1)
+    """Goal: a rate is bytes per time that passed; delayed heartbeats that arrive together do not raise it."""
+    harness = of(1, 2)
+    harness.now_ns += SECOND
+    harness.say(1, m.Beat(0, 1000, 500))
+    harness.now_ns += 2 * SECOND
+    harness.say(1, m.Beat(0, 9000, 2500))
+    harness.now_ns += SECOND // 1000
+    harness.say(1, m.Beat(0, 9500, 2600))
+    shown = peer(described(harness), 1)
 
     assert (shown["tx_bytes"], shown["rx_bytes"]) == (9500, 2600)
     assert (shown["tx_bytes_per_second"], shown["rx_bytes_per_second"]) == (4000, 1000)
 
 
 def test_a_counter_that_goes_back_is_no_negative_rate() -> None:
-    """Goal: what a peer says is shown, never believed."""
-    scene = of(1)
+    """Goal: wrong counts of a peer do not break the report."""
+    harness = of(1)
     for moved in (5000, 10):
-        scene.now_ns += SECOND
-        scene.say(1, m.Beat(0, moved, moved))
+        harness.now_ns += SECOND
+        harness.say(1, m.Beat(0, moved, moved))
 
-    assert peer(described(scene), 1)["tx_bytes_per_second"] == 0
+    assert peer(described(harness), 1)["tx_bytes_per_second"] == 0
 
 
 def test_pairs_that_cannot_connect() -> None:
-    """Goal: what is routed around is shown, with its reason, until it expires."""
-    scene = of(1, 2, 3)
-    edge = scene.state.members.groups[0].edges[(1, 2)]
-    scene.say(1, m.WireFailed(edge, 2, "no route to host"))
-    scene.now_ns += 10 * SECOND
-    (pair,) = described(scene)["groups"][0]["unreachable"]
+    """Goal: a pair that the ring avoids is shown with its reason until the mark expires."""
+    harness = of(1, 2, 3)
+    edge = harness.state.members.groups[0].edges[(1, 2)]
+    harness.say(1, m.WireFailed(edge, 2, "no route to host"))
+    harness.now_ns += 10 * SECOND
+    (pair,) = described(harness)["groups"][0]["unreachable"]
 
     assert pair == {"source": 1, "target": 2, "reason": "no route to host", "seconds_left": 50.0}
-    scene.now_ns += 50 * SECOND
-    assert described(scene)["groups"][0]["unreachable"] == []
+    harness.now_ns += 50 * SECOND
+    assert described(harness)["groups"][0]["unreachable"] == []
 
 
 def test_what_was_agreed_of_shared_state() -> None:
     """Goal: the expected revision and its digest."""
-    scene = of(1)
-    consensus = scene.state.members.groups[0].consensus
+    harness = of(1)
+    consensus = harness.state.members.groups[0].consensus
     consensus.revision, consensus.content = 7, b"\xab\xcd"
-    (group,) = described(scene)["groups"]
+    (group,) = described(harness)["groups"]
 
     assert (group["revision"], group["digest"]) == (7, "abcd")
 
 
 def test_describing_leaves_no_trace() -> None:
-    """Goal: to be looked at changes nothing."""
-    scene = of(1, 2, 3)
-    scene.say(1, m.VoteTopology(7, 0))
-    scene.come(4)
-    before = (scene.state.snapshot(), list(scene.state.story), scene.state.next_deadline_ns, dict(scene.state.votes))
-    first = described(scene)
+    """Goal: making a status report does not change the machine."""
+    harness = of(1, 2, 3)
+    harness.say(1, m.VoteTopology(7, 0))
+    harness.come(4)
+    before = (
+        harness.state.snapshot(),
+        list(harness.state.story),
+        harness.state.next_deadline_ns,
+        dict(harness.state.votes),
+    )
+    first = described(harness)
 
-    assert described(scene) == first
-    state = scene.state
+    assert described(harness) == first
+    state = harness.state
     assert (state.snapshot(), list(state.story), state.next_deadline_ns, dict(state.votes)) == before
 
 
@@ -225,9 +230,9 @@ def test_describing_leaves_no_trace() -> None:
 
 def test_lists_are_cut_and_counted() -> None:
     """Goal: a large run is described in part, and says so."""
-    scene = of(1, 2, 3, 4)
-    scene.say(1, m.VoteTopology(7, 0))
-    run = described(scene, most=2)
+    harness = of(1, 2, 3, 4)
+    harness.say(1, m.VoteTopology(7, 0))
+    run = described(harness, most=2)
 
     assert [one["id"] for one in run["peers"]] == [1, 2]
     assert run["peers_count"] == 4
@@ -237,51 +242,51 @@ def test_lists_are_cut_and_counted() -> None:
 
 
 def test_a_flood_of_tags_is_not_looked_through() -> None:
-    """Goal: thousands of reduces of one group do not keep the master busy with describing them."""
-    scene = of(1, 2)
+    """Goal: thousands of reduces of one group do not keep the master busy with their description."""
+    harness = of(1, 2)
     for first in range(0, 640, 64):
-        scene.reduce(1, *range(first, first + 64))
+        harness.reduce(1, *range(first, first + 64))
 
-    assert len(described(scene)["votes"]) == REPORT_TAGS_MAX
+    assert len(described(harness)["votes"]) == REPORT_TAGS_MAX
 
 
 def test_pages_make_the_whole() -> None:
-    """Goal: what is cut into pages is the same when it is joined, and each page fits its message."""
-    scene = Scene()
+    """Goal: the pages joined are the whole text, and each page fits its message."""
+    harness = MasterHarness()
     for number in range(1, 200):
-        scene.come(number, group=number)
-    pages = report_pages(scene.state, 0, version="1.2")
+        harness.come(number, group=number)
+    pages = report_pages(harness.state, 0, version="1.2")
 
     assert len(pages) > 1
     assert [(page.page, page.pages) for page in pages] == [(index, len(pages)) for index in range(len(pages))]
     assert all(len(page.text) == BLOB_BYTES_MAX for page in pages[:-1])
     assert all(encode(page) for page in pages)
     run = json.loads(b"".join(page.text for page in pages))
-    assert run == {"version": "1.2", **described(scene)}
+    assert run == {"version": "1.2", **described(harness)}
 
 
 def test_a_report_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a run that is too large to describe is described in less detail, and always fits the send queue."""
+    """Goal: a run that is too large is described in less detail, so that the report always fits the send queue."""
     assert REPORT_BYTES_MAX < SEND_QUEUE_BYTES_MAX
     assert REPORT_PAGES_MAX < 1 << 16
-    scene = Scene()
+    harness = MasterHarness()
     for number in range(1, 300):
-        scene.come(number)
+        harness.come(number)
     monkeypatch.setattr(status_report, "REPORT_BYTES_MAX", 20_000)
-    run = json.loads(b"".join(page.text for page in report_pages(scene.state, 0)))
+    run = json.loads(b"".join(page.text for page in report_pages(harness.state, 0)))
 
     assert 0 < len(run["peers"]) < 100
     assert run["peers_count"] == 299
 
 
 def test_an_optimisation_is_shown_with_what_it_knows() -> None:
-    """Goal: who measures, what is known of the edges by now, and that it is no vote that waits for anybody."""
-    scene = of(1, 2)
+    """Goal: the report shows which groups probe and the known rates, and that the vote waits for no peer."""
+    harness = of(1, 2)
     for voter in (1, 2):
-        scene.say(voter, m.VoteOptimize(7))
-    scene.say(1, m.Probed(1, 2, 5_000_000, ""))
-    scene.now_ns += SECOND
-    run = described(scene)
+        harness.say(voter, m.VoteOptimize(7))
+    harness.say(1, m.Probed(1, 2, 5_000_000, ""))
+    harness.now_ns += SECOND
+    run = described(harness)
 
     (vote,) = run["votes"]
     assert (vote["call"], vote["present"], vote["missing"]) == ("optimize_topology", [1, 2], [])

@@ -1,4 +1,4 @@
-"""Rounds of probes: every edge once, no peer in two probes on one side, and never a round more than needed."""
+"""Probe rounds: every edge once, no peer sends or receives twice in a round, and no round more than needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(rounds: list[list[tuple[int, int]]], edges: set[tuple[int, int]]) -> N
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 16, 33, 64])
 def test_all_edges_take_one_round_less_than_there_are_peers(count: int) -> None:
-    """Goal: odd or even, n - 1 rounds, and everybody sends and receives in each of them."""
+    """Goal: for odd and even n there are n - 1 rounds, and every peer sends and receives in each of them."""
     peers = [7 * index + 3 for index in range(count)]
     edges = {(a, b) for a in peers for b in peers if a != b}
 
@@ -48,7 +48,7 @@ def test_some_edges_take_as_many_rounds_as_the_busiest_peer_has(edges: set[tuple
 
 
 def test_a_newcomer_is_measured_with_everybody() -> None:
-    """Goal: one more among ninety: its ways out and its ways in at once, one of each per round."""
+    """Goal: with ninety others, its edges in both directions are measured at the same time, one of each per round."""
     edges = {(99, old) for old in range(1, 91)} | {(old, 99) for old in range(1, 91)}
 
     rounds = schedule(edges)
@@ -68,7 +68,7 @@ def test_a_large_sparse_set() -> None:
 
 
 def test_the_order_of_the_question_does_not_matter() -> None:
-    """Goal: everybody who asks the same gets the same rounds; what is named twice is measured once."""
+    """Goal: the same set of edges gives the same rounds; an edge that is named twice is measured once."""
     edges = [(a, b) for a in range(9) for b in range(9) if (a * b) % 3 != 1 and a != b]
 
     assert schedule(edges) == schedule([*reversed(edges), *edges])

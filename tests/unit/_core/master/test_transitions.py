@@ -1,4 +1,4 @@
-"""The tables of phases: complete, printable, and held against what the machine does."""
+"""The tables of phases: complete, printable, and equal to what the machine does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pccl._core.master.master_check import check_transitions, observe
 from pccl._core.master.membership import ACCEPTED, GONE, REGISTERED
 from pccl._core.protocol import messages as m
 
-from .master_harness import SCHEMA, SEND, Scene, lose, of, running
+from .master_harness import SCHEMA, SEND, MasterHarness, lose, of, running
 
 PEERS = {REGISTERED, ACCEPTED, GONE}
 CONSENSUS = {state_consensus.IDLE, state_consensus.VOTING, state_consensus.ASKING, state_consensus.TRANSFERRING}
@@ -41,11 +41,11 @@ def test_a_table_is_a_closed_graph(table: dict[Any, Any], phases: set[str], ends
 
 
 def test_a_phase_that_the_table_does_not_name_is_found() -> None:
-    """Goal: a table that is wrong cannot stay so."""
-    scene = of(1, 2, check=False)
+    """Goal: a wrong table makes a test fail."""
+    harness = of(1, 2, check=False)
     event = PeerSaid(1, m.Leave("bye"))
-    before = observe(scene.state, event)
-    scene.feed(event)
+    before = observe(harness.state, event)
+    harness.feed(event)
 
     assert before is not None
     check_transitions(before, event, master_state.TRANSITIONS)
@@ -65,63 +65,63 @@ def test_a_step_of_the_consensus_that_the_table_does_not_name_is_found(monkeypat
 def test_a_step_of_a_tag_that_the_table_does_not_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: likewise for a tag, whether it goes on or ends."""
     table = {**group_phases.COLLECTIVES, (collectives.RUNNING, m.Finished): (None, ())}
-    scene = running(1, 2)
+    harness = running(1, 2)
     monkeypatch.setattr(master_check, "COLLECTIVES", table)
-    scene.say(1, m.Finished(1, True, ""))
+    harness.say(1, m.Finished(1, True, ""))
 
     with pytest.raises(AssertionError, match="Finished ended tag 5 of peer"):
-        scene.say(2, m.Finished(1, True, ""))
+        harness.say(2, m.Finished(1, True, ""))
 
     with pytest.raises(AssertionError, match="Finished led tag 5 of peer . from running to aborting"):
         fail_one(running(1, 2))
 
 
-def fail_one(scene: Scene) -> None:
-    scene.say(1, m.Finished(1, False, "x"))
+def fail_one(harness: MasterHarness) -> None:
+    harness.say(1, m.Finished(1, False, "x"))
 
 
-def phases_of(scene: Scene) -> set[str]:
-    return set(scene.state.members.groups[0].collectives.phases().values())
+def phases_of(harness: MasterHarness) -> set[str]:
+    return set(harness.state.members.groups[0].collectives.phases().values())
 
 
 def test_the_life_of_a_tag() -> None:
     """Goal: each phase is seen, and seen under its name."""
-    scene = of(1, 2, 3)
-    group = scene.state.members.groups[0]
-    scene.reduce(1, 5)
+    harness = of(1, 2, 3)
+    group = harness.state.members.groups[0]
+    harness.reduce(1, 5)
     assert group.collectives.phases() == {(1, 5): collectives.OPEN}
-    scene.reduce(2, 5)
-    scene.reduce(3, 5)
-    assert phases_of(scene) == {collectives.RUNNING}
-    scene.say(1, m.Finished(1, False, "x"))
-    assert phases_of(scene) == {collectives.ABORTING}
-    scene.feed(PeerWent(3, "closed"))
+    harness.reduce(2, 5)
+    harness.reduce(3, 5)
+    assert phases_of(harness) == {collectives.RUNNING}
+    harness.say(1, m.Finished(1, False, "x"))
+    assert phases_of(harness) == {collectives.ABORTING}
+    harness.feed(PeerWent(3, "closed"))
     assert group.collectives.phases() == {(1, 5): collectives.INTERRUPTED, (2, 5): collectives.INTERRUPTED}
     for peer in (1, 2):
-        scene.say(peer, m.Wired(group.epoch))
+        harness.say(peer, m.Wired(group.epoch))
     assert group.collectives.phases() == {}
 
 
 def test_the_life_of_a_consensus() -> None:
     """Goal: each phase is seen, and seen under its name."""
-    scene = of(1, 2)
-    consensus = scene.state.members.groups[0].consensus
+    harness = of(1, 2)
+    consensus = harness.state.members.groups[0].consensus
     assert consensus.phase() == state_consensus.IDLE
-    scene.sync(1, 0, "a")
+    harness.sync(1, 0, "a")
     assert consensus.phase() == state_consensus.VOTING
-    scene.sync(2, 0, "b")
+    harness.sync(2, 0, "b")
     assert consensus.phase() == state_consensus.TRANSFERRING
-    scene.say(2, m.Fetched(scene.calls, 1, True, ""))
+    harness.say(2, m.Fetched(harness.calls, 1, True, ""))
     assert consensus.phase() == state_consensus.IDLE
 
 
 def test_schemas_that_differ_are_asked_for() -> None:
     """Goal: the phase between a complete vote and its decision has a name."""
-    scene = of(1, 2)
-    consensus = scene.state.members.groups[0].consensus
-    scene.sync(1, 0, "a", strategy=SEND)
-    scene.sync(2, 0, "a", strategy=SEND, packed=SCHEMA[:-1] + b"\x07")
+    harness = of(1, 2)
+    consensus = harness.state.members.groups[0].consensus
+    harness.sync(1, 0, "a", strategy=SEND)
+    harness.sync(2, 0, "a", strategy=SEND, packed=SCHEMA[:-1] + b"\x07")
 
     assert consensus.phase() == state_consensus.ASKING
-    lose(scene, 2)
+    lose(harness, 2)
     assert consensus.phase() == state_consensus.IDLE
