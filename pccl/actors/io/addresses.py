@@ -1,7 +1,7 @@
 """Addresses as people write them: `host:port`, `[IPv6]:port`, a name or a number.
 
-Parsing and resolving, for the training process and the command line. The actors only ever see numeric addresses, so
-that a slow resolver stalls nobody's heartbeat.
+Parsing and resolving, for the training process and the command line. Actors get numeric addresses only, so that a slow
+resolver never delays a heartbeat.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pccl.options import PORT_MAX
 
 
 def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Host and port, or a ValueError that shows how to write it."""
+    """Return host and port. Raises ValueError, which shows how to write an address."""
     host, separator, port = text.rpartition(":")
     if (text.startswith("[") and text.endswith("]")) or not separator:
         host, port = text, ""
@@ -33,7 +33,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def resolve(host: str, port: int) -> list[tuple[str, int]]:
-    """Every numeric address of a host, in the system's order of preference; OSError if it has none."""
+    """Return all numeric addresses of a host, in the system's order of preference. Raises OSError if it has none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [(str(address[0]).split("%")[0], port) for *_, address in found]
     return list(dict.fromkeys(addresses))

@@ -8,16 +8,16 @@ from .loop cimport Loop, Watcher
 
 
 cdef class Connection(Watcher):
-    cdef readonly uint64_t number       # by which its owner knows it
+    cdef readonly uint64_t number       # its number at its owner
     cdef Loop loop
-    cdef object socket                  # None once it is closed or given away
+    cdef object socket                  # None after it is closed or detached
     cdef int fd                         # of the socket, while there is one
     cdef object on_message
     cdef object on_down
     cdef FrameReader reader
     cdef FrameWriter writer
-    cdef bint wants_write               # the socket took no more, or is not connected yet
-    cdef bint finishing                 # goodbye was said: only the end is of interest now
+    cdef bint wants_write               # the socket is full, or is not connected yet
+    cdef bint finishing                 # finish() was called: messages are ignored
 
     cpdef send(self, message)
     cpdef close(self)

@@ -1,9 +1,9 @@
 # cython: language_level=3, auto_pickle=False
 """A stream socket that carries messages: reads frames, writes frames, and ends exactly once.
 
-The owner gives two callbacks: one for each message, one for the end, with a kind (`closed`, `error`, or what was wrong
-with a frame) and a reason for people. A connection that says goodbye (`finish`) sends what is queued, half-closes, and
-waits a moment for the other side to close, because closing over unread bytes would destroy the last words on their way.
+The owner gives two callbacks: one for each message, one for the end, with a kind (`closed`, `error`, or the field of a
+frame that was wrong) and a reason in words. `finish` sends what is queued, half-closes, and waits a moment until the
+other side closes, because a close with unread bytes would destroy the last messages on their way.
 """
 
 import errno
@@ -20,7 +20,7 @@ from pccl.options import SEND_QUEUE_BYTES_MAX
 
 from .loop cimport Loop, Watcher
 
-LINGER_NS = 1_000_000_000  # how long last words may take to arrive before the socket is closed over them
+LINGER_NS = 1_000_000_000  # how long the last messages may take to arrive before the socket is closed
 
 cdef uint32_t READABLE = posix.EPOLLIN
 cdef uint32_t WRITABLE = posix.EPOLLOUT
@@ -28,7 +28,7 @@ cdef uint32_t BROKEN = posix.EPOLLHUP | posix.EPOLLERR
 
 
 cdef class Connection(Watcher):
-    """One socket, its frames, and what happens with them."""
+    """One socket, its reader and writer of frames, and the callbacks of its owner."""
 
     def __init__(
         self, Loop loop not None, sock, *, number, dict limits, on_message, on_down, bint exact=False,
@@ -47,18 +47,18 @@ cdef class Connection(Watcher):
 
     @property
     def closed(self):
-        """Whether the socket is gone from here."""
+        """Whether the socket was closed or detached."""
         return self.socket is None
 
     def become(self, dict limits, on_message, on_down):
-        """The connection changes its purpose: it has proven itself."""
+        """Change limits and callbacks, because the handshake is finished."""
         self.reader.set_limits(limits)
         self.reader.exact = False
         self.on_message = on_message
         self.on_down = on_down
 
     cpdef send(self, message):
-        """Queue a message and send as much as the socket takes. Failure comes by `on_down`, from the loop."""
+        """Queue a message and send as much as the socket accepts. A failure is reported later, by `on_down`."""
         if self.socket is None or self.finishing:
             return
         cdef uint8_t opcode = 0
@@ -72,16 +72,16 @@ cdef class Connection(Watcher):
         except BufferError:
             self.end_soon(f"{SEND_QUEUE_BYTES_MAX} bytes were sent and not read")
         except OSError as error:
-            # The read side of the same socket reports it; what it still has to say is read first.
+            # The read side of the socket reports it, after the messages that have arrived are read.
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 self.end_soon(os.strerror(error.errno or 0))
 
     def end_soon(self, str reason):
-        """It ends with an error, but not before the loop has its turn: a sender is not told in the middle of a send."""
+        """Report an error from the loop, so that `on_down` is never called within a `send`."""
         self.loop.after(0, lambda: self.end("error", reason))
 
     def finish(self, long long linger_ns=LINGER_NS):
-        """Send what is queued, say that nothing follows, and close once the other side did, or soon."""
+        """Send what is queued, half-close, and close when the other side has closed or `linger_ns` have passed."""
         if self.socket is None or self.finishing:
             return
         self.finishing = True
@@ -96,7 +96,7 @@ cdef class Connection(Watcher):
             sock.close()
 
     cpdef detach(self):
-        """Give the socket away; nothing is read or written here any more."""
+        """Return the socket; this object does not read or write any more."""
         sock, self.socket = self.socket, None
         if sock is not None:
             self.loop.forget(self.fd)
@@ -104,7 +104,7 @@ cdef class Connection(Watcher):
         return sock
 
     def is_idle(self):
-        """Whether no byte is half read or half written: only then may the socket change hands."""
+        """Whether no frame is incomplete in either direction: only then may the socket get another owner."""
         return not self.reader.buffered and not self.writer.pending
 
     cdef int ready(self, uint32_t events) except -1:
@@ -133,11 +133,11 @@ cdef class Connection(Watcher):
             if self.socket is None or self.finishing:
                 return 0
         if self.reader.fault is not None:
-            self.read()  # the frame behind the good ones is bad; the socket itself may never be ready again
+            self.read()  # the frame after the good ones is bad; the socket itself may never be ready again
         return 0
 
     cdef list receive(self):
-        # What has come, or None if that was the end.
+        # The messages that have arrived, or None if the connection has ended.
         try:
             return [decode(opcode, body) for opcode, body in self.reader.receive(self.fd)]
         except EOFError as error:
@@ -160,7 +160,7 @@ cdef class Connection(Watcher):
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self.close()  # it is already broken: nobody is left to hear the goodbye
+            self.close()  # it is already broken
         return 0
 
     cdef int end(self, str kind, str reason) except -1:
@@ -174,12 +174,12 @@ cdef class Connection(Watcher):
 
 
 def prepare(sock):
-    """What every socket of ours has: no waiting in calls, and no Nagle, which costs 40 ms per small message."""
+    """Set what every socket needs: non-blocking calls, and no Nagle algorithm, which costs 40 ms per small message."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def host_of(address):
-    """The address part of a peer name, IPv4 written as such also on a dual-stack socket."""
+    """Return the host of a socket address; an IPv4 address has IPv4 form also on a dual-stack socket."""
     host = str(address[0])
     return host[7:] if host.startswith("::ffff:") and "." in host else host.partition("%")[0]

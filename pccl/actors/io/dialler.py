@@ -1,8 +1,8 @@
 """Opening a connection: connect, do the caller's side of the handshake, and pass the connection to its owner.
 
-One `Dialler` is one attempt, over one or several numeric addresses in turn. It ends exactly once: `on_up` with the
-connection, or `on_down` with the reason and whether trying again could help. Timeouts belong to the owner's machine,
-except for the attempt as a whole, which has a bound of its own when `timeout_ns` is given.
+One `Dialler` is one attempt, over one or several numeric addresses in turn. It ends exactly once: with `on_up` and the
+connection, or with `on_down`, the reason, and whether the failure is final. The owner's machine has the timeouts; only
+the attempt as a whole has a bound here, if `timeout_ns` is given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NONCE_BYTES = 32
 
-# What a beginner reads instead of the system's words, which are kept beside it.
+# Plain words for errors of the system; the system's text follows in brackets.
 PLAIN = {
     os.strerror(errno.ECONNREFUSED): "nothing listens there",
     os.strerror(errno.EHOSTUNREACH): "no machine answers there",
@@ -34,7 +34,7 @@ PLAIN = {
 
 
 class Dialler:
-    """One attempt to reach one other side."""
+    """One attempt to connect to one other side."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Dialler:
     ) -> None:
         self._loop = loop
         self._addresses = list(addresses)
-        self._several = len(addresses) > 1  # with a single address, the owner knows which one it is
+        self._several = len(addresses) > 1  # with a single address, the owner knows the address
         self._token = token
         self._hello = hello
         self._on_up = on_up
@@ -62,11 +62,11 @@ class Dialler:
         self._over = False
         if timeout_ns:
             loop.after(timeout_ns, lambda: self._time_out(timeout_ns))
-        # From the loop, so that the owner never hears of the end before it has heard of the beginning.
+        # From the loop, so that no callback is called before the constructor has returned.
         loop.after(0, self._dial_next)
 
     def cancel(self) -> None:
-        """Give the attempt up. No callback follows."""
+        """End the attempt. No callback follows."""
         self._over = True
         if self._connection is not None:
             self._connection.close()
@@ -81,14 +81,14 @@ class Dialler:
         where = (f"[{host}]:{port}: " if ":" in host else f"{host}:{port}: ") if self._several else ""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            socket.inet_pton(family, host)  # a name would keep the whole loop waiting for its resolver
+            socket.inet_pton(family, host)  # a name would make the whole loop wait for the resolver
             sock = socket.socket(family, socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
             self._next_after(f"{where}{getattr(error, 'strerror', None) or f'{host!r} is not a numeric address'}")
             return
         prepare(sock)
         failure = sock.connect_ex((host, port))
-        if failure not in (0, errno.EINPROGRESS):  # the loop tells when it is through
+        if failure not in (0, errno.EINPROGRESS):  # the loop reports when it is connected
             sock.close()
             self._next_after(f"{where}{_plainly(os.strerror(failure))}")
             return
@@ -129,7 +129,7 @@ class Dialler:
             what = "what listens there does not speak pccl's protocol: is the port right?"
             self._fail(what if kind == "magic" else f"{what} ({reason})", final=True)
         else:
-            self._next_after(reason)  # a damaged frame among them: the next attempt may meet a better line
+            self._next_after(reason)  # also after a damaged frame: the next attempt may succeed
 
     def _time_out(self, timeout_ns: int) -> None:
         what = "no answer"
@@ -148,6 +148,6 @@ class Dialler:
 
 
 def _plainly(reason: str) -> str:
-    """The system's reason, with a plainer one ahead of it if there is one."""
+    """Return the system's reason, after a plainer one if there is one."""
     plain = PLAIN.get(reason)
     return reason if plain is None else f"{plain} ({reason})"

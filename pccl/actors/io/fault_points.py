@@ -1,14 +1,14 @@
 """Fault points: named points at which a test can make a process die, stop or slow down, or damage its connections.
 
-`PCCL_FAULT=point:count:action` is read once, when a process starts. The point is where: `training.CallReduce` is just
+`PCCL_FAULT=point:count:action` is read once, when a process starts. The point says where: `training.CallReduce` is just
 before a training process posts that call, `peer.AttachLink` just before the peer actor performs that action,
 `peer.send.Wired` just before it sends that message, `lane.Attach` just before a worker follows that command,
-`state.serve.answer` just before a state's worker answers, `state.fetch.unit` when one has come, `probe.send` and
-`probe.count` when a probe's worker writes or reads. So every call, action and message is a point, and none can be
-forgotten. The count says at which visit (1: the first), the action what happens: `kill` and `stop` send the process
-that signal, `delay` holds it up for `DELAY` seconds; `close`, `reset`, `half-close` and `garble` are done to every
-connection that the process has to others just then, the last by a byte that belongs to nothing. Without the variable a
-point costs one comparison.
+`state.serve.answer` just before a state worker answers, `state.fetch.unit` after a state worker has fetched a unit,
+`probe.send` and `probe.count` when a probe worker writes or reads. So every call, action and message is a point without
+further code. The count says at which visit (1: the first). The action says what happens: `kill` and `stop` send the
+process that signal; `delay` makes it sleep for `DELAY` seconds; `close`, `reset`, `half-close` and `garble` act on
+every connection that the process has at that time to other processes, and `garble` sends one invalid byte. Without the
+variable a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fault:
             raise ValueError(f"{VARIABLE}={text!r} must be point:count:action, with an action of {choices}") from None
 
     def visit(self, point: str) -> None:
-        """A point was reached; act if it is the planned one, the planned number of times."""
+        """Act if this is the planned point and the planned visit."""
         if point != self.point:
             return
         self.visits_left -= 1
@@ -50,18 +50,18 @@ class Fault:
 
 
 def planned() -> Fault | None:
-    """The fault that the environment asks for; normally none."""
+    """Return the fault that PCCL_FAULT describes; normally None."""
     text = os.environ.get(VARIABLE)
     return Fault(text) if text else None
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Every connection of this process to another, each as a second socket on the same connection."""
+    """Yield every connection of this process to another one, each as a duplicate socket."""
     for name in os.listdir("/proc/self/fd"):
         try:
             duplicate = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # no socket
+            continue  # not a socket
         with duplicate:
             if duplicate.family in (socket.AF_INET, socket.AF_INET6):
                 try:
@@ -77,7 +77,7 @@ def _shut(how: int) -> None:
 
 
 def _reset() -> None:
-    import ctypes  # here, because nobody else needs it
+    import ctypes  # here, because only this function needs it
 
     nowhere = bytes(16)  # an address without a family: the kernel drops the connection with a reset
     for connection in _connections():

@@ -1,8 +1,8 @@
-"""Forking a worker: a child of the peer actor with a mailbox, a name for `ps`, and nothing else of the actor's.
+"""Forks a worker: a child of the peer actor with a mailbox, a name for `ps`, and only the descriptors it needs.
 
-Workers are forked, not started: it costs a millisecond, and everything that was read and mapped is already there. What
-the actor holds open, and the worker was not given, is closed first, so that no connection is kept up by a bystander. A
-worker dies with its actor, and leaves by `_exit`, so that nothing of the actor's is run twice.
+Workers are forked without an exec: this takes a millisecond, and all loaded code and mapped memory is there. First the
+worker closes all descriptors of the actor that it does not need, so that it does not keep other connections open. A
+worker dies with its actor. It ends by `_exit`, so that the actor's exit handlers do not run twice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .loop import Loop
+
 MAILBOX_BYTES_MAX = 1 << 14  # larger than any message between an actor and its workers
-DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
+DESCRIPTORS_MAX = 1 << 20  # above the limit of any process of this library
+LAST_WORDS_MS = 1000  # for the last message of a worker, if its actor is busy
+REAP_INTERVAL_NS = 200_000  # between two looks for a killed process; with a millisecond, small syncs took 10 % longer
 
 
-def fork(name: str, kept: Iterable[int], serve: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
-    """A child that holds these descriptors and does nothing but `serve` its mailbox; its pid and our end of that."""
-    actor = os.getpid()  # asked before the fork: the child could only learn what its parent is by then
+def fork(
+    loop: Loop,
+    name: str,
+    kept: Iterable[int],
+    serve: Callable[[socket.socket], None],
+    on_mail: Callable[[], None],
+) -> tuple[int, socket.socket]:
+    """Fork a child that holds these descriptors and runs `serve` with its mailbox; return its pid and our end of that.
+
+    The loop calls `on_mail` when the child has written to its mailbox, or is gone. OSError if there is no child.
+    """
+    actor = os.getpid()  # asked before the fork: the child could only ask what its parent is by then
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = os.fork()
@@ -35,25 +48,33 @@ def fork(name: str, kept: Iterable[int], serve: Callable[[socket.socket], None])
         _live(name, {theirs.fileno(), *kept}, actor, lambda: serve(theirs))
     theirs.close()
     ours.setblocking(False)
+    try:
+        loop.watch(ours.fileno(), lambda _: on_mail())
+    except BaseException:  # a child whose mail nobody reads must not stay
+        ours.close()
+        kill(pid)
+        wait_for_exit({pid})
+        raise
     return pid, ours
 
 
 def _live(name: str, kept: set[int], actor: int, serve: Callable[[], None]) -> None:
-    """The child's whole life."""
+    """Run the child, and end it."""
     status = 1
     try:
         die_with_parent(signal.SIGKILL)
-        # The actor may have died between the fork and the line above; then nobody would ever tell us.
+        # The actor may have died between the fork and the line above; then no signal would ever come.
         if os.getppid() == actor:
             set_process_name(name)
-            _close_all_but(kept)
+            close_all_but(kept)
             serve()
         status = 0
     finally:
         os._exit(status)
 
 
-def _close_all_but(kept: set[int]) -> None:
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor except these and the standard three."""
     begin = 3
     for fd in sorted(fd for fd in kept if fd >= begin):
         os.closerange(begin, fd)
@@ -62,7 +83,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def kill(pid: int) -> None:
-    """End a worker now. Its connection closes with it."""
+    """Kill a worker now. Its connection closes with it."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

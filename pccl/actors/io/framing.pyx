@@ -1,8 +1,8 @@
 # cython: language_level=3, auto_pickle=False, boundscheck=False, wraparound=False
-"""Frames on stream sockets: where one message ends and the next begins, and that it arrived intact.
+"""Frames on stream sockets: they separate messages and show that a message arrived undamaged.
 
-Here live the header, the checksum, and the buffers of one connection. What a body means is the business of
-`codec`; which message is legal, and what follows a broken rule, is decided by the callers.
+This module has the header, the checksum, and the buffers of one connection. `codec` knows what a body means; the
+callers decide which message is legal, and what happens after a bad frame.
 
 A frame is a header of 12 bytes, little endian, and a body:
 
@@ -10,17 +10,17 @@ A frame is a header of 12 bytes, little endian, and a body:
             magic   version    opcode    body length    checksum      body ...
             u16     u8         u8        u32            u32
 
-The checksum is the CRC-32 of the first 8 header bytes followed by the body. TCP's own sum of 16 bits misses
-errors that happen in practice, and a flipped bit in a vote would be believed by all members.
+The checksum is the CRC-32 of the first 8 header bytes followed by the body. The 16-bit checksum of TCP misses
+errors that happen in practice, and all members would act on a flipped bit in a vote.
 
-The reader trusts nothing. Each field is checked as soon as its bytes are there, in the order of the wire: magic,
-version, opcode, length. Only a header that passed makes the buffer grow, to exactly the frame announced; so a
-pending connection costs us 4 KiB, and a member at most the largest frame that is legal for it now. The header is
-checked again on every read, hence new limits hold for the frame under way too. After the first bad frame nothing
-behind it can be trusted, and the reader repeats the error for ever; good frames ahead of it are delivered first.
+The reader trusts nothing. Each field is checked as soon as its bytes have arrived, in the order of the stream: magic,
+version, opcode, length. The buffer grows only for a header that passed, to exactly the announced frame. So a
+pending connection takes 4 KiB, and a member at most the largest frame that is legal for it now. The header is
+checked again on every read, so new limits apply to the present frame too. After the first bad frame no later byte
+can be trusted, and every further call raises the same error; good frames before it are delivered first.
 
-All socket calls here return at once (MSG_DONTWAIT), so the GIL is kept: to give it away and to ask for it
-back may cost far more than the call itself.
+All socket calls here return at once (MSG_DONTWAIT), so the GIL is kept: to release it and to take it again may cost
+far more than the call itself.
 """
 
 cimport cython
@@ -36,14 +36,14 @@ HEADER_BYTES = FRAME_HEADER_BYTES
 cdef bytes MAGIC = FRAME_MAGIC.to_bytes(2, "little")
 
 cdef enum:
-    ROOM_BYTES = 4096               # the first buffer of a reader: a page, some dozens of control messages
-    BATCH_FRAMES = 64               # frames handed to the kernel in one call when several are queued
+    ROOM_BYTES = 4096               # the first buffer of a reader: a memory page, some dozens of control messages
+    BATCH_FRAMES = 64               # frames that are given to the kernel in one call, at most
 
-cdef uint32_t CRC_POLYNOMIAL = 0xEDB88320   # the one of zlib and Ethernet, low bit first
+cdef uint32_t CRC_POLYNOMIAL = 0xEDB88320   # as in zlib and Ethernet, low bit first
 
 
 class FrameError(Exception):
-    """The other side sent what is no frame. `kind` is the field that was wrong: magic, version, opcode, length, crc."""
+    """The other side sent a bad frame. `kind` is the field that was wrong: magic, version, opcode, length, crc."""
 
     def __init__(self, kind, message):
         super().__init__(kind, message)
@@ -99,7 +99,7 @@ cdef uint32_t crc32(uint32_t crc, const uint8_t *data, size_t length) noexcept n
 
 # --- header ---------------------------------------------------------------------------------------------------
 #
-# Written byte by byte, so that it holds on every machine; compilers make one load or store of it.
+# Written byte by byte, so that it is right for every byte order; compilers make one load or store of it.
 
 cdef inline uint32_t load_u32(const uint8_t *data) noexcept nogil:
     return data[0] | (<uint32_t> data[1] << 8) | (<uint32_t> data[2] << 16) | (<uint32_t> data[3] << 24)
@@ -117,7 +117,7 @@ cdef inline uint32_t frame_crc(const uint8_t *header, const uint8_t *body, size_
 
 
 cpdef bytes frame(uint8_t opcode, bytes body, uint8_t version):
-    """The bytes of one frame."""
+    """Return the bytes of one frame."""
     if body is None:
         raise TypeError("the body of a frame is bytes, not None")
     cdef size_t length = PyBytes_GET_SIZE(body)
@@ -146,8 +146,8 @@ cdef void seal(bytes built, uint8_t opcode, uint8_t version) noexcept:
 cdef class FrameReader:
     """The receiving half of one connection.
 
-    `limits` maps each opcode that is legal now to its largest body. With `exact`, a read ends with the header or
-    the body under way, so that what follows stays in the socket, for its next owner.
+    `limits` maps each opcode that is legal now to its largest body. With `exact`, a read ends at the end of the present
+    header or body, so that later bytes stay in the socket for its next owner.
     """
 
     def __cinit__(self, dict limits not None, uint8_t version, bint exact=False):
@@ -174,11 +174,11 @@ cdef class FrameReader:
 
     @property
     def broken(self) -> bool:
-        """A bad frame was met: the next call raises it, and the socket may have nothing more to wake us with."""
+        """Whether a bad frame was read: the next call raises FrameError; the socket may never become ready again."""
         return self.fault is not None
 
     cpdef set_limits(self, dict limits):
-        """Replaces what is legal, from the frame under way on."""
+        """Replaces the limits, from the present frame on."""
         cdef int64_t fresh[OPCODES]
         cdef int64_t opcode, length
         for opcode in range(OPCODES):
@@ -210,7 +210,7 @@ cdef class FrameReader:
         return frames
 
     cpdef list feed(self, bytes data):
-        """Takes `data` as if it had been read from a socket, in as many reads as that needs."""
+        """Takes `data` as if it had been read from a socket, in as many reads as necessary."""
         cdef list frames = []
         cdef const uint8_t *source = data
         cdef size_t left = len(data)
@@ -226,7 +226,7 @@ cdef class FrameReader:
         return frames
 
     cdef size_t appetite(self) noexcept nogil:
-        # What one read may take. It is never zero: parse() leaves less than one frame, and room for all of it.
+        # The size of the next read. It is never zero: parse() leaves less than one frame, and room for all of it.
         if not self.exact:
             return self.room - self.held
         if self.held < FRAME_HEADER_BYTES:
@@ -255,7 +255,7 @@ cdef class FrameReader:
         return 0
 
     cdef size_t inspect(self, const uint8_t *header, size_t left) except? 0:
-        # The size of the frame that begins here, or 0: not known yet, or refused.
+        # The size of the frame that begins here; 0 if it is not known yet, or the frame is bad.
         cdef uint32_t length
         if left >= 2 and (header[0] | (<int> header[1] << 8)) != FRAME_MAGIC:
             self.refuse("magic", f"a frame begins with {header[:2]!r} where {MAGIC!r} is expected: "
@@ -297,7 +297,7 @@ cdef class FrameReader:
         return 0
 
     cdef int check_fault(self) except -1:
-        # A fresh exception each time, for one that is raised again drags its old tracebacks along.
+        # A new exception each time, because one that is raised again keeps its old tracebacks.
         if self.fault is not None:
             raise FrameError(*self.fault)
         return 0
@@ -327,7 +327,7 @@ cdef class FrameWriter:
         self.queue = []
 
     cpdef push(self, uint8_t opcode, bytes body):
-        """Queues one frame; BufferError, and nothing queued, when that would exceed the bound."""
+        """Queues one frame. Raises BufferError, and queues nothing, if that would exceed the bound."""
         self.push_frame(frame(opcode, body, self.version))
 
     cdef int push_frame(self, bytes built) except -1:
@@ -340,7 +340,7 @@ cdef class FrameWriter:
         return 0
 
     cpdef bint flush(self, int fd) except -1:
-        """Sends what the socket takes without waiting; True when nothing is left."""
+        """Sends what the socket accepts without waiting; returns True if nothing is left."""
         cdef ssize_t count
         while self.pending > 0:
             count = self.send_queue(fd)
@@ -375,7 +375,7 @@ cdef class FrameWriter:
         return count if count >= 0 else -posix.errno
 
     cdef int drop(self, size_t count) except -1:
-        # Forgets `count` bytes from the front of the queue.
+        # Removes `count` bytes from the front of the queue.
         cdef Py_ssize_t whole = 0
         cdef size_t size
         self.pending -= count

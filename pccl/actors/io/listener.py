@@ -1,7 +1,7 @@
 """A listening port: accepts connections, does the answerer's side of the handshake, and passes on proven callers.
 
-A port answers one or several kinds of hello. Each kind has a callback, which gets `(connection, hello, host, welcome)`
-of callers that hold the run's token only, and answers by `connection.send(welcome)` or by a refusal. All other
+A port answers one or several kinds of hello. Each kind has a callback. It is called with `(connection, hello, host,
+welcome)` for callers that hold the run's token, and answers by `connection.send(welcome)` or by a refusal. All other
 connections are refused here, counted, and logged once for each host and kind.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .loop import Loop
 
-BACKLOG = 512  # connections the kernel keeps for us while we are busy: a large group that rewires at once
+BACKLOG = 512  # connections that the kernel queues while this process is busy, as when a large group wires its ring
 ACCEPTS_MAX = 64  # per wake-up, so that a flood of connections does not keep members waiting
 PAUSE_NS = 100_000_000  # after the system ran out of descriptors
 
@@ -58,7 +58,7 @@ class Listener:
         self._log = log
         self._connections: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
-        self._short_of: str | None = ""  # what accepting connections failed for, if it did last time
+        self._short_of: str | None = ""  # why accepting failed last time; empty if it did not
         self.pending = PendingConnections(
             token, tuple(hellos), lambda: os.urandom(32), timeout_ns, PENDING_CONNECTIONS_MAX
         )
@@ -93,7 +93,7 @@ class Listener:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause(error)
                     return
-                continue  # the caller was gone before we took it
+                continue  # the caller closed the connection before it was accepted
             self._short_of = ""
             number, host = self._new_number(), host_of(address)
             self._connections[number] = Connection(
@@ -109,7 +109,7 @@ class Listener:
             self._perform(self.pending.arrived(number, host, monotonic_ns()))
 
     def _pause(self, error: OSError) -> None:
-        """Out of descriptors: members keep theirs, newcomers wait in the kernel's queue."""
+        """Stop accepting for a while: members keep their descriptors, newcomers wait in the kernel's queue."""
         if error.strerror != self._short_of:  # once, not ten times a second
             self._short_of = error.strerror
             self._log(WARNING, f"cannot accept connections for now: {error.strerror} (raise the limit: ulimit -n)")
@@ -141,19 +141,19 @@ class Listener:
             elif kind is Refuse:
                 self._hosts.pop(action.conn, None)
                 connection = self._connections.pop(action.conn)
-                # A refusal that was just sent must arrive; everything else is closed without ceremony.
+                # A refusal that was just sent must arrive; all other connections are closed at once.
                 if action.kind in ("token", "version"):
                     connection.finish()
                 else:
                     connection.close()
                 line = f"refused a connection kind={action.kind} total={action.total}: {action.reason}"
-                # A caller that hangs up in the handshake is more often a peer that died than a reason for a warning.
+                # A caller that closes during the handshake is mostly a peer that died: this needs no warning.
                 level = INFO if action.kind in ("closed", "error") else WARNING
                 self._log(level if action.first else DEBUG, line)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket on a numeric address or a name; OSError says what is in the way."""
+    """Return a listening socket on a numeric address or a name. Raises OSError, which says why it cannot."""
     family, _, _, _, address = socket.getaddrinfo(
         host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -171,7 +171,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_peer_port(port: int) -> socket.socket:
-    """The one port of a peer, for both IP versions: the one asked for, or the first free one."""
+    """Return the listening socket of a peer, for both IP versions, on `port` or (if 0) on the first free port."""
     wanted = [port] if port else range(PEER_PORT_FIRST, min(PEER_PORT_FIRST + PEER_PORTS_MAX, PORT_MAX + 1))
     failure: OSError | None = None
     for candidate in wanted:

@@ -1,9 +1,9 @@
 """The library's loggers, and what `PCCL_LOG_LEVEL` means.
 
-Everything is said through `logging.getLogger("pccl")` and its children, so an application directs it like any other
-library's. Without any configuration Python shows warnings on standard error, which is what we want: a call that waits
-for a missing peer should not do so in silence. Setting `PCCL_LOG_LEVEL` asks for more (or less) without touching code:
-then, and only then, a handler of our own is added. A leaf.
+All log lines go through `logging.getLogger("pccl")` and its children, so an application configures them as for any
+other library. Without any configuration Python shows warnings on standard error. This is intended: a call that waits
+for a missing peer should say so. `PCCL_LOG_LEVEL` changes the level without a change of code; only then a handler of
+this library is added. This module imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def level_of(name: str) -> int:
-    """The number of a level by its name; ValueError lists the names."""
+    """Return the number of a level by its name. Raises ValueError, which lists the names."""
     try:
         return LEVELS[name.strip().upper()]
     except KeyError:
@@ -33,7 +33,7 @@ def level_of(name: str) -> int:
 
 
 def configure_from_environment() -> None:
-    """Follow `PCCL_LOG_LEVEL` if it is set; called once, when the first communicator is made."""
+    """Apply `PCCL_LOG_LEVEL` if it is set; called once, when the first communicator is created."""
     name = os.environ.get("PCCL_LOG_LEVEL")
     logger = logging.getLogger("pccl")
     if not name or logger.handlers:
@@ -47,7 +47,7 @@ def configure_from_environment() -> None:
 
 
 def show(level: int) -> None:
-    """Write the library's log to standard error from this level up."""
+    """Write the library's log, from this level on, to standard error."""
     logger = logging.getLogger("pccl")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))

@@ -6,7 +6,7 @@ from pccl._core.system cimport posix
 
 
 cdef enum:
-    EVENTS_MAX = 64                     # per wake-up, so that timers are looked at however busy the sockets are
+    EVENTS_MAX = 64                     # per wake-up, so that timers are checked even if the sockets are busy
 
 
 # The interface of an object that is woken when a descriptor is ready; `ready` must be overridden.
@@ -14,12 +14,12 @@ cdef class Watcher:
     cdef int ready(self, uint32_t events) except -1
 
 
-# A callable that is told which events there are.
+# A callable that is called with the events.
 cdef class Handler(Watcher):
     cdef object handle
 
 
-# An eventfd that is rung, and the callable that hears it.
+# An eventfd, and the callable that is called when it was rung.
 cdef class Bell(Watcher):
     cdef int fd
     cdef object handle
@@ -27,13 +27,13 @@ cdef class Bell(Watcher):
 
 cdef class Loop:
     cdef int epoll
-    cdef int bell                       # written by stop(), also from a signal handler, so that a sleeping loop notices
+    cdef int bell                       # written by stop(), also from a signal handler, to wake a sleeping loop
     cdef dict watchers                  # descriptor -> the Watcher that is woken for it
     cdef list timers                    # a heap of (due, number, callback)
-    cdef int64_t numbers                # of timers so far: those that are due at once keep their order
+    cdef int64_t numbers                # of timers so far: timers that are due at the same time keep their order
     cdef bint running
-    cdef bint expecting                 # something is likely to follow at once
-    cdef public int64_t look_ns         # how long to look for what is expected before going to sleep
+    cdef bint expecting                 # an event is likely to follow at once
+    cdef public int64_t look_ns         # how long to poll for an expected event before sleeping
     cdef posix.epoll_event events[EVENTS_MAX]
 
     cpdef watch(self, int fd, handler, uint32_t events=*)

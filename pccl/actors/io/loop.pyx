@@ -1,12 +1,12 @@
 # cython: language_level=3, auto_pickle=False
-"""The loop of an actor: one thread, one epoll, a few timers, until told to stop.
+"""The loop of an actor: one thread, one epoll, a few timers. It runs until `stop`.
 
-An actor registers its mailbox and its sockets; the loop calls back. Nothing in here knows about messages or machines.
-All that is particular to Linux about waiting is in this file: another system would bring its own `Loop` with the same
-five verbs.
+An actor registers its mailbox and its sockets; the loop calls back. This module does not know messages or machines. It
+contains everything about waiting that is specific to Linux: another system would need its own `Loop` with the same five
+verbs.
 
-Compiled, as `connection` is, because every message of a vote passes through here several times: the interpreter spent
-half of an actor's time for a vote in these two files (measured with `perf`).
+It is compiled, as `connection` is, because every message of a vote passes through here several times: interpreted, half
+of an actor's time for a vote was spent in these two files (measured with `perf`).
 """
 
 import gc
@@ -22,7 +22,7 @@ READABLE = posix.EPOLLIN
 WRITABLE = posix.EPOLLOUT
 BROKEN = posix.EPOLLHUP | posix.EPOLLERR
 
-IDLE_NS = 1_000_000_000  # the longest sleep: nothing that is due is ever more than this late
+IDLE_NS = 1_000_000_000  # the longest sleep: nothing is ever later than this
 cdef int64_t idle_ns = IDLE_NS
 
 
@@ -34,7 +34,7 @@ cdef class Watcher:
 
 
 cdef class Handler(Watcher):
-    """A callable that is told which events there are."""
+    """A callable that is called with the events."""
 
     def __init__(self, handle):
         self.handle = handle
@@ -45,12 +45,12 @@ cdef class Handler(Watcher):
 
 
 def open_bell() -> int:
-    """A descriptor that any process which holds it can ring, to wake those that sleep on it."""
+    """Return an eventfd. Any process that holds it can ring it, to wake the processes that sleep on it."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 cdef class Bell(Watcher):
-    """An eventfd that others ring; the callable is called once for all that rang since."""
+    """An eventfd that others ring; several rings since the last call cause one call of the callable."""
 
     def __init__(self, int fd, handle):
         self.fd = fd
@@ -58,7 +58,7 @@ cdef class Bell(Watcher):
 
     cdef int ready(self, uint32_t events) except -1:
         cdef uint64_t rung
-        if posix.eventfd_read(self.fd, &rung) == 0:  # else it was not rung, or another process was quicker
+        if posix.eventfd_read(self.fd, &rung) == 0:  # otherwise it was not rung, or another process has read it
             self.handle()
         return 0
 
@@ -86,7 +86,7 @@ cdef class Loop:
             posix.close(self.bell)
 
     cpdef watch(self, int fd, handler, uint32_t events=READABLE):
-        """Call the handler with the ready events whenever there are some."""
+        """Call the handler with the ready events whenever the descriptor is ready."""
         self.control(posix.EPOLL_CTL_ADD, fd, events)
         self.watchers[fd] = handler if isinstance(handler, Watcher) else Handler(handler)
 
@@ -95,7 +95,7 @@ cdef class Loop:
         self.control(posix.EPOLL_CTL_MOD, fd, events)
 
     cpdef forget(self, int fd):
-        """Watch it no longer; call before closing it."""
+        """Stop watching a descriptor; call this before closing it."""
         if self.watchers.pop(fd, None) is not None:
             self.control(posix.EPOLL_CTL_DEL, fd, 0)
 
@@ -108,30 +108,30 @@ cdef class Loop:
         return 0
 
     def after(self, int64_t delay_ns, callback):
-        """Call back once, not before the delay has passed. A callback that no longer matters does nothing."""
+        """Call back once, after the delay. There is no cancel: a callback that became useless must do nothing."""
         self.numbers += 1
         heappush(self.timers, (now_ns() + delay_ns, self.numbers, callback))
 
     def collect(self, int64_t interval_ns):
-        """Collect garbage now and in every interval: callbacks that are over, and the objects that they refer to.
+        """Collect garbage now and after every interval: old callbacks, and the objects that they refer to.
 
-        For a process that has no other garbage collection, which would come at any time, and into its children.
+        For a process that has disabled automatic collection, which could run at any time, also in its forked children.
         """
         gc.collect()
         self.after(interval_ns, lambda: self.collect(interval_ns))
 
     cpdef expect(self):
-        """Something is likely to follow at once.
+        """Poll for a moment before the next sleep, because an event is likely to follow at once.
 
-        Being woken takes tens of microseconds, more than handling a vote; so the loop looks for it for a moment, and
-        lets other processes have the processor between two looks.
+        A wake-up takes tens of microseconds, more than the handling of a vote. Between two polls the loop yields the
+        processor to other processes.
         """
         self.expecting = True
 
     def run(self, deadline, tick):
-        """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after what is ready was read.
+        """Serve until `stop`. `tick` is called whenever `deadline()` has passed, after the ready descriptors were read.
 
-        A `stop` ahead of `run` counts: a signal may come while an actor says that it is ready.
+        A `stop` before `run` counts: a signal may come just after an actor has said that it is ready.
         """
         cdef int64_t due = deadline(), now = now_ns(), sleep_ns
         cdef int i, count
@@ -148,7 +148,7 @@ cdef class Loop:
                 count = self.sleep(sleep_ns)
             for i in range(count):
                 watcher = self.watchers.get(<int> self.events[i].data.u64)
-                if watcher is not None:  # else: forgotten by a handler of the same round
+                if watcher is not None:  # None: a handler of the same round has forgotten it
                     (<Watcher> watcher).ready(self.events[i].events)
             now = now_ns()
             while self.timers and <int64_t> self.timers[0][0] <= now:
@@ -172,7 +172,7 @@ cdef class Loop:
 
     cdef int sleep(self, int64_t sleep_ns) except -1:
         cdef int count, timeout_ms
-        # Rounded up: waking before the deadline would mean going round for nothing.
+        # Rounded up: a wake-up before the deadline would be useless.
         timeout_ms = <int> ((sleep_ns + 999_999) // 1_000_000) if sleep_ns > 0 else 0
         PyErr_CheckSignals()
         with nogil:
@@ -185,12 +185,12 @@ cdef class Loop:
         return count
 
     def stop(self):
-        """Leave `run` after the present round, or the next `run` at once."""
+        """End `run` after the present round. If the loop is not running, the next `run` returns at once."""
         self.running = False
         os.eventfd_write(self.bell, 1)
 
     def close(self):
-        """Give up the loop's own descriptors."""
+        """Close the loop's own descriptors."""
         self.watchers.clear()
         self.timers.clear()
         if self.epoll >= 0:

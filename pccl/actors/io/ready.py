@@ -1,7 +1,7 @@
 """Waiting for one descriptor, with a bound.
 
-By poll, never by select(): select() refuses descriptors from 1024 on, and a process with a large pool and many segments
-has them. A process that waits for several things at once uses `Loop`, or a poll object of its own.
+It uses poll(), never select(): select() refuses descriptors from 1024 on, which a process with a large pool and many
+segments has. A process that waits for several descriptors at once uses `Loop`, or its own poll object.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class HasDescriptor(Protocol):
-        """A socket, or what else has a descriptor."""
+        """A socket, or another object that has a descriptor."""
 
         def fileno(self) -> int:
             """The descriptor."""
 
 
 def wait_readable(source: HasDescriptor, timeout_ms: int) -> bool:
-    """Wait until there is something to read, or the other side is gone; False if neither happened in that time."""
+    """Wait until there is something to read, or the other side has closed; False if neither happened in time."""
     return _wait(source, select.POLLIN, timeout_ms)
 
 
 def wait_writable(target: HasDescriptor, timeout_ms: int) -> bool:
-    """Wait until there is room to write, or the other side is gone; False if neither happened in that time."""
+    """Wait until there is room to write, or the other side has closed; False if neither happened in time."""
     return _wait(target, select.POLLOUT, timeout_ms)
 
 

@@ -1,9 +1,8 @@
-"""Starting an actor as a process of its own: a clean exec of the interpreter, never a fork of the caller.
+"""Starts an actor as a process of its own: a clean exec of the interpreter, never a fork of the caller.
 
-The caller may hold a GPU, threads and gigabytes; the actor wants none of it. It is started without `site`, finds this
-very package by path, and gets its descriptors by inheritance. A training process that dies takes its actor with it: by
-parent-death signal when the starting thread lives as long as the process does, and in any case because the actor
-watches it.
+The caller may hold a GPU, threads and gigabytes; the actor must hold none of these. It is started without `site`, finds
+this package by path, and inherits its descriptors. An actor ends when its training process dies: by parent-death signal
+if the main thread started it, and in any case because the actor watches that process.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The package's own folder goes first on the path; then the module's main gets the arguments.
+# Puts the folder of the package first on the path, then calls the module's main with the arguments.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
 
-_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # where the package lies
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # the parent folder of the package
 
-HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main lets them through
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main unblocks them
 
-KILL_WAIT = 5.0  # a killed process is gone at once, unless the kernel is stuck; then we do not wait for it
+KILL_WAIT = 5.0  # seconds; a killed process exits at once, unless the kernel is stuck; then we do not wait for it
 
 
 class ActorProcess:
-    """A child process of ours, from its start until it is reaped."""
+    """A child process, from its start until it is reaped."""
 
     def __init__(self, module: str, arguments: Sequence[int], fds: Sequence[int]) -> None:
         if not sys.executable:
             raise OSError("sys.executable is empty: there is no interpreter to start the actor with")
-        # A parent-death signal comes when the starting *thread* ends; only the main one lasts as long as the process.
+        # A parent-death signal comes when the starting *thread* ends; the main thread lives as long as the process.
         die = int(threading.current_thread() is threading.main_thread())
         command = [sys.executable, "-I", "-S", "-c", _BOOT.format(module=module), _ROOT]
         command += [str(argument) for argument in (*arguments, os.getpid(), die)]
-        # A Ctrl-C while the actor boots must not end it: these signals stay blocked until its handlers are set.
+        # Ctrl-C must not end an actor that is starting: these signals stay blocked until its handlers are set.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
         try:
             self._process = subprocess.Popen(command, pass_fds=list(fds), stdin=subprocess.DEVNULL)
@@ -47,7 +46,7 @@ class ActorProcess:
         self.pid = self._process.pid
 
     def wait(self, timeout: float | None) -> bool:
-        """Whether it ended within that time."""
+        """Wait for its end; return whether it ended within `timeout` seconds."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -55,10 +54,10 @@ class ActorProcess:
         return True
 
     def describe_end(self) -> str:
-        """How it ended, for an error message."""
+        """Say how it ended, for an error message."""
         status = self._process.poll()
         if status is None:
-            return "is still there, but does not answer"
+            return "still runs, but does not answer"
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def terminate(self) -> None:
@@ -67,11 +66,11 @@ class ActorProcess:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it by force and reap it."""
+        """Kill and reap it."""
         if self._process.poll() is None:
             self._process.kill()
             self.wait(KILL_WAIT)
 
     def disown(self) -> None:
-        """Forget it without waiting: in a forked child, whose process it is not."""
+        """Forget it without waiting: for a forked copy of the caller, which is not its parent."""
         self._process.returncode = 0

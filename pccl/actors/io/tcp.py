@@ -1,7 +1,7 @@
-"""TCP connections as Linux lets us see and set them: round trips, buffers, backlog, pacing, patience, and the host.
+"""Reads and sets what Linux offers for a TCP connection: round trip, buffers, backlog, pacing, timeout, and the host.
 
-Only what one connection can be asked or told. Which values suit a link is decided by the workers. Another system would
-be served by another body behind the same names.
+Each function is about one connection; the workers decide which values suit a link. Another system would need another
+implementation of the same names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-INFO_BYTES = 104  # of struct tcp_info, as far as all kernels have it
+INFO_BYTES = 104  # of struct tcp_info: the part that all kernels have
 INFO_ROUND_TRIP = slice(68, 72)  # tcpi_rtt in it, microseconds
 TCP_NOTSENT_LOWAT = 25
 LINGER_NONE = struct.pack("ii", 1, 0)
@@ -23,7 +23,7 @@ MACHINE = "/proc/sys/kernel/random/boot_id"
 NETWORK = "/proc/self/ns/net"
 BUFFER_ASKED_MAX = "/proc/sys/net/core/wmem_max"
 BUFFER_GROWN_MAX = "/proc/sys/net/ipv4/tcp_wmem"
-MAPPED = "::ffff:"  # ahead of an IPv4 address, for the end whose listener takes both
+MAPPED = "::ffff:"  # before an IPv4 address at the end whose listener accepts IPv4 and IPv6
 
 
 def round_trip_us(connection: socket.socket) -> int:
@@ -33,17 +33,17 @@ def round_trip_us(connection: socket.socket) -> int:
 
 
 def limit_unsent(connection: socket.socket, nbytes: int) -> None:
-    """Keep no more than that in the kernel beyond what is in flight."""
+    """Limit the bytes that wait in the kernel and are not in flight."""
     connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, nbytes)
 
 
 def limit_silence(connection: socket.socket, duration_ns: int) -> None:
-    """End the connection when the other side has acknowledged nothing for that long although it should have."""
+    """Make the kernel end the connection if sent bytes are not acknowledged for that long."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, duration_ns // 1_000_000)
 
 
 def choose_congestion_control(connection: socket.socket, names: Iterable[bytes]) -> None:
-    """Use the first of these that this kernel has and allows; otherwise keep what it uses."""
+    """Use the first of these algorithms that the kernel allows; otherwise keep the present one."""
     for name in names:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
@@ -53,33 +53,33 @@ def choose_congestion_control(connection: socket.socket, names: Iterable[bytes])
 
 
 def widen_buffer(connection: socket.socket) -> None:
-    """Let more be in flight than the kernel would grow a buffer to by itself, where it may be asked for more."""
+    """Set the largest send buffer that the kernel allows, if it is larger than the one it grows by itself."""
     try:
         with open(BUFFER_ASKED_MAX) as asked, open(BUFFER_GROWN_MAX) as grown:
             most = int(asked.read())
-            if 2 * most > int(grown.read().split()[2]):  # the kernel takes twice what it is asked for
+            if 2 * most > int(grown.read().split()[2]):  # the kernel doubles the size that is asked for
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, most)
     except (OSError, ValueError, IndexError):
-        pass  # no /proc, or not as we know it: the buffer grows by itself
+        pass  # no /proc, or in an unknown format: the buffer grows by itself
 
 
 def reset_on_close(connection: socket.socket) -> None:
-    """Have `close` drop what is in the buffers, and tell the other side by a reset."""
+    """Make `close` discard what is in the buffers and send a reset to the other side."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
 
 
 def is_within_host(connection: socket.socket) -> bool:
-    """Whether both ends have the same address, as on one host, though a proxy may still be between them."""
+    """Whether both ends have the same address, as on one host. A proxy may still be between them."""
     try:
         return bool(connection.getsockname()[0] == connection.getpeername()[0])
     except OSError:
-        return False  # reset already, which reading or writing tells
+        return False  # it was reset; the next read or write reports that
 
 
 def whereabouts(connection: socket.socket, sends: bool) -> bytes:
-    """Machine, network namespace and the sender's end of a connection, as one of both ends sees them.
+    """A hash of machine, network namespace and the sender's end of a connection, as this end sees them.
 
-    If the other one sees the same, there is nothing between them. Empty if their addresses differ already.
+    If the other end computes the same, both ends are on one host without a proxy. Empty if their addresses differ.
     """
     if not is_within_host(connection):
         return b""
@@ -88,5 +88,5 @@ def whereabouts(connection: socket.socket, sends: bool) -> bytes:
         with open(MACHINE) as boot:
             seen = f"{boot.read().strip()} {os.stat(NETWORK).st_ino} {host.removeprefix(MAPPED)} {port}"
     except OSError:
-        return b""  # reset meanwhile, or no /proc: everything has a checksum then
+        return b""  # it was reset, or there is no /proc: then all blocks have a checksum
     return sha256(seen.encode()).digest()

@@ -1,1 +1,1 @@
-"""The master's process: its actor, its state file, and the search for better rings beside it."""
+"""The master's process: its actor, its state file, and the search for better rings."""

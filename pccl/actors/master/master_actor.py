@@ -1,10 +1,10 @@
-"""The master as a process: a listening port, one control connection per peer, and the machine that decides.
+"""The master as a process: a listening port, one control link per peer, and the machine that decides.
 
-Nothing is decided here: bytes become events for `MasterState`, and its actions become bytes and log lines. The actor
-owns a compiled fast path (`master_fastpath`), which nearly every message takes; the rest is here. An operator that asks
-for the status gets a status report and is disconnected; the machine is not involved. Runs until `stop`, in the process
-that called `run`. With a state file, what groups agreed on is on the disk before any peer is told; if the file cannot
-be written any more the run goes on, and the log says so.
+This module decides nothing: bytes become events for `MasterState`, and its actions become bytes and log lines. The
+actor owns a compiled fast path (`master_fastpath`), which nearly every message takes; the rest is here. An operator
+that asks for the status gets a status report and is disconnected; the machine is not involved. The actor runs until
+`stop`, in the process that called `run`. With a state file, an agreed state is on the disk before any peer is told. If
+the file cannot be written any more, the run continues, and the log says so.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from .state_file import StateFile
 
 RUN_ID_BYTES = 16
-REPORT_NS = 10_000_000_000  # a report may take this long to be read: hundreds of kilobytes over a slow line
+REPORT_NS = 10_000_000_000  # for the operator to read the report: hundreds of kilobytes over a slow link
 
-# Messages in the mailbox of a master in a process of its own, beside the reason why it could not start.
-STATE_FILE = b"state file: "  # and its path, if there is one
+# Messages in the mailbox of a master that has its own process. One more is the reason why it could not start.
+STATE_FILE = b"state file: "  # followed by its path, if there is one
 READY = b"ready"
 
 
 class MasterActor:
-    """Owns the listener and the state file it is given. Raises ValueError if the state file cannot be used."""
+    """Owns the listener and the state file that it gets. Raises ValueError if the state file cannot be used."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class MasterActor:
     ) -> None:
         self._log = log
         self._file = state_file
-        self._unwritten = False  # the file is older than what was agreed
+        self._unwritten = False  # the file is older than the agreed states
         self.state = self._begin(options)
         self.loop = Loop()
         self._fastpath = MasterFastpath(self.state, self.loop, self._perform)
         self._connections = self._fastpath.connections
         self.loop.look_ns = nanoseconds(options.look_time)
-        self._version = version  # of the package; given, because looking it up takes a while
+        self._version = version  # of the package; an argument, because the lookup is slow
         self._numbers = 0
-        self._question: BeginMoonshot | None = None  # what the search in the background is about
+        self._question: BeginMoonshot | None = None  # the question of the search in the background
         self._moonshot = Moonshot(self.loop, on_better=self._found, on_ended=self._search_ended)
         self._listening = Listener(
             self.loop,
@@ -84,7 +84,7 @@ class MasterActor:
 
     @property
     def port(self) -> int:
-        """The port that is served."""
+        """The port of the listener."""
         return self._listening.port
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class MasterActor:
         self.loop.stop()
 
     def _begin(self, options: Options) -> MasterState:
-        """A new run, or the one in the file, which must be writable before any peer relies on it."""
+        """Return the state of a new run, or of the run in the file, which must be writable before any peer comes."""
         if self._file is None:
             return MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
         saved = self._file.load()
@@ -119,12 +119,12 @@ class MasterActor:
             self._file.save(state.snapshot())
         except OSError as error:
             self._file.close()
-            reason = f"state file {self._file.path} cannot be written: {error.strerror}. Choose another place for it"
+            reason = f"state file {self._file.path} cannot be written: {error.strerror}. Choose another path for it"
             raise ValueError(reason) from None
         return state
 
     def _save(self) -> None:
-        """Save before any peer is told. A full disk does not end the run; it only limits what a restart can know."""
+        """Save before any peer is told. A full disk does not end the run, but a restarted master then knows less."""
         if self._file is None:
             return
         try:
@@ -141,7 +141,7 @@ class MasterActor:
             self._unwritten = False
 
     def _search(self, question: BeginMoonshot) -> None:
-        """Let a child search on. Without one the run goes on as it is."""
+        """Let a child continue the search. If there can be no child, the run continues with its present ring."""
         self._question = question
         budget_ns = nanoseconds(self.state.options.moonshot_time)
         try:
@@ -172,7 +172,7 @@ class MasterActor:
     def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
         connection.become(TO_MASTER, self._fastpath.heard, self._broke)
         if hello.host and not _is_numeric(hello.host):
-            # Other peers would be told to dial it, and cannot.
+            # The master would tell other peers to dial this address, and they could not.
             connection.send(welcome)
             connection.send(Kick(INVALID_USAGE, f"{hello.host!r} is not a numeric address that others could dial"))
             connection.finish()
@@ -182,7 +182,7 @@ class MasterActor:
         self._feed(PeerCame(connection.number, hello, host))
 
     def _answer(self, connection: Connection, _: AskStatus, host: str, welcome: Welcome) -> None:
-        """Send an operator the status report; an operator says nothing after that."""
+        """Send an operator the status report; an operator sends nothing after that."""
         from pccl._core.master.status_report import report_pages  # here, because most masters are never asked
 
         connection.become({}, lambda *_: None, lambda *_: None)
@@ -229,7 +229,7 @@ def _is_numeric(host: str) -> bool:
 
 
 def open_state_file(path: str) -> StateFile | None:
-    """The file of that name; none without one, and then nothing of it is imported."""
+    """Return the state file at `path`; None if `path` is empty, and then its module is not imported."""
     if not path:
         return None
     from .state_file import StateFile
@@ -238,9 +238,12 @@ def open_state_file(path: str) -> StateFile | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of a master in a process of its own: its listener, the mailbox of its parent, and the parent's id."""
+    """Entry point of a master that has its own process.
+
+    Arguments: descriptors of listener and mailbox, the parent's process id, and whether to die with the parent.
+    """
     listener_fd, mailbox_fd, parent, die = (int(argument) for argument in arguments)
-    import logging  # here, because only this entry needs it, and a master in the caller's process brings its own
+    import logging  # here, because only this entry point needs it; a master in the caller's process uses the caller's
     import signal
 
     from pccl._core.system.process import die_with_parent, open_pidfd, set_process_name
@@ -254,7 +257,7 @@ def main(arguments: list[str]) -> int:
     except ProcessLookupError:
         return 0  # the parent is gone
     if os.getppid() != parent:
-        return 0  # the same, and its process id belongs to another process by now
+        return 0  # the same, and another process has its process id now
     set_process_name("pccl-master")
     configure_from_environment()
     mailbox = socket.socket(fileno=mailbox_fd)
@@ -272,7 +275,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: actor.stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     actor.loop.watch(parent_fd, lambda _: actor.stop())
-    actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # its end says that the master is wanted no longer
+    actor.loop.watch(mailbox.fileno(), lambda _: actor.stop())  # it is closed when the master is not needed any more
     mailbox.send(READY)
     actor.run()
     return 0

@@ -1,10 +1,10 @@
 # cython: language_level=3, auto_pickle=False
 """The fast path of the master: from the connection on which a message came to the connections that get the answers.
 
-A message becomes an event for the machine, and the messages that the machine returns are sent. That is all for nearly
-every message, four times for a reduce of two peers, and always just after a sleep, when nothing of it is in any cache:
-so it is compiled and short. The actor owns this object; every rare action (log, dismiss, save, search) goes to
-the callback that the actor gave. Nothing is decided here.
+A message becomes an event for the machine, and the messages that the machine returns are sent. Nearly every message
+needs nothing else. It happens four times in a reduce of two peers, and always just after a sleep, when no cache holds
+this code: so it is compiled and short. The actor owns this object; every rare action (log, dismiss, save, search) goes
+to the callback that the actor gave. This module decides nothing.
 """
 
 from pccl._core.master.master_state cimport MasterState
@@ -32,13 +32,13 @@ cdef class MasterFastpath:
         self.pending = None
 
     def heard(self, number, message):
-        """A peer that the machine knows has sent a message."""
+        """Take a message of a peer that the machine knows."""
         self.feed(PeerSaid(number, message))
         if type(message) is not Beat:
             self.loop.expect()  # other members vote at about the same time
 
     cpdef int feed(self, event) except -1:
-        """Give the machine an event, and do what it asks for."""
+        """Give the machine an event, and perform the actions that it returns."""
         cdef Connection connection
         for action in self.state.handle(event, now_ns()):
             if type(action) is SendTo:
@@ -50,7 +50,7 @@ cdef class MasterFastpath:
         return 0
 
     def deadline(self):
-        """When the machine wants its next Tick, or the oldest handshake takes too long."""
+        """Return when the machine wants its next Tick, or when the oldest handshake times out."""
         if self.pending is not None and self.pending.connections:
             return min(self.state.next_deadline_ns, self.pending.next_deadline_ns)
         return self.state.next_deadline_ns

@@ -1,15 +1,16 @@
-"""The moonshot: a search for a better ring that goes on in a process of its own, beside the master.
+"""The moonshot: a search for a better ring that continues in its own process while the master serves.
 
-Solving a large ring well takes seconds, and the master may not stop listening for so long. So it forks a child, which
-has inherited the question and needs nothing else. The child works at the lowest priority, reports every better ring at
-once in one datagram, and ends when it cannot find a better one, when its time is over, or with the master, whichever
-comes first. The master does not trust it: it checks that a reported ring is one and evaluates it by its own numbers, so
-a faulty child costs a better ring and nothing else.
+A good solution for a large ring takes seconds, and the master must answer messages meanwhile. So it forks a child,
+which inherits the question and needs nothing else. The child runs at the lowest priority and sends every better ring at
+once in one datagram. It ends when no better ring can exist, when its time is over, or when the master ends. The master
+does not trust it: it checks that a reported ring is valid and evaluates it with its own rates, so a faulty child costs
+a better ring and nothing else.
 
-A question is one membership with its rates. An answer is good for exactly those members: when they change, the search
-is cancelled, and `better_than` refuses an answer to another question. The owner decides whether to adopt it, and when.
+A question is a set of members with their rates. An answer is valid for exactly those members: when they change, the
+search is cancelled, and `better_than` refuses an answer to another question. The owner decides whether and when to
+adopt it.
 
-Everything here returns at once. The child is reaped through the loop, by the descriptor of its process.
+No function here waits, except `close`. The loop reaps the child when the descriptor of its process becomes readable.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pccl._core.system.process import (
     open_pidfd,
     set_process_name,
 )
+from pccl.actors.io.fork import close_all_but
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,13 +43,12 @@ if TYPE_CHECKING:
     from pccl.actors.io.loop import Loop
 
 RING_BYTES_MAX = 2 * MEMBERS_MAX  # a ring is two bytes for each member, in order
-DESCRIPTORS_MAX = 1 << 20  # above any limit that a process of ours runs under
-PRIORITY = 19  # the lowest: everything else on the master's host goes first
+PRIORITY = 19  # the lowest: everything else on the master's host has priority
 MEMORY_BYTES_MAX = 256 << 20  # beyond what the master holds; the tables of the largest ring take a fifth of it
-SLICE_NS_MIN = 250_000_000  # of the first search, after which there is something to tell
-SLICE_NS_MAX = 8_000_000_000  # of later ones: long enough to get somewhere, short enough to begin elsewhere too
-SEEDS = 1 << 64  # what the solver's random numbers begin with
-STEPS_MAX = 1 << 62  # time is the bound here; steps are none
+SLICE_NS_MIN = 250_000_000  # of the first search, so that a first result comes early
+SLICE_NS_MAX = 8_000_000_000  # of later searches: long enough to improve a ring, short enough for several starts
+SEEDS = 1 << 64  # the number of seeds of the solver
+STEPS_MAX = 1 << 62  # no bound in practice: time is the bound here
 GRACE_NS = 2_000_000_000  # how much longer than its time a child may live before it is ended by force
 
 
@@ -62,7 +63,7 @@ class Question:
 
 
 class Moonshot:
-    """At most one search at a time, and the best that it has found."""
+    """At most one search at a time, and the best ring that it has found."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Moonshot:
     ) -> None:
         self._loop = loop
         self._on_better = on_better
-        self._on_ended = on_ended  # by itself, with the reason; not when it is cancelled
+        self._on_ended = on_ended  # called with the reason when a search ends, but not when it is cancelled
         self._child: _Child | None = None
         self._dying: set[_Child] = set()  # killed, not yet reaped
         self._peers: tuple[int, ...] = ()  # the members that the question is about, in the order of their ring
@@ -82,13 +83,13 @@ class Moonshot:
 
     @property
     def pid(self) -> int:
-        """Of the child that searches; 0 if there is none."""
+        """The process id of the child that searches; 0 if there is none."""
         return 0 if self._child is None else self._child.pid
 
     def begin(self, ring: Sequence[int], rates: array[float], seed: int, budget_ns: int) -> None:
-        """Search for a better ring of these peers, for so long; `rates` is the solver's table in the order of the ring.
+        """Search for a better ring of these peers, for `budget_ns`; `rates` is the solver's table in the ring's order.
 
-        A search under way is cancelled, because there is a new question. OSError if there can be no more processes.
+        A running search is cancelled, because there is a new question. Raises OSError if no process can be forked.
         """
         self.cancel()
         evaluate(rates, range(len(ring)))  # raises ValueError where the child could only fail
@@ -97,7 +98,7 @@ class Moonshot:
         self._child = _Child(self._loop, self, self._question)
 
     def cancel(self) -> None:
-        """The question is void: end the child and forget its answers."""
+        """End the child and forget the question and its answers."""
         self._peers, self._question, self._order = (), None, None
         if self._child is not None:
             self._dying.add(self._child)
@@ -105,7 +106,7 @@ class Moonshot:
             self._child = None
 
     def better_than(self, ring: Sequence[int], rates: array[float]) -> list[int] | None:
-        """A ring of the same peers, from the same one on, that is better by these rates; None if there is none.
+        """Return a better ring by these rates, of the same peers and with the same first peer; None if there is none.
 
         The rates are in the order of this ring, and may be newer than those of the question.
         """
@@ -120,7 +121,7 @@ class Moonshot:
         return [ring[index] for index in found]
 
     def close(self) -> None:
-        """End the child and wait until it is gone; a killed process ends soon."""
+        """End the child and wait until it has exited; a killed process exits soon."""
         self.cancel()
         for child in tuple(self._dying):
             child.reap()
@@ -128,7 +129,7 @@ class Moonshot:
     # ------------------------------------------------------------------------------------------ from the child
 
     def heard(self, child: _Child, report: bytes) -> None:
-        """The child reported a ring. A report that is no ring ends the child."""
+        """Take a ring that the child reported. A report that is not a ring ends the child."""
         if child is not self._child or self._question is None:
             return
         rates, count = self._question.rates, self._question.count
@@ -142,7 +143,7 @@ class Moonshot:
             self._on_better()
 
     def ended(self, child: _Child, reason: str) -> None:
-        """The child is gone; its best ring is kept."""
+        """The child has exited; its best ring is kept."""
         self._dying.discard(child)
         if child is self._child:
             self._child = None
@@ -156,7 +157,7 @@ class _Child:
         self._loop = loop
         self._owner = owner
         self._reason = ""
-        master = os.getpid()  # before the fork: the child's parent may be another process by the time it asks
+        master = os.getpid()  # before the fork: later, the child's parent may be another process
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = 0
         try:
@@ -176,11 +177,11 @@ class _Child:
         self._reports: socket.socket | None = ours
         loop.watch(ours.fileno(), self._ready)
         loop.watch(self._pidfd, lambda _: self.reap())
-        # It ends by itself when its time is over; this is for one that is stopped, or starved.
+        # It ends by itself when its time is over. This timer is for a child that is stopped or gets no processor.
         loop.after(question.budget_ns + GRACE_NS, lambda: self.kill("did not end in its time"))
 
     def kill(self, reason: str = "was cancelled") -> None:
-        """End it now; the loop reaps it. Harmless when it is gone."""
+        """Kill it now; the loop reaps it. Does nothing if it has exited."""
         self._stop_reading()
         if self._pidfd >= 0:
             self._reason = self._reason or reason
@@ -206,7 +207,7 @@ class _Child:
         self._read()
 
     def _read(self) -> bool:
-        """Take one report. False if there is none."""
+        """Take one report; return False if there is none."""
         assert self._reports is not None
         try:
             report = self._reports.recv(RING_BYTES_MAX + 1)
@@ -228,7 +229,7 @@ class _Child:
 
 
 def describe_end(status: int) -> str:
-    """How a child ended, for a log line."""
+    """Say how a child ended, for a log line."""
     if status == 0:
         return "is done"
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -238,7 +239,7 @@ def describe_end(status: int) -> str:
 
 
 def run(reports_fd: int, question: Question, master: int) -> NoReturn:
-    """Run the child. Leaves by `_exit`, so that none of the master's exit code runs twice."""
+    """Run the child. It ends by `_exit`, so that the master's exit handlers do not run twice."""
     status = 1
     try:
         die_with_parent(signal.SIGKILL)
@@ -253,11 +254,10 @@ def run(reports_fd: int, question: Question, master: int) -> NoReturn:
 
 def settle(reports_fd: int, budget_ns: int) -> None:
     """Close the master's descriptors, and limit priority, memory and time."""
-    os.closerange(3, reports_fd)
-    os.closerange(reports_fd + 1, DESCRIPTORS_MAX)
+    close_all_but({reports_fd})
     set_process_name("pccl-moonshot")
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the master, and we end with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, and this process ends with the master
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.nice(PRIORITY)
@@ -267,14 +267,14 @@ def settle(reports_fd: int, budget_ns: int) -> None:
 
 
 def limit(kind: int, amount: int) -> None:
-    """Set a limit, at most the present one."""
+    """Set a resource limit, but never above the present hard limit."""
     _, most = resource.getrlimit(kind)
     amount = amount if most == resource.RLIM_INFINITY else min(amount, most)
     resource.setrlimit(kind, (amount, amount))
 
 
 def search(reports: socket.socket, question: Question) -> None:
-    """Search from the best ring and from none in turn, ever longer, and report every better ring."""
+    """Search from the best ring and without a start in turn, each time longer, and report every better ring."""
     rates, count = question.rates, question.count
     deadline_ns = monotonic_ns() + question.budget_ns
     best: Sequence[int] = range(count)
@@ -288,6 +288,6 @@ def search(reports: socket.socket, question: Question) -> None:
             best, worth = found.order, (found.bottleneck, found.total)
             reports.send(struct.pack(f"<{count}H", *best))
         if monotonic_ns() - began_ns < time_ns:
-            return  # it did not use its time: there is provably no better ring, or none at all
+            return  # it ended early: it is proven that there is no better ring, or no ring at all
         turn += 1
         slice_ns = min(slice_ns * 3 // 2, SLICE_NS_MAX)

@@ -1,11 +1,11 @@
-"""The file in which a master keeps what must outlive it: the run's name, the next peer's, and what groups agreed on.
+"""The file from which a restarted master continues: the run's name, the next peer id, and the agreed states.
 
-One JSON object with a checksum over its body. A new version is written beside the old one, brought to the disk, and
-only then put in its place: whatever happens, the file is one whole version or the other. The master that uses a file
-holds a lock on it, so that no second one writes over what the first has promised.
+It is one JSON object with a checksum over its body. A new version is written to a second file, flushed to the disk, and
+then renamed over the old one: after any failure the file is one complete version. The master that uses a file holds a
+lock on it, so that no second master overwrites it.
 
-A damaged file is an error, never "no file". Starting afresh would let a run fall back to any state at all; a person
-must decide that, by moving the file away. No decision about the run is made in here.
+A damaged file is an error, never "no file": a new run could go back to any earlier state. A person must decide that, by
+moving the file away. This module decides nothing about the run.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 FORMAT = "pccl master state"
 VERSION = 1
 FILE_BYTES_MAX = 64 << 20  # several times what 65,536 groups take
-LOCK_ATTEMPTS_MAX = 8  # the file may be replaced while it is being locked, but hardly so often
+LOCK_ATTEMPTS_MAX = 8  # the file may be replaced while it is being locked, but hardly this often
 _GROUP_FIELDS = {"epoch", "revision", "content", "layout"}
 
 
 class StateFileError(ValueError):
-    """The file cannot be used: which one, why, and what to do about it."""
+    """The file cannot be used; the text names the file, the reason and what to do."""
 
 
 class StateFile:
     """One master's file, locked from `load` to `close`."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.realpath(path)  # a link stays a link, its target is replaced
-        self._lock: int | None = None  # the descriptor of the version that is in place
+        self.path = os.path.realpath(path)  # a symbolic link stays; its target is replaced
+        self._lock: int | None = None  # the descriptor of the current version
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved last; None if there is no file yet. StateFileError if there is one that cannot be trusted."""
+        """Return what was saved last; None if there is no file yet. Raises StateFileError if it cannot be used."""
         data = b""
         try:
             self._lock = self._open_locked()
@@ -61,10 +61,10 @@ class StateFile:
             ) from None
 
     def save(self, snapshot: dict[str, Any]) -> None:
-        """Put a new version in place of the old one. OSError if that is impossible; then the old one stays."""
+        """Replace the file by a new version. Raises OSError if that is impossible; then the old version stays."""
         fresh = f"{self.path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)  # of a master that was killed while it wrote
+            os.unlink(fresh)  # left by a master that was killed while it wrote
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             self._lock_or_fail(fd)
@@ -73,7 +73,7 @@ class StateFile:
                 data = data[os.write(fd, data) :]
             os.fsync(fd)
             if self._lock is None:
-                os.link(fresh, self.path)  # fails if another master was faster
+                os.link(fresh, self.path)  # fails if another master has created the file meanwhile
                 os.unlink(fresh)
             else:
                 os.rename(fresh, self.path)
@@ -91,13 +91,13 @@ class StateFile:
             os.close(folder)
 
     def close(self) -> None:
-        """Let go of the file; harmless when done before."""
+        """Release the file; does nothing if it was released before."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _open_locked(self) -> int:
-        """The version that is in place, locked. A writer may replace it in between, so it is looked at again."""
+        """Open and lock the current version. A writer may replace it before the lock, so this is checked afterwards."""
         for _ in range(LOCK_ATTEMPTS_MAX):
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -122,7 +122,7 @@ class StateFile:
 
 
 def _render(snapshot: dict[str, Any]) -> bytes:
-    state = json.loads(json.dumps(snapshot))  # as it will be read: every key is text
+    state = json.loads(json.dumps(snapshot))  # as it will be read: every key becomes a string
     whole = {"format": FORMAT, "version": VERSION, "checksum": _checksum(state), "state": state}
     return (json.dumps(whole, sort_keys=True) + "\n").encode()
 
@@ -132,9 +132,9 @@ def _checksum(state: Any) -> str:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """The snapshot in these bytes. ValueError says what is wrong with them, as the end of a sentence."""
+    """Return the snapshot in these bytes. Raises ValueError, whose text is the end of a sentence."""
     if len(data) > FILE_BYTES_MAX:
-        raise ValueError(f"has more than {FILE_BYTES_MAX} bytes: that is none of ours")
+        raise ValueError(f"has more than {FILE_BYTES_MAX} bytes, more than a pccl master writes")
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
@@ -152,7 +152,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def _is_snapshot(value: Any) -> bool:
-    """Whether everything is there that `MasterState.restore` relies on."""
+    """Whether this has everything that `MasterState.restore` needs."""
     return (
         isinstance(value, dict)
         and value.keys() == {"run", "next_id", "round", "groups"}
@@ -181,5 +181,5 @@ def _is_number(value: Any, low: int, end: int) -> bool:
 
 
 def _is_hex(value: Any) -> bool:
-    """A name or a digest: sixteen bytes."""
+    """Whether this is a name or a digest: sixteen bytes in hexadecimal."""
     return isinstance(value, str) and len(value) == 32 and all(letter in "0123456789abcdef" for letter in value)

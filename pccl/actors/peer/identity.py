@@ -1,4 +1,4 @@
-"""What this peer is called and how long it waits, for the parts of its actor that deal with other peers. Data only."""
+"""The identity of this peer and its timeouts, for the parts of its actor that connect to other peers. Data only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @record
 class Identity:
-    """What this peer is called, and how long it waits; known once it is registered."""
+    """The identity of this peer and its timeouts; known once it is registered."""
 
     run: bytes
     peer: int

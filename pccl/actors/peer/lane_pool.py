@@ -1,8 +1,8 @@
 """The worker processes of a peer: a sender and a receiver for each lane, forked from the peer actor.
 
-Only the worker holds its connection, so the neighbour notices its death at once, and nothing of it is left behind.
-Workers are disposable: if one ends without an order, all are killed, and the next order starts new ones. They die with
-the actor (parent-death signal), and end by themselves when their mailbox closes.
+Only the worker holds its connection, so the connection closes when the worker dies, and the neighbour notices at once.
+Workers are disposable: if one ends without an order, all are killed, and the next order starts new ones. The kernel
+kills them when the actor dies (parent-death signal), and they end by themselves when their mailbox closes.
 
 A *worker set* is the lane workers that share one board. A set that was killed is kept until its last process is
 reaped: only then can no process touch the tensors of its operations any more.
@@ -19,7 +19,7 @@ from pccl._core.dataplane.board import BOARD_BYTES, Board
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.mailbox import Attach, Detach, LinkEnded, MapSegment, UnmapSegment
 from pccl.actors.io import fork, tcp
-from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.io.fork import MAILBOX_BYTES_MAX, REAP_INTERVAL_NS
 from pccl.actors.io.loop import Bell, open_bell
 from pccl.actors.io.ready import wait_writable
 from pccl.actors.workers.lane_worker import LaneWorker
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from pccl.actors.io.loop import Loop
 
-REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
-MAIL_WAIT_MS = 1000  # for a worker to make room in its full mailbox: one that runs does so within milliseconds
+MAIL_WAIT_MS = 1000  # for a worker to read its full mailbox: a worker that runs does so within milliseconds
 
 
 class LaneWorkerHandle:
@@ -70,11 +69,11 @@ class WorkerSet:
         return self.killed and not self.zombies
 
     def reap(self) -> None:
-        """Collect workers that have ended."""
+        """Reap workers that have exited."""
         fork.reap(self.zombies)
 
     def close(self) -> None:
-        """Give up the memory and the bells that the workers shared."""
+        """Release the memory and the bells that the workers shared."""
         for bells in self.bells:
             for bell in bells:
                 os.close(bell)
@@ -94,10 +93,10 @@ class LanePool:
         on_worker_died: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._life_fd = life_fd  # every worker holds it, which is all it is for
+        self._life_fd = life_fd  # every worker holds it open, so the pipe closes when the last has exited
         self._on_link_ended = on_link_ended
         self._on_worker_died = on_worker_died
-        # Called when an operation ended, or its memory was let go of, or its last worker is reaped.
+        # Called when an operation has ended or drained, or when a killed worker set is reaped.
         self.on_board: Callable[[], None] = lambda: None
         self._bell = open_bell()
         self._by_link: dict[int, LaneWorkerHandle] = {}  # link -> the worker that serves it
@@ -115,7 +114,7 @@ class LanePool:
     # ------------------------------------------------------------------------------------------ workers
 
     def spawn(self, lanes: int) -> None:
-        """Start the senders and receivers that are missing for that many lanes. OSError if the system refuses."""
+        """Start the senders and receivers that are missing for that many lanes. Raises OSError if that fails."""
         if self.worker_set is None:
             self.worker_set = WorkerSet(self.size, self._bell)
         for index in range(lanes):
@@ -124,7 +123,7 @@ class LanePool:
                     self.worker_set.workers[sends, index] = self._fork(self.worker_set, sends, index)
 
     def kill(self) -> None:
-        """End every worker now. Their connections close with them."""
+        """Kill every worker now. Their connections close with them."""
         worker_set, self.worker_set = self.worker_set, None
         self._by_link.clear()
         if worker_set is None:
@@ -139,7 +138,7 @@ class LanePool:
             self._loop.after(REAP_INTERVAL_NS, self._reap_again)
 
     def call(self) -> None:
-        """Ask every worker to show that it runs; `silent` tells which have not."""
+        """Ask every worker to show that it runs; `silent` returns those that have not answered."""
         if self.worker_set is not None:
             for worker in self.worker_set.workers.values():
                 self.worker_set.board.call(worker.sends, worker.index)
@@ -154,7 +153,7 @@ class LanePool:
         ]
 
     def reap(self) -> None:
-        """Reap workers that have ended, and give up the sets whose last worker is reaped."""
+        """Reap workers that have exited, and release the sets whose last worker is reaped."""
         for worker_set in self._former:
             worker_set.reap()
         if any(worker_set.gone for worker_set in self._former):
@@ -176,21 +175,16 @@ class LanePool:
 
     def _fork(self, worker_set: WorkerSet, sends: bool, index: int) -> LaneWorkerHandle:
         bell = worker_set.bells[sends][index]
-        # Segments are inherited and not sent: there may be more of them than a mailbox takes before it is first read.
+        # Segments are inherited and not sent: there may be more than a mailbox can hold before its first read.
         inherited = [fd for fd, _ in self._segments.values()]
         pid, mailbox = fork.fork(
+            self._loop,
             f"pccl-{'send' if sends else 'recv'}-{index}",
             [self._life_fd, self._bell, bell, *worker_set.bells[True], *inherited],
             lambda theirs: LaneWorker(worker_set.board, theirs, bell, sends, index, segments=self._segments).serve(),
+            lambda: self._heard(worker),
         )
         worker = LaneWorkerHandle(pid, mailbox, sends, index)
-        try:
-            self._loop.watch(mailbox.fileno(), lambda _: self._heard(worker))
-        except BaseException:
-            mailbox.close()
-            fork.kill(pid)
-            fork.wait_for_exit({pid})
-            raise
         return worker
 
     def _end(self, worker_set: WorkerSet, worker: LaneWorkerHandle) -> None:
@@ -202,12 +196,12 @@ class LanePool:
     # ------------------------------------------------------------------------------------------ connections
 
     def attach(self, link: int, sock: socket.socket, sends: bool, lane: int) -> None:
-        """Give the connection to a worker; our own copy is closed whatever happens."""
+        """Give the connection to a worker; the copy in this process is closed in any case."""
         worker = self.worker_set.workers.get((sends, lane)) if self.worker_set is not None else None
         try:
             if worker is None:
                 raise OSError(f"lane {lane} has no worker")
-            # A link that swallows everything looks like a slow neighbour to all peers but the one that sends into it.
+            # Only its sender can tell a link that loses all packets from a slow neighbour, so the sender ends it.
             tcp.limit_silence(sock, self.patience_ns)
             self._send(worker, Attach(link, self.host_read), [sock.fileno()])
         except OSError as error:
@@ -219,31 +213,31 @@ class LanePool:
             sock.close()
 
     def drop(self, link: int) -> None:
-        """Have the worker close the connection."""
+        """Make the worker close the connection."""
         worker = self._by_link.pop(link, None)
         if worker is not None:
             try:
                 self._send(worker, Detach(link))
             except OSError:
-                pass  # it is dead or stuck: then its mailbox tells, or the next order finds the lane missing
+                pass  # it is dead or stuck: its mailbox closes, or the next order finds the lane missing
 
     # ------------------------------------------------------------------------------------------ segments
 
     def share(self, segment: int, fd: int, nbytes: int) -> None:
-        """Memory that operations may name from now on; the descriptor is ours."""
+        """Share memory that operations may name from now on; the pool owns the descriptor."""
         self.unshare(segment)
         self._segments[segment] = fd, nbytes
         self._tell_all(MapSegment(segment, nbytes), [fd])
 
     def unshare(self, segment: int) -> None:
-        """No operation will name this memory again."""
+        """Stop sharing memory, because no operation will name it again."""
         fd, _ = self._segments.pop(segment, (-1, 0))
         if fd >= 0:
             self._tell_all(UnmapSegment(segment), [])
             os.close(fd)
 
     def descriptor(self, segment: int) -> tuple[int, int] | None:
-        """Descriptor and size of memory that was shared; None if it was not."""
+        """Return descriptor and size of shared memory; None if it was not shared."""
         return self._segments.get(segment)
 
     def _tell_all(self, message: object, fds: list[int]) -> None:
@@ -254,12 +248,12 @@ class LanePool:
                 try:
                     self._send(worker, message, fds)
                 except BlockingIOError:
-                    # It has not run for a few hundred messages, which may well be for want of a processor.
+                    # It has not read a few hundred messages, perhaps because it got no processor.
                     wait_writable(worker.mailbox, MAIL_WAIT_MS)
                     self._send(worker, message, fds)
             except OSError:
-                # Its mailbox is full or broken: it is stopped or dead, and a block in that segment would never move.
-                reason = f"{worker} takes no mail"
+                # Its mailbox is full or broken: it is stopped or dead, and blocks in that segment would not move.
+                reason = f"{worker} does not read its mailbox"
                 self._loop.after(0, lambda reason=reason: self._on_worker_died(reason))  # type: ignore[misc]
                 return
 

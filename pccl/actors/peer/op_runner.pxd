@@ -6,8 +6,8 @@ cdef class OpRunner:
     cdef object _feed                    # gives the machine an event
     cdef object _waiting                 # a deque of BeginOperation: commenced, not yet on a board
     cdef dict _running                   # sequence -> the worker set whose board it is on
-    cdef dict _aborting                  # the same, of operations whose workers are asked to let go
-    cdef bint _calling                   # workers were called to see whether they answer
+    cdef dict _aborting                  # the same, for operations whose workers must let go
+    cdef bint _calling                   # workers were called, and their answers are not checked yet
     cdef object _sent                    # payload bytes of worker sets that were killed
     cdef object _received
 

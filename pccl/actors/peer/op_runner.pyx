@@ -1,23 +1,23 @@
 # cython: language_level=3, auto_pickle=False
-"""The actor's side of operations: put them on the board, report their ends, and see that aborted ones drain.
+"""The actor's side of operations: put them on the board, report their ends, and ensure that aborted ones drain.
 
 Operations go on the board in the order of their sequences. If the entry of one is taken, or the board is full, it waits
 and all later ones wait behind it: this order keeps two peers from waiting for each other's operations.
 
 An aborted operation has *drained* when no worker can touch its memory any more: it was never on the board, every worker
-let go of it, or its worker set is killed and reaped. A worker that does not let go in time, because it was stopped, has
-its worker set killed: an abort never waits without a bound.
+let go of it, or its worker set is killed and reaped. If a worker does not let go in time, because it was stopped, its
+worker set is killed: an abort never waits without a bound.
 
-A worker that was stopped while it held nothing is not noticed that way, and yet nothing moves: all peers stall, and the
-first to give up need not be the one at fault. So after an abort every worker is called, and has to answer.
+A worker that was stopped while it held no operation cannot be found that way, but it also makes all peers stall, and
+the peer that times out first need not be the one at fault. So after an abort every worker is called, and must answer.
 """
 
 from collections import deque
 
 from pccl._core.peer.events import ReduceEnded, ReduceProgress, ReduceDrained, Traffic, WorkerDied
 
-ABORT_GRACE_NS = 100_000_000  # a worker lets go within one block; one that takes longer was stopped
-ANSWER_GRACE_NS = 250_000_000  # an answer may take twice this: it costs microseconds, but the host may be busy
+ABORT_GRACE_NS = 100_000_000  # a worker lets go after at most one block; one that takes longer was stopped
+ANSWER_GRACE_NS = 250_000_000  # an answer may take twice this time: it takes microseconds, but the host may be busy
 
 
 cdef class OpRunner:
@@ -35,7 +35,7 @@ cdef class OpRunner:
         lanes.on_board = self.look
 
     cpdef begin(self, action):
-        """Put an operation that commences on the board, or let it wait for its turn."""
+        """Put an operation that commences on the board, or into the queue of waiting operations."""
         self._waiting.append(action)
         self._put_up()
 
@@ -44,7 +44,7 @@ cdef class OpRunner:
         worker_set = self._running.pop(sequence, None)
         if worker_set is not None and not worker_set.killed:
             worker_set.board.abort(sequence)
-            # Also if no worker holds it now: one that merely looks at it counts as well, and may be stopped there.
+            # Also if no worker holds it now: a worker that only reads the entry counts too, and may be stopped there.
             self._loop.after(ABORT_GRACE_NS, lambda: self._insist(sequence))
         if worker_set is None:
             self._waiting = deque(action for action in self._waiting if action.sequence != sequence)
@@ -55,7 +55,7 @@ cdef class OpRunner:
             self._call_workers()
 
     cpdef end(self, sequence):
-        """The verdict is there: free the entry of the operation."""
+        """Free the board entry of an operation that has its verdict."""
         worker_set = self._running.pop(sequence, None)
         if worker_set is not None and not worker_set.killed:
             worker_set.board.release(sequence)
@@ -91,7 +91,7 @@ cdef class OpRunner:
             self._feed(ReduceProgress(action.sequence, sent + received))
 
     def keep_traffic(self):
-        """Add up the traffic of a worker set that is about to be killed."""
+        """Add the traffic of a worker set that is about to be killed to the totals."""
         if self._lanes.worker_set is not None:
             sent, received = self._lanes.worker_set.board.totals()
             self._sent += sent
@@ -128,7 +128,7 @@ cdef class OpRunner:
             self._loop.after(ANSWER_GRACE_NS, lambda: self._look_for_silent([]))
 
     def _look_for_silent(self, list suspects):
-        """Look twice, because a call of another kind may have come just before the first look."""
+        """Check twice, because a call of another kind may have come just before the first check."""
         silent = self._lanes.silent()
         found = [worker for worker in suspects if worker in silent]
         if silent and not suspects:

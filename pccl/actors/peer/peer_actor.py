@@ -1,13 +1,13 @@
 """The peer actor: the process between a training process and the run.
 
-It has a mailbox to the training process, a control connection to the master, one listening port for connections of
-other peers, and worker processes. `PeerState` decides; this file carries out. The actor owns a compiled fast path
+It has a mailbox to the training process, a control link to the master, one listening port for connections of other
+peers, and worker processes. `PeerState` decides; this module performs its actions. The actor owns a compiled fast path
 (`peer_fastpath`), which every reduce takes; the rest is here. The actor lives exactly as long as the training process:
 it watches a descriptor of that process, not only its mailbox, because a forked child of the training process may hold
 the mailbox open. It ignores SIGINT and SIGTERM: the training process decides what they mean, and may want to save its
 state first.
 
-Started by `spawn.ActorProcess` with a clean exec of the interpreter; imports no numpy, no torch, no logging.
+`spawn.ActorProcess` starts it with a clean exec of the interpreter. It does not import numpy, torch or logging.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from pccl._core.protocol.messages import Welcome
     from pccl.actors.io.connection import Connection
 
-COLLECT_NS = 10_000_000_000  # rings, links and callbacks that have ended refer to each other: some kilobytes by then
+COLLECT_NS = 10_000_000_000  # interval: old rings, links and callbacks form cycles, some kilobytes in this time
 
 
 class PeerActor:
@@ -97,7 +97,7 @@ class PeerActor:
 
     def __init__(self, mailbox: socket.socket, slots: SlotTable, life_fd: int) -> None:
         self.loop = Loop()
-        self.state: PeerState | None = None  # made by the first call
+        self.state: PeerState | None = None  # created by the first call
         self._mailbox = mailbox
         self._slots = slots
         self._fastpath = PeerFastpath(
@@ -115,11 +115,11 @@ class PeerActor:
         self._master_dialler: Dialler | None = None
         self._join: CallConnect | None = None
         self._patience_ns = 0  # how long the training process may be stopped
-        self._stopped_ns = 0  # how long it has been, as far as this process ran meanwhile
+        self._stopped_ns = 0  # how long it has been stopped while this process ran
         self._token = b""
         self._addresses: list[tuple[str, int]] = []
-        self._diallers: dict[int, Dialler] = {}  # link -> the attempt under way
-        self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> not yet in a worker's hands
+        self._diallers: dict[int, Dialler] = {}  # link -> the running attempt
+        self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> connection that no worker has yet
         self._lanes = LanePool(
             self.loop,
             life_fd,
@@ -157,7 +157,7 @@ class PeerActor:
     # ------------------------------------------------------------------------------------------ mailbox
 
     def _receive(self, call: Any, descriptor: int) -> None:
-        """Take a call from the training process that the fast path does not take."""
+        """Take a call of the training process that is not for the fast path."""
         if isinstance(call, CallShare):
             self._lanes.share(call.segment, descriptor, call.nbytes)
         elif isinstance(call, CallUnshare):
@@ -173,23 +173,23 @@ class PeerActor:
                     self._end_unknown(call)
 
     def _end_unknown(self, cancel: CallCancel) -> None:
-        """A caller that was interrupted on its way to the mailbox gives up a call that never came: this is its end."""
+        """Complete a cancelled call that never arrived, because its caller was interrupted before the post."""
         state = self.state
         assert state is not None
         if not state.owes(cancel.slot, cancel.generation):
             self._slots.complete(cancel.slot, cancel.generation, join(INVALID_USAGE, KIND_CANCELLED))
 
     def _begin(self, call: CallConnect) -> None:
-        """The first call brings everything this actor needs to know."""
+        """Take the options from the first call, open the port and create the machine."""
         self._join = call
         options = Options.decode(call.options.decode())
         self._lanes.size = max(call.lanes, 1)
-        # Shorter than the stall timeout, so that the broken link is named, and not the peer that noticed first.
+        # Shorter than the stall timeout, so that the error names the broken link, not the peer that noticed first.
         self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
         self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
-        # The training process watches the beats by its own options; the master's interval may be longer.
+        # The training process checks the beats with its own options; the master's interval may be longer.
         self._fastpath.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
@@ -249,7 +249,7 @@ class PeerActor:
     # ------------------------------------------------------------------------------------------ time
 
     def _tick(self, now_ns: int) -> None:
-        # Not longer than the rhythm: while this process was stopped itself, it saw nothing.
+        # At most the rhythm: if this process was stopped too, it does not know what happened meanwhile.
         elapsed_ns = min(now_ns - self._slots.last_beat_ns, self._fastpath.rhythm_ns)
         self._slots.beat(now_ns)
         self._lanes.reap()
@@ -261,7 +261,7 @@ class PeerActor:
             self._feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
-        """A training process that is stopped does nothing: after `heartbeat_timeout` it counts as gone."""
+        """Treat a training process that was stopped for `heartbeat_timeout` as gone."""
         self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
         if self._stopped_ns > self._patience_ns:
             self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
@@ -315,7 +315,7 @@ class PeerActor:
         try:
             self._lanes.spawn(action.lanes)
         except OSError as error:
-            # Out of processes or descriptors. The ring does without this peer until the machine gives up on it.
+            # Out of processes or descriptors. The ring cannot be wired with this peer until the machine gives up.
             reason = f"cannot start workers: {error.strerror}"
             self.loop.after(0, lambda: self._feed(WorkerDied(reason)))
 
@@ -358,11 +358,11 @@ class PeerActor:
         self._feed(LinkCame(connection.number, hello))
 
     def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
-        """Keep a connection until the machine decides. One that sends a message or ends meanwhile is dropped."""
+        """Keep a connection until the machine decides. A connection that sends or ends meanwhile is dropped."""
         self._links[link] = (connection, welcome)
         connection.become(
             {},
-            lambda number, _: self._link_down(number, "spoke out of turn"),
+            lambda number, _: self._link_down(number, "sent a message too early"),
             lambda number, _, reason: self._link_down(number, reason),
         )
 
@@ -386,7 +386,7 @@ class PeerActor:
         if sock is None or not connection.is_idle():
             if sock is not None:
                 sock.close()
-            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "half a message was left on the lane")))
+            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "an incomplete message was left on the lane")))
             return
         self._lanes.attach(action.link, sock, action.sends, action.lane)
 
@@ -427,7 +427,10 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the started process: descriptors of mailbox, slots and life, the parent, and whether to die with it."""
+    """Entry point of the process.
+
+    Arguments: descriptors of mailbox, slots and life pipe, the parent's process id, and whether to die with it.
+    """
     mailbox_fd, slots_fd, life_fd, parent, die = (int(argument) for argument in arguments)
     if die:
         die_with_parent(signal.SIGKILL)
@@ -436,7 +439,7 @@ def main(arguments: list[str]) -> int:
     except ProcessLookupError:
         return 0  # the training process died before this one was ready
     if os.getppid() != parent:
-        return 0  # the same, and its process id belongs to another process by now
+        return 0  # the same, and another process has its process id now
     set_process_name("pccl-peer")
     held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in held:
@@ -444,7 +447,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
     raise_descriptor_limit()
     actor = PeerActor(socket.socket(fileno=mailbox_fd), SlotTable.attach(slots_fd), life_fd)
-    # Workers are forked from here: objects that never die are not worth walking over, or copying, in each of them.
+    # Workers are forked from here: a collection in a worker would visit, and so copy, objects that never die.
     gc.freeze()
     gc.disable()
     actor.loop.collect(COLLECT_NS)
@@ -453,12 +456,12 @@ def main(arguments: list[str]) -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """A large pool and many segments need more descriptors than a shell allows; this process uses no select()."""
+    """Allow more descriptors than a shell does, for a large pool and many segments. This process uses no select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        pass  # then the usual limit applies, and spawning says so if it is too small
+        pass  # the usual limit stays; if it is too small, starting workers fails with a reason
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 
 The training process's call, the order to commence, the end on the board and the verdict arrive here, go through the
 machine, and become a message to the master, an operation on the board, or a completed slot. The actor owns this object;
-every other call and every other action goes to the callbacks that the actor gave. Nothing is decided here.
+every other call and every other action goes to the callbacks that the actor gave. This module decides nothing.
 
-Compiled, and apart from the rest, because an actor wakes up with cold caches: a reduce costs the actor as much as there
-is code and as there are objects on this path, however often they are used.
+It is compiled and separate, because an actor wakes up with cold caches: the cost of a reduce in the actor is the amount
+of code and the number of objects on this path.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -39,8 +39,8 @@ cdef class PeerFastpath(Watcher):
     """The machine of a peer actor and the objects that it uses most. Watches the mailbox of the training process.
 
     `perform(action)` is called with every action that is not in PERFORMED_HERE, `receive(call, descriptor)` with every
-    call that is no reduce and the descriptor that came with it or -1, and `app_gone(reason)` when the training process
-    closed its end. `fault` is a planned fault or None.
+    call that is not a reduce and its descriptor or -1, and `app_gone(reason)` when the training process has closed its
+    end. `fault` is a planned fault or None.
     """
 
     cdef Loop loop                      # wakes the actor
@@ -48,9 +48,9 @@ cdef class PeerFastpath(Watcher):
     cdef int mailbox_fd                 # to the training process
     cdef object fault                   # the planned fault, normally None
     cdef object perform                 # called with every action that is not performed here
-    cdef object receive                 # called with every call that is no reduce, and its descriptor
+    cdef object receive                 # called with every call that is not a reduce, and its descriptor
     cdef object app_gone                # called with the reason when the training process closed its mailbox
-    cdef public PeerState state         # made by the first call, which brings the options
+    cdef public PeerState state         # created by the first call, which has the options
     cdef public Connection master       # None while there is none
     cdef public OpRunner op_runner      # operations that have commenced; the actor sets it
     cdef public dict windows            # (slot, generation) -> the window to ring when that call has ended
@@ -71,7 +71,7 @@ cdef class PeerFastpath(Watcher):
         self.rhythm_ns = IDLE_NS
 
     cpdef feed(self, event):
-        """Give the machine an event, and do what it asks for."""
+        """Give the machine an event, and perform the actions that it returns."""
         for action in self.state.handle(event, now_ns()):
             kind = type(action)
             if self.fault is not None:
@@ -103,11 +103,11 @@ cdef class PeerFastpath(Watcher):
                 window.ring()
 
     def heard(self, number, message):
-        """The master has sent a message."""
+        """Take a message of the master."""
         self.feed(MasterSaid(message))
 
     def deadline(self):
-        """When to tick next: for a beat, for the machine, or because the oldest handshake takes too long."""
+        """Return when to tick next: for a beat, for the machine, or because the oldest handshake times out."""
         cdef int64_t due = self.slots.beaten_ns() + self.rhythm_ns
         if self.state is not None:
             due = min(due, self.state.next_deadline_ns)

@@ -1,11 +1,11 @@
 """The actor's side of probes: the one of which this peer is the source, and those of which it is the target.
 
-As a source it dials all connections of an edge, and forks a worker when the last is up. As a target it welcomes
-connections of peers of the run, and forks a worker when all of one measurement are there; no order announces them, so
-what it holds has a bound in number and in time. The two never wait for each other's actors: a
-round that the master has given up ends by itself.
+As a source it dials all links of an edge, and forks a worker when the last is up. As a target it accepts links of peers
+of the run, and forks a worker when all links of one probe are up. No order announces them, so their number and their
+time are bounded. Source and target never wait for each other's actors: a round that the master has given up ends by
+itself.
 
-Workers are disposable, and found by their mailboxes: a worker that ended has said why, or was killed.
+Workers are disposable. The actor watches their mailboxes: a worker that ended has sent the reason, or was killed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from .identity import Identity
 
-GRACE_NS = 1_000_000_000  # beyond dialling and counting: a worker that is not done by then was stopped or starved
-DURATION_NS_MAX = 60_000_000_000  # for which a target counts: no master asks for more
-REAP_NS = 1_000_000  # a killed process is gone within this
+GRACE_NS = 1_000_000_000  # added to dialling and counting: a worker that takes longer was stopped or got no processor
+DURATION_NS_MAX = 60_000_000_000  # how long a target counts at most: no master asks for more
+REAP_NS = 1_000_000  # a killed process exits within this time
 
 
 class Probe:
-    """One measurement at one of its ends, from the first connection until its worker is reaped."""
+    """One probe at one of its ends, from the first connection until its worker is reaped."""
 
     def __init__(self, number: int, lanes: int) -> None:
         self.round = number
@@ -54,7 +54,7 @@ class Probe:
 
 
 class Probes:
-    """At most one measurement by this peer, and a bounded number by others."""
+    """At most one probe by this peer, and a bounded number by others."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class Probes:
         identity: Callable[[], Identity],
     ) -> None:
         self._loop = loop
-        self._life_fd = life_fd  # every worker holds it, which is all it is for
+        self._life_fd = life_fd  # every worker holds it open, so the pipe closes when the last has exited
         self._feed = feed
         self._tell = tell
         self._identity = identity
         self._own: Probe | None = None
-        self._others: dict[tuple[int, int], Probe] = {}  # (round, source) -> what it sends to us
-        self._killed: set[int] = set()  # workers to be reaped
+        self._others: dict[tuple[int, int], Probe] = {}  # (round, source) -> the probe of which this peer is the target
+        self._killed: set[int] = set()  # pids of workers to be reaped
         self._forked = 0
 
     # ------------------------------------------------------------------------------------------ as a source
 
     def begin(self, action: BeginProbe) -> None:
-        """Dial all connections; `ProbeDone` follows, but never from within this call."""
+        """Dial all links; `ProbeDone` follows, but never within this call."""
         identity = self._identity()
         probe = self._own = Probe(action.round, action.lanes)
         course = Course(action.milliseconds * 1_000_000, action.milliseconds * 1_000_000 + GRACE_NS)
@@ -105,14 +105,14 @@ class Probes:
         if probe.over or sock is None or not connection.is_idle():
             if sock is not None:
                 sock.close()
-            self._own_ended(probe, 0, "half a message was left on the connection")
+            self._own_ended(probe, 0, "an incomplete message was left on the connection")
             return
         probe.sockets[lane] = sock
         if len(probe.sockets) == probe.lanes:
             self._fork(probe, "probe", be_source, course, lambda rate, reason: self._own_ended(probe, rate, reason))
 
     def end(self, action: EndProbe) -> None:
-        """End the probe: its result is not wanted any more."""
+        """End the probe, because its result is not needed any more."""
         if self._own is not None and self._own.round == action.round:
             self._drop(self._own)
             self._own = None
@@ -126,7 +126,7 @@ class Probes:
     # ------------------------------------------------------------------------------------------ as a target
 
     def link_came(self, connection: Connection, hello: JoinProbe, _: str, welcome: Welcome) -> None:
-        """A peer proved itself at our port and wants to send."""
+        """Answer a peer that has proven itself to the listener and wants to send a probe."""
         reason = self._reason_against(hello)
         key = hello.round, hello.source
         probe = self._others.get(key)
@@ -134,7 +134,7 @@ class Probes:
             probe = self._others[key] = Probe(hello.round, hello.lanes)
             limit_ns = self._identity().connect_ns + 2 * GRACE_NS + hello.milliseconds * 1_000_000
             held = probe
-            self._loop.after(limit_ns, lambda: self._other_ended(key, held, 0, "it was not over in time"))
+            self._loop.after(limit_ns, lambda: self._other_ended(key, held, 0, "it did not end in time"))
         if reason or probe is None:
             connection.send(Refused(RANK_CONNECTION_FAILED, reason))
             connection.finish()
@@ -145,7 +145,7 @@ class Probes:
         if sock is None or not connection.is_idle():
             if sock is not None:
                 sock.close()
-            self._other_ended(key, probe, 0, "it spoke out of turn")
+            self._other_ended(key, probe, 0, "it sent a message too early")
             return
         probe.sockets[hello.lane] = sock
         if len(probe.sockets) == probe.lanes:
@@ -155,12 +155,12 @@ class Probes:
             self._fork(probe, "count", be_target, course, lambda rate, why: ended(key, probe, rate, why))
 
     def _reason_against(self, hello: JoinProbe) -> str:
-        """Why this connection cannot be counted; empty if it can."""
+        """Return why this connection is refused; empty if it is accepted."""
         identity = self._identity()
         if not identity.peer or hello.run != identity.run or hello.target != identity.peer:
             return "this is another peer, or another run"
         if not 1 <= hello.lanes <= LANES_MAX or hello.lane >= hello.lanes:
-            return f"lane {hello.lane} of {hello.lanes} is none"
+            return f"lane {hello.lane} of {hello.lanes} does not exist"
         if not 0 < hello.milliseconds * 1_000_000 <= DURATION_NS_MAX:
             return f"a probe of {hello.milliseconds} ms is too long or too short"
         probe = self._others.get((hello.round, hello.source))
@@ -188,21 +188,26 @@ class Probes:
         course: Course,
         ended: Callable[[int, str], None],
     ) -> None:
-        """A worker for all connections, which are its own from now on."""
+        """Fork a worker for all connections; only the worker holds them from now on."""
         sockets = [probe.sockets[lane] for lane in range(probe.lanes)]
         kept = [self._life_fd, *(sock.fileno() for sock in sockets)]
         name = f"pccl-{kind}-{self._forked}"
         self._forked += 1
         try:
-            probe.pid, mailbox = fork.fork(name, kept, lambda mailbox: work(mailbox, sockets, course))
+            probe.pid, mailbox = fork.fork(
+                self._loop,
+                name,
+                kept,
+                lambda mailbox: work(mailbox, sockets, course),
+                lambda: self._heard(mailbox, name, ended),
+            )
         except OSError as error:
             ended(0, f"cannot start a worker: {error.strerror}")
             return
         for sock in sockets:
             sock.close()
         probe.mailbox = mailbox
-        self._loop.watch(mailbox.fileno(), lambda _: self._heard(mailbox, name, ended))
-        # It ends by itself when its time is over; this is for one that is stopped, or starved.
+        # It ends by itself when its time is over. This timer is for a worker that is stopped or gets no processor.
         self._loop.after(course.limit_ns + GRACE_NS, lambda: None if probe.over else ended(0, f"{name} does not end"))
 
     def _heard(self, mailbox: socket.socket, name: str, ended: Callable[[int, str], None]) -> None:
@@ -219,7 +224,7 @@ class Probes:
             ended(0, f"{name} ended unexpectedly")
 
     def _drop(self, probe: Probe) -> None:
-        """End whatever it consists of by now."""
+        """End a probe: cancel its diallers, close its connections, kill its worker."""
         if probe.over:
             return
         probe.over = True

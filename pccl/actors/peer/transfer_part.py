@@ -1,6 +1,6 @@
 """One peer's part in a transfer: its memory, its links, and the workers that serve them.
 
-Data only; what is done with it is in `transfers`.
+Data only; `transfers` has the code that uses it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class StateWorkerHandle:
         self.mailbox = mailbox
         self.link = link
         self.name = name
-        self.number = number  # its owner's number in the window
+        self.number = number  # its owner number in the window
         self.heard_ns = monotonic_ns()  # when its last message came, or its last order was sent
 
 
 class TransferPart:
-    """This peer's part in one transfer round, from its order until the last worker is reaped."""
+    """This peer's part in one transfer round, from the master's order until the last worker is reaped."""
 
     def __init__(self, number: int, own: StateManifest, memory: StateMemory) -> None:
         self.round = number
@@ -44,17 +44,18 @@ class TransferPart:
         self.sources: dict[int, Source] = {}
         self.workers: dict[int, StateWorkerHandle] = {}  # by link
         self.diallers: dict[int, Dialler] = {}  # by link
-        self.zombies: dict[int, tuple[StateWorkerHandle, str, bool]] = {}  # not yet reaped; why, and if for a lie
+        # By pid: killed and not yet reaped, with the reason, and whether the source lied.
+        self.zombies: dict[int, tuple[StateWorkerHandle, str, bool]] = {}
         self.forked = 0
         self.tx_bytes = self.rx_bytes = 0
-        self.over = False  # it ends: nothing is begun any more
+        self.over = False  # it is ending: no link and no worker may begin
 
     def become_source(self) -> None:
-        """The whole state is here: other peers may fetch it from now on."""
+        """Become a source, because this peer has the whole state: other peers may fetch it from now on."""
         assert self.fetching is not None
         self.manifest = self.fetching.held()
         self.fetching = None
 
     def expects(self, link: int) -> bool:
-        """Whether a link to a source is still of use."""
+        """Whether a link to a source is still needed."""
         return not self.over and self.fetching is not None and self.fetching.expects(link)

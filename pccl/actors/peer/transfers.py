@@ -1,11 +1,11 @@
 """The actor's side of transfers: which peers may fetch from here, what is fetched from which source, and the workers.
 
-A transfer round makes a peer either a source or a target. As a source it welcomes links of that round and forks a
-worker for each. A link may come a moment before the order to serve: it is held for that long, and then refused. As a
-target it calls its sources, forks a worker for each link that is up, and lets `StateFetch` decide what they ask for.
+A transfer round makes a peer either a source or a target. As a source it accepts links of that round and forks a worker
+for each. A link may come a moment before the order to serve: it is held for HOLD_NS, and then refused. As a target it
+dials its sources, forks a worker for each link that is up, and lets `StateFetch` decide what the workers ask for.
 
-Workers are disposable and die alone: a link is all that is lost with one. `end` kills those of a round. When
-the last is reaped, no process can touch the tensors any more, and `TransferEnded` says so.
+Workers are disposable: if one dies, only its link is lost. `end` kills the workers of a round. When the last is reaped,
+no process can touch the tensors any more, and `TransferEnded` follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.mapping import Mapping
 from pccl.actors.io import fork, tcp
 from pccl.actors.io.dialler import Dialler
-from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.io.fork import MAILBOX_BYTES_MAX, REAP_INTERVAL_NS
 from pccl.actors.workers.state_memory import StateMemory
 from pccl.actors.workers.state_worker import FetchWorker, ServeWorker
 from pccl.memory.segments import Segment
@@ -58,14 +58,13 @@ if TYPE_CHECKING:
 
     from .identity import Identity
 
-HOLD_NS = 2_000_000_000  # how long a link may be ahead of the order that explains it
-REDIAL_NS = 50_000_000  # before a source is called again, longer with every failure
-REDIALS_MAX = 3  # calls to a source in a row that may fail before it is given up, beside the first ones
-REAP_INTERVAL_NS = 1_000_000  # a killed process is gone within this, unless its memory is large
+HOLD_NS = 2_000_000_000  # how long a link may come before the order to serve
+REDIAL_NS = 50_000_000  # before a source is dialled again; longer after every failure
+REDIALS_MAX = 3  # how often a source is dialled again in a row before it is given up
 
 
 class Transfers:
-    """All rounds that this peer takes part in: one, and those that are not over yet."""
+    """All rounds that this peer takes part in: the present one, and earlier ones that have not ended."""
 
     def __init__(
         self,
@@ -78,19 +77,19 @@ class Transfers:
         identity: Callable[[], Identity],
     ) -> None:
         self._loop = loop
-        self._life_fd = life_fd  # every worker holds it, which is all it is for
+        self._life_fd = life_fd  # every worker holds it open, so the pipe closes when the last has exited
         self._feed = feed
         self._tell = tell
         self._descriptor = descriptor  # of shared memory, by its number
         self._identity = identity
         self._rounds: dict[int, TransferPart] = {}
-        self.windows: dict[tuple[int, int], Window] = {}  # by the slot of the call that is rung there
-        self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served (yet)
+        self.windows: dict[tuple[int, int], Window] = {}  # (slot, generation) -> the window to ring at the call's end
+        self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served yet
 
     # ------------------------------------------------------------------------------------------ orders of the machine
 
     def serve(self, action: ServeState) -> None:
-        """Let other peers fetch. Links that came early are admitted."""
+        """Let other peers fetch. Links that came early are accepted."""
         try:
             self._rounds[action.round] = self._prepare(action)
         except (OSError, ValueError) as error:
@@ -100,7 +99,7 @@ class Transfers:
         self._admit_held(action.round)
 
     def fetch(self, action: FetchState) -> None:
-        """Fetch what differs; the answer comes later."""
+        """Fetch what differs; the answer is an event, later."""
         identity = self._identity()
         try:
             transfer = self._rounds[action.round] = self._prepare(action)
@@ -120,7 +119,7 @@ class Transfers:
         self._perform(transfer, transfer.fetching.begin())
 
     def add_sources(self, action: AddSources) -> None:
-        """Fetch from these sources too, which have the state by now; the answer comes later."""
+        """Fetch also from these sources, which now have the state; the answer is an event, later."""
         transfer = self._rounds.get(action.round)
         if transfer is None or transfer.fetching is None:
             self._later(StateUnfetched(action.round, "this peer cannot take the shared state"))
@@ -130,7 +129,7 @@ class Transfers:
         self._perform(transfer, transfer.fetching.sources_came(came, monotonic_ns()))
 
     def serve_fetched(self, action: ServeFetched) -> None:
-        """Let other peers fetch what has been fetched. Links that came early are admitted."""
+        """Let other peers fetch what this peer has fetched. Links that came early are accepted."""
         transfer = self._rounds[action.round]
         transfer.become_source()
         for link in [*transfer.diallers, *transfer.workers]:
@@ -138,15 +137,15 @@ class Transfers:
         self._admit_held(action.round)
 
     def drop_source(self, action: DropSource) -> None:
-        """A source is gone."""
+        """Stop fetching from a source that is lost."""
         transfer = self._rounds.get(action.round)
         if transfer is not None and transfer.fetching is not None:
             self._perform(transfer, transfer.fetching.source_gone(action.peer, monotonic_ns()))
 
     def end(self, action: EndTransfer) -> None:
-        """Serve no more, fetch no more; `TransferEnded` follows, but never from within this call."""
+        """Stop serving and fetching; `TransferEnded` follows, but never within this call."""
         transfer = self._rounds.get(action.round)
-        if transfer is None:  # it could not even begin
+        if transfer is None:  # it could not begin
             self._later(TransferEnded(action.round, 0, 0))
             return
         self._stop(transfer)
@@ -165,22 +164,22 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ training process
 
     def described(self, call: CallManifest) -> None:
-        """The training process begins to wait at its window for orders, and for the end of its call."""
+        """Note the window at which the training process waits for orders and for the end of its call."""
         window = self._descriptor(call.window)
         if window is not None:
             self.windows[call.slot, call.generation] = Window(Mapping(*window))
 
     def schema_pages(self, action: SendSchema) -> list[Schema]:
-        """What our state consists of, as the master is told it."""
+        """Return the schema of this peer's state as messages to the master."""
         try:
             pages = split_schema(self.read_manifest(action.manifest, action.nbytes).schema())
         except (OSError, ValueError) as error:
             self._tell(INFO, f"cannot read the manifest of the shared state: {error}")
-            pages = [b""]  # which is no schema either, so the master decides
+            pages = [b""]  # not a schema, so the master decides what follows
         return [Schema(action.call, index, len(pages), page) for index, page in enumerate(pages)]
 
     def read_manifest(self, segment: int, nbytes: int) -> StateManifest:
-        """What the training process wrote. ValueError or OSError if it is none."""
+        """Return the manifest that the training process wrote. Raises ValueError or OSError if it cannot be read."""
         fd, size = self._shared(segment)
         if nbytes > size:
             raise ValueError(f"a manifest of {nbytes} bytes in a segment of {size}")
@@ -189,12 +188,14 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ links that come
 
     def link_came(self, connection: Connection, hello: JoinState, _: str, welcome: Welcome) -> None:
-        """A peer proved itself at our port and wants to fetch."""
+        """Answer a peer that has proven itself to the listener and wants to fetch."""
         identity = self._identity()
         link = connection.number
         self._held[link] = connection, hello, welcome
         connection.become(
-            {}, lambda number, _: self._refuse(number, "spoke out of turn"), lambda number, *_: self._forget(number)
+            {},
+            lambda number, _: self._refuse(number, "sent a message too early"),
+            lambda number, *_: self._forget(number),
         )
         if hello.run != identity.run or hello.source != identity.peer:
             self._refuse(link, "this is another peer, or another run")
@@ -252,7 +253,7 @@ class Transfers:
                 for blob in pack_orders(action.units, transfer.fetching.manifest):
                     self._order(transfer, action.link, FetchUnits(blob))
             elif kind is CloseLink:
-                self._close(transfer, action.link, "it was of no use any more")
+                self._close(transfer, action.link, "it was not needed any more")
             elif kind is Done:
                 self._later(StateFetched(transfer.round))
             elif kind is Stranded:
@@ -264,7 +265,7 @@ class Transfers:
             return
         identity = self._identity()
         source = transfer.sources[action.source]
-        # A dialler outlives its use by the time that it was given: it must not keep the memory of a round.
+        # The timer of a dialler may outlive the round: the callbacks must not keep the memory of the round.
         transfer.diallers[action.link] = Dialler(
             self._loop,
             [(source.host, source.port)],
@@ -281,14 +282,14 @@ class Transfers:
         del transfer.diallers[link]
         sock = _take_socket(connection)
         if sock is None:
-            self._close(transfer, link, "half a message was left on the link")
+            self._close(transfer, link, "an incomplete message was left on the link")
         elif self._fork(transfer, link, sock):
             self._perform(transfer, transfer.fetching.link_up(link, monotonic_ns()))
 
     # ------------------------------------------------------------------------------------------ workers
 
     def _fork(self, transfer: TransferPart, link: int, sock: socket.socket) -> bool:
-        """A worker for this connection; our own copy is closed whatever happens."""
+        """Fork a worker for this connection; the copy in this process is closed in any case."""
         identity = self._identity()
         kind = "serve" if transfer.fetching is None else "fetch"
         name = f"pccl-{kind}-{transfer.forked}"
@@ -304,9 +305,10 @@ class Transfers:
                 FetchWorker(*common, manifest_bytes=len(transfer.manifest)).serve()
 
         try:
-            # A link that swallows everything is given up by the kernel, ahead of our own bound.
+            # The kernel ends a link that loses all packets before the stall bound does.
             tcp.limit_silence(sock, identity.stall_ns * 4 // 5)
-            pid, mailbox = fork.fork(name, [self._life_fd, sock.fileno(), *transfer.memory.descriptors], serve)
+            kept = [self._life_fd, sock.fileno(), *transfer.memory.descriptors]
+            pid, mailbox = fork.fork(self._loop, name, kept, serve, lambda: self._heard(transfer, worker))
         except OSError as error:
             reason = f"cannot start a worker: {error.strerror}"
             self._close(transfer, link, reason)
@@ -314,14 +316,13 @@ class Transfers:
         finally:
             sock.close()
         worker = transfer.workers[link] = StateWorkerHandle(pid, mailbox, link, name, owner)
-        self._loop.watch(mailbox.fileno(), lambda _: self._heard(transfer, worker))
         if transfer.fetching is not None:
-            # By its number, because a timer that held the round would hold its memory long after it has ended.
+            # By its number, because a timer that refers to the round would keep its memory after the end.
             self._loop.after(identity.stall_ns, partial(self._look_after, transfer.round, worker))
         return True
 
     def _look_after(self, number: int, worker: StateWorkerHandle) -> None:
-        """A worker gives up a silent source by itself; one that does not was stopped, and is killed."""
+        """Kill a worker that was stopped: one that runs gives up a silent source by itself."""
         transfer = self._rounds.get(number)
         if transfer is None or transfer.fetching is None or transfer.workers.get(worker.link) is not worker:
             return
@@ -338,8 +339,8 @@ class Transfers:
             try:
                 worker.mailbox.send(pack(message))
             except OSError:
-                # Its mailbox is full or broken: it is stopped or dead, and would never do what it is told.
-                self._close(transfer, link, f"{worker.name} takes no mail")
+                # Its mailbox is full or broken: it is stopped or dead, and would never obey.
+                self._close(transfer, link, f"{worker.name} does not read its mailbox")
 
     def _heard(self, transfer: TransferPart, worker: StateWorkerHandle) -> None:
         try:
@@ -380,7 +381,7 @@ class Transfers:
     # ------------------------------------------------------------------------------------------ ends
 
     def _close(self, transfer: TransferPart, link: int, reason: str, *, lied: bool = False) -> None:
-        """End whatever the link consists of by now. The fetch is told when its worker is reaped."""
+        """End a link: cancel its dialler or kill its worker. The fetch is told when the worker is reaped."""
         if any(zombie.link == link for zombie, _, _ in transfer.zombies.values()):
             return  # it is being ended
         dialler = transfer.diallers.pop(link, None)
@@ -397,7 +398,7 @@ class Transfers:
         transfer.zombies[worker.pid] = worker, reason, lied
 
     def _reap(self, transfer: TransferPart) -> None:
-        """Collect workers that have ended, and what they still had to say."""
+        """Reap workers that have exited, and read their last messages."""
         left = set(transfer.zombies)
         fork.reap(left)
         for pid in [pid for pid in transfer.zombies if pid not in left]:
@@ -405,7 +406,7 @@ class Transfers:
             if transfer.memory.window is not None:
                 transfer.memory.window.reclaim(worker.number)
             last_word = self._drain(transfer, worker)
-            if last_word is not None and not lied:  # what we found out ourselves weighs more
+            if last_word is not None and not lied:  # the actor's own finding has priority
                 reason, lied = last_word.reason, last_word.lied
             self._link_down(transfer, worker.link, reason, lied)
         if transfer.zombies:
@@ -415,7 +416,7 @@ class Transfers:
             self._feed(TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
 
     def _drain(self, transfer: TransferPart, worker: StateWorkerHandle) -> StateLinkEnded | None:
-        """Hear what a dead worker has reported: what it verified is not fetched again."""
+        """Read the last messages of a dead worker, so that units it has verified are not fetched again."""
         last_word = None
         while True:
             try:
@@ -435,13 +436,13 @@ class Transfers:
         return last_word
 
     def _link_down(self, transfer: TransferPart, link: int, reason: str, lied: bool) -> None:
-        """A link is over; a fetch goes on without it."""
+        """Tell the fetch that a link has ended; it continues without the link."""
         if transfer.fetching is not None and not transfer.over:
             self._tell(DEBUG, f"lost a link to a source of the shared state: {reason}")
             self._perform(transfer, transfer.fetching.link_down(link, reason, monotonic_ns(), lied=lied))
 
     def _stop(self, transfer: TransferPart) -> None:
-        """Begin nothing more, and end what is there."""
+        """Begin nothing more, and end all links."""
         transfer.over = True
         for link in [*transfer.diallers, *transfer.workers]:
             self._close(transfer, link, "the transfer is over")
@@ -465,7 +466,7 @@ class Transfers:
 
 
 def _take_socket(connection: Connection) -> socket.socket | None:
-    """The socket of a connection that is between two messages; None, and all is closed, if it is not."""
+    """Return the socket of a connection that is between two messages; otherwise close it and return None."""
     sock = connection.detach()
     if sock is not None and not connection.is_idle():
         sock.close()

@@ -1,9 +1,9 @@
 """A lane's worker process: one mailbox, one connection, one loop.
 
-A sender serves the connection to the next peer, a receiver the one from the previous peer. The loops themselves are
-`sender` and `receiver`, which move blocks without the GIL; here is what they return for. A worker
-is given its connection and the segments of tensors by descriptor, tells the actor when the connection breaks, and
-closes it when told to. A segment is mapped when the first block needs it: lanes that never work never pay for it.
+A sender serves the connection to the next peer, a receiver the one from the previous peer. `sender` and `receiver` have
+the loops, which move blocks without the GIL; this module handles the events for which they return. A worker gets its
+connection and the segments of tensors as descriptors. It tells the actor when the connection breaks, and closes it on
+order. A segment is mapped when the first block needs it, so lanes that never work do not map it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     from pccl._core.dataplane.board import Board
 
-MAP_TIMEOUT_MS = 5000  # a segment is announced before any block in it; the announcement is under way for less than this
-LOCAL_CONGESTION = (b"cubic", b"reno")  # pacing ones cost half the throughput of a local link
-UNSENT_BYTES_MAX = 1 << 20  # kept in the kernel beyond what is in flight: what waits there, no other lane can take
+MAP_TIMEOUT_MS = 5000  # a segment is announced before any block in it; the message takes less than this
+LOCAL_CONGESTION = (b"cubic", b"reno")  # algorithms with pacing halve the throughput of a local link
+UNSENT_BYTES_MAX = 1 << 20  # in the kernel and not in flight: no other lane can take what waits there
 UNSENT_BYTES_FAR = 1 << 18  # the same for a link of long round trips: one block
-LANES_WIDE_MAX = 2  # pools up to this size are short of what may be in flight, not of links to fill
-HOST_BUFFER_BYTES = 1 << 18  # the kernel takes twice as much: two blocks in flight
+LANES_WIDE_MAX = 2  # pools up to this size are limited by the bytes that may be in flight
+HOST_BUFFER_BYTES = 1 << 18  # the kernel doubles it: two blocks in flight
 
 
 class LaneWorker:
-    """Serves one connection at a time, and the mailbox beside it."""
+    """Serves one connection at a time, and its mailbox."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LaneWorker:
             self._lane.frames_until_fault = self._fault.visits_left
 
     def serve(self) -> None:
-        """Until the mailbox closes, which it does with the actor."""
+        """Serve until the mailbox closes, at the latest when the actor ends."""
         while True:
             code = self._lane.serve()
             if code == LANE_ENDED:
@@ -83,9 +83,10 @@ class LaneWorker:
                 return
 
     def _read_mailbox(self) -> bool:
-        """Take all messages that are there. False if there will never be one again.
+        """Take all messages that have arrived. False if the mailbox is closed.
 
-        The actor calls once for each, but calls that meet are one: what is left behind would wait for an idle moment.
+        The actor calls for each message, but two calls may become one. A message that is left in the mailbox would wait
+        until this worker is idle.
         """
         while True:
             try:
@@ -123,7 +124,7 @@ class LaneWorker:
                 os.close(fd)
 
     def _map(self, segment: int) -> None:
-        """A block lies in a segment that is not mapped yet. Its announcement may still be in the mailbox."""
+        """Map a segment that a block needs. Its announcement may still be in the mailbox."""
         while segment not in self._segments:
             if not wait_readable(self._mailbox, MAP_TIMEOUT_MS) or not self._read_mailbox():
                 raise RuntimeError(f"segment {segment} was never announced")
@@ -144,15 +145,16 @@ class LaneWorker:
 
 
 def suit(connection: socket.socket, lanes: int) -> None:
-    """Choose what suits the link.
+    """Set the options of a socket to suit its link.
 
-    No link wants a backlog in the kernel that other lanes could carry. A local one wants no pacing, which costs half
-    of its throughput. Inside one host there is no delay to fill, and what is not in flight is still in the cache when
-    it is read: at 256 MB between two peers 3.0 GB/s were measured with this little in flight, and 2.4 with as much as
-    the system allows. A far one has the smallest backlog, because its slowest lane takes long to send it, and all
-    peers wait for that at the end. What it may have in flight is its throughput: at 1 Gbit/s and 100 ms a pool of 1
-    reduces 256 MiB in 3.9 s with a wide buffer and in 7.2 s without. Many lanes have enough of it together, and wide
-    buffers only let them lose more packets: a pool of 8 takes 3.0 s with them and 2.85 s without.
+    On every link the backlog in the kernel is limited, because other lanes could send those bytes. A local link gets no
+    pacing, which costs half of its throughput. Inside one host there is no delay to fill, and with few bytes in flight
+    they are still in the cache when they are read: at 256 MB between two peers 3.0 GB/s were measured with this little
+    in flight, and 2.4 with as much as the system allows. A far link gets the smallest backlog, because its slowest lane
+    takes long to send it, and all peers wait for that at the end. Its throughput depends on the bytes that may be in
+    flight: at 1 Gbit/s and 100 ms a pool of 1 reduces 256 MiB in 3.9 s with a wide buffer and in 7.2 s without. Many
+    lanes together have enough in flight, and wide buffers only make them lose more packets: a pool of 8 takes 3.0 s
+    with them and 2.85 s without.
     """
     far = tcp.round_trip_us(connection) >= FAR_ROUND_TRIP_US
     tcp.limit_unsent(connection, UNSENT_BYTES_FAR if far else UNSENT_BYTES_MAX)

@@ -1,14 +1,14 @@
-"""The workers of a measurement: one process at each end of an edge, with all connections of the pool between them.
+"""The workers of a probe: one process at each end of an edge, with all connections of the pool between them.
 
-The source (`pccl-probe-3`) writes whatever the connections take. The target (`pccl-count-3`) throws it away, and
-counts: what has been written may be in a buffer far from having arrived, so the target's number is the honest one. Its
-clock starts with the first byte. The first part of the time does not count, in which windows open and the burst passes
-that a shaped link lets through. The rest is cut into slices, of which the middle half counts, by rate: a lost packet
-that costs a timeout, or a machine that was busy with something else, stops one slice or two, and is not the link. At
-the end the target says on the first connection how much came in how long. The source takes that as the answer and
-closes everything at once, so that what is still in its buffers does not disturb the next round.
+The source (`pccl-probe-3`) writes as much as the connections accept. The target (`pccl-count-3`) discards the bytes and
+counts them. Only the target's count is right, because bytes that the source has written may still be in a buffer. Its
+clock starts with the first byte. The first part of the time does not count: congestion windows grow, and a shaped link
+lets a burst pass. The rest is cut into slices, sorted by rate, and the middle half of them counts: a lost packet that
+costs a timeout, or a busy machine, affects one or two slices and says nothing about the link. At the end the target
+sends on the first connection how many bytes came in how many nanoseconds. The source takes this as the answer and
+closes all connections at once, so that bytes in its buffers do not disturb the next round.
 
-Each side has a bound on the whole, and whatever ends early ends it with a reason. A system call moves megabytes, so
+Each side has a bound for the whole probe; a probe that ends early has a reason. A system call moves megabytes, so
 Python is fast enough here.
 """
 
@@ -25,6 +25,7 @@ from pccl._core.records import record
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io import tcp
 from pccl.actors.io.fault_points import planned
+from pccl.actors.io.fork import LAST_WORDS_MS
 from pccl.actors.io.ready import wait_readable, wait_writable
 
 from .lane_worker import suit
@@ -34,31 +35,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ANSWER = struct.Struct("<QQ")  # bytes that count, and the nanoseconds in which they came
-RAMP_SHARE = 0.4  # of the time, ahead of what counts: at 100 ms four round trips, in which a window grows sixteenfold
-SLICES = 12  # of the rest: long enough that a slow link delivers some packets in each
+RAMP_SHARE = 0.4  # of the time does not count: at 100 ms four round trips, in which a window grows sixteenfold
+SLICES = 12  # of the rest: each long enough that a slow link delivers some packets
 CHUNK_BYTES = 1 << 18  # written or read at once
-LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
 
 
 @record
 class Course:
-    """What both ends of a measurement know of it."""
+    """The times of a probe, as both ends know them."""
 
     duration_ns: int  # from the first byte to the last that counts
-    limit_ns: int  # for everything together, by which a worker has ended
+    limit_ns: int  # for the whole probe, after which a worker has ended
 
 
 class ProbeError(Exception):
-    """Nothing can be measured, and why."""
+    """The probe failed; the text says why."""
 
 
 def be_source(mailbox: socket.socket, connections: Sequence[socket.socket], course: Course) -> None:
-    """Write until the target says how much has arrived, and report that."""
+    """Write until the target says how much has arrived, and report the rate."""
     _work(mailbox, connections, lambda: _send(connections, course))
 
 
 def be_target(mailbox: socket.socket, connections: Sequence[socket.socket], course: Course) -> None:
-    """Count what arrives, and say so to the source. The report to our own actor is for its log."""
+    """Count what arrives, and send the count to the source. The message to this peer's actor is for its log."""
     _work(mailbox, connections, lambda: _count(connections, course))
 
 
@@ -92,7 +92,7 @@ def _send(connections: Sequence[socket.socket], course: Course) -> int:
     poll = select.poll()
     for fd in by_fd:
         poll.register(fd, select.POLLOUT | select.POLLIN)
-    chunk = memoryview(os.urandom(CHUNK_BYTES))  # what can be compressed on the way would look faster than it is
+    chunk = memoryview(os.urandom(CHUNK_BYTES))  # random, because a link that compresses would look too fast
     answer = b""
     while len(answer) < ANSWER.size:
         ready = poll.poll(_left_ms(deadline_ns))
@@ -102,7 +102,7 @@ def _send(connections: Sequence[socket.socket], course: Course) -> int:
             if fd == first and events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 answer += _receive(by_fd[fd], ANSWER.size - len(answer))
             elif events & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                poll.unregister(fd)  # the target is done with it, and says more on the first one
+                poll.unregister(fd)  # the target has closed it; the answer comes on the first connection
             elif events & select.POLLOUT:
                 if fault is not None:
                     fault.visit("probe.send")
@@ -126,11 +126,11 @@ def _write(connection: socket.socket, chunk: memoryview) -> None:
     except BlockingIOError:
         pass
     except OSError:
-        pass  # it is found broken by its events
+        pass  # the poll reports its end
 
 
 def _rate(nbytes: int, elapsed_ns: int) -> int:
-    """What the answer means; the target is no more trusted than any other peer."""
+    """Return the rate of an answer. It is checked, because the target is not trusted."""
     if not nbytes or not elapsed_ns:
         raise ProbeError("nothing arrived")
     return max(1, nbytes * 1_000_000_000 // elapsed_ns)
@@ -164,7 +164,7 @@ def _count(connections: Sequence[socket.socket], course: Course) -> int:
 
 
 class ArrivalCount:
-    """What arrived in each slice of the time, the first of which is the part that does not count."""
+    """The bytes that arrived in each slice of the time; the first slice is the part that does not count."""
 
     def __init__(self, duration_ns: int, now_ns: int) -> None:
         ramp_ns = int(RAMP_SHARE * duration_ns)
@@ -176,7 +176,7 @@ class ArrivalCount:
         self.due_ns = now_ns + ramp_ns  # the end of this slice
 
     def add(self, nbytes: int, now_ns: int) -> None:
-        """So much more has come by now. A slice is as long as it took us to notice its end."""
+        """Add bytes that have arrived by now. A slice ends at the first call after its end."""
         self._nbytes += nbytes
         if now_ns >= self.due_ns:
             self._slices.append((self._nbytes, now_ns - self._began_ns))
@@ -184,21 +184,21 @@ class ArrivalCount:
             self.due_ns = min(now_ns + self._slice_ns, max(self._end_ns, now_ns + 1))
 
     def is_over(self) -> bool:
-        """Whether there is at least one slice that counts, and the time is up."""
+        """Whether the time is over and there is at least one slice that counts."""
         return len(self._slices) > 1 and self._began_ns >= self._end_ns
 
     def middle(self) -> tuple[int, int]:
-        """Bytes and nanoseconds of those slices that are neither among the fastest nor among the slowest."""
+        """Return bytes and nanoseconds of the slices without the fastest quarter and the slowest quarter."""
         ranked = sorted(self._slices[1:], key=lambda one: one[0] / one[1])
         aside = len(ranked) // 4
         counted = ranked[aside : len(ranked) - aside]
-        if not any(nbytes for nbytes, _ in counted):  # so little came that all of it counts
+        if not any(nbytes for nbytes, _ in counted):  # so few bytes came that all of them count
             counted = self._slices
         return sum(nbytes for nbytes, _ in counted), sum(elapsed_ns for _, elapsed_ns in counted)
 
 
 def _drain(connection: socket.socket, waste: bytearray) -> int:
-    """Take what is there. The kernel throws it away, so that the link is measured and not the memory."""
+    """Discard what has arrived; return its size. The kernel copies nothing, so the link is measured, not the memory."""
     try:
         nbytes = connection.recv_into(waste, CHUNK_BYTES, socket.MSG_TRUNC)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def _drain(connection: socket.socket, waste: bytearray) -> int:
 
 
 def _answer(connection: socket.socket, waste: bytearray, answer: bytes, limit_ns: int) -> None:
-    """Say it, and read on until the source has heard: to close with bytes unread could destroy the answer."""
+    """Send the answer, and read until the source closes: a close with unread bytes could destroy the answer."""
     connection.send(answer)
     while monotonic_ns() < limit_ns:
         if wait_readable(connection, _left_ms(limit_ns)):

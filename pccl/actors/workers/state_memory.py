@@ -1,9 +1,8 @@
-"""The tensors of a state, as a worker reads and writes them: a piece at a time, wherever they lie.
+"""The tensors of a state, as a worker reads and writes them: one part at a time, from segments or through the window.
 
-A tensor in a segment is one piece of memory, which is mapped when it is first needed. One that only the training
-process can touch comes and goes through the window, and the next piece is under way while the last one is sent or
-received. A worker that fails in the middle leaves its places in the window to the actor, which reclaims them when it is
-dead.
+A tensor in a segment is one part, which is mapped when it is first needed. A tensor that only the training process can
+read and write is copied through the window; the next part is copied while the last one is sent or received. If a worker
+fails in the middle, the actor reclaims its window buffers after it is dead.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from pccl._core.protocol.state_manifest import StateManifest
 
-PIECES_AHEAD = 2  # of the window: one to send or fill, one to be copied meanwhile
+PIECES_AHEAD = 2  # in the window: one to send or fill, one that is copied meanwhile
 
 
 class StateMemory:
@@ -32,7 +31,7 @@ class StateMemory:
         window: tuple[int, int] | None,
         patience_ns: int,
     ) -> None:
-        """Check that every tensor lies in a segment that is there, or raise ValueError; map only the window."""
+        """Map the window. Raises ValueError if a tensor is not in its segment, or needs a window and there is none."""
         self._own = own
         self._segments = segments  # number -> descriptor and size
         self._mappings: dict[int, Mapping] = {}
@@ -49,78 +48,78 @@ class StateMemory:
 
     @property
     def descriptors(self) -> list[int]:
-        """What a worker needs to keep open."""
+        """The descriptors that a worker must keep open."""
         return [fd for fd, _ in self._segments.values()]
 
     def read(self, key: int, begin: int, nbytes: int) -> Iterator[memoryview]:
-        """The pieces of a part of a tensor; each is good until the next is asked for."""
+        """Yield bytes of a tensor in parts; each is valid until the next is asked for."""
         row = self._own.rows[key]
         if row.segment:
             at = row.offset + begin
             yield memoryview(self._map(row.segment))[at : at + nbytes]
             return
         window = self._reach()
-        ahead: deque[tuple[int, int]] = deque()  # place and bytes of what was ordered
+        ahead: deque[tuple[int, int]] = deque()  # buffer and bytes of each order
         for offset, size in _pieces(begin, nbytes):
-            place = window.try_to_take(self.owner)
-            while place is None and ahead:
+            buffer = window.try_to_take(self.owner)
+            while buffer is None and ahead:
                 yield from self._collect(ahead)
-                place = window.try_to_take(self.owner)
-            if place is None:
-                place = window.take(self.owner, self._patience_ns)
-            window.order(place, WANTED, key, offset, size)
-            ahead.append((place, size))
+                buffer = window.try_to_take(self.owner)
+            if buffer is None:
+                buffer = window.take(self.owner, self._patience_ns)
+            window.order(buffer, WANTED, key, offset, size)
+            ahead.append((buffer, size))
             if len(ahead) == PIECES_AHEAD:
                 yield from self._collect(ahead)
         while ahead:
             yield from self._collect(ahead)
 
     def write(self, key: int, begin: int, nbytes: int) -> Iterator[tuple[memoryview, int]]:
-        """Where a part of a tensor is to be put: pieces of memory and their addresses.
+        """Yield memory, and its address, for bytes of a tensor, in parts.
 
-        A caller that asks for the next piece has filled and verified this one. After the last, the tensor is complete.
+        The caller fills and verifies a part before it asks for the next. After the last one the tensor has all bytes.
         """
         row = self._own.rows[key]
         if row.segment:
             mapping, at = self._map(row.segment), row.offset + begin
-            mapping.populate(at, nbytes)  # else a quarter of the time would be faults
+            mapping.populate(at, nbytes)  # otherwise page faults would take a quarter of the time
             yield memoryview(mapping)[at : at + nbytes], mapping.address + at
             return
         window = self._reach()
         assert self._window_mapping is not None
-        ahead: deque[int] = deque()  # places that are being emptied
+        ahead: deque[int] = deque()  # buffers that are being emptied
         for offset, size in _pieces(begin, nbytes):
-            place = window.try_to_take(self.owner)
-            while place is None and ahead:
+            buffer = window.try_to_take(self.owner)
+            while buffer is None and ahead:
                 self._settle(ahead)
-                place = window.try_to_take(self.owner)
-            if place is None:
-                place = window.take(self.owner, self._patience_ns)
-            yield window.piece(place, size), self._window_mapping.address + window.offset(place)
-            window.order(place, FULL, key, offset, size)
-            ahead.append(place)
+                buffer = window.try_to_take(self.owner)
+            if buffer is None:
+                buffer = window.take(self.owner, self._patience_ns)
+            yield window.piece(buffer, size), self._window_mapping.address + window.offset(buffer)
+            window.order(buffer, FULL, key, offset, size)
+            ahead.append(buffer)
             if len(ahead) == PIECES_AHEAD:
                 self._settle(ahead)
         while ahead:
             self._settle(ahead)
 
     def _collect(self, ahead: deque[tuple[int, int]]) -> Iterator[memoryview]:
-        """The oldest piece that was ordered."""
+        """Yield the part of the oldest order."""
         window = self._reach()
-        place, size = ahead.popleft()
-        window.collect(place, self._patience_ns)
-        yield window.piece(place, size)
-        window.give_back(place)
+        buffer, size = ahead.popleft()
+        window.collect(buffer, self._patience_ns)
+        yield window.piece(buffer, size)
+        window.give_back(buffer)
 
     def _settle(self, ahead: deque[int]) -> None:
-        """See the oldest piece emptied."""
+        """Wait until the oldest buffer is emptied, and free it."""
         window = self._reach()
-        place = ahead.popleft()
-        window.collect(place, self._patience_ns)
-        window.give_back(place)
+        buffer = ahead.popleft()
+        window.collect(buffer, self._patience_ns)
+        window.give_back(buffer)
 
     def _reach(self) -> Window:
-        assert self.window is not None, "the constructor has looked"
+        assert self.window is not None, "the constructor has checked this"
         return self.window
 
     def _map(self, segment: int) -> Mapping:

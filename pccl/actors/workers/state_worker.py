@@ -1,11 +1,11 @@
 """The workers of a transfer: one process for one connection, which reads or writes the tensors of a state.
 
 A *serving* worker (`pccl-serve-3`) answers the unit requests of the other side, until it is killed or the connection
-ends. A *fetching* worker (`pccl-fetch-3`) asks for the units that its actor orders, reads them straight into the
-tensor, compares each digest block with its digest while it is still in the cache, and reports. Neither knows of any
-other connection, and both are given everything they need by the fork. Nothing that the other side says is believed:
-requests are checked against the manifest, answers against the request. The first mismatch ends the connection, with the
-reason. Both own a `StateLink`, which holds what they have in common.
+ends. A *fetching* worker (`pccl-fetch-3`) asks for the units that its actor orders, reads them directly into the
+tensor, compares each digest block with its digest while it is still in the cache, and reports. Both serve one
+connection, and inherit everything they need by the fork. They do not trust the other side: requests are checked against
+the manifest, answers against the request. The first mismatch ends the connection, with the reason. Both own a
+`StateLink`, which holds what they have in common.
 
 A system call moves megabytes, so Python is fast enough here.
 """
@@ -35,7 +35,7 @@ from pccl._core.protocol.state_stream import (
 )
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.fault_points import planned
-from pccl.actors.io.fork import MAILBOX_BYTES_MAX
+from pccl.actors.io.fork import LAST_WORDS_MS, MAILBOX_BYTES_MAX
 from pccl.actors.io.ready import wait_writable
 from pccl.memory.segments import Segment
 from pccl.memory.window import WindowError
@@ -52,14 +52,13 @@ if TYPE_CHECKING:
 
     from .state_memory import StateMemory
 
-LOOK_MS = 500  # between two looks at the clock while a connection is silent
-REPORT_BYTES = 1 << 20  # moved and not yet reported while there is more to do; small units are reported together
-REQUEST_BYTES_MAX = 1 << 14  # read at once: more requests than a peer of ours has under way
-LAST_WORDS_MS = 1000  # for the report that ends a worker, if its actor is busy
+LOOK_MS = 500  # between two checks of the clock while a connection is silent
+REPORT_BYTES = 1 << 20  # moved and not yet reported; small units are reported together
+REQUEST_BYTES_MAX = 1 << 14  # read at once: more than the open requests of a correct peer
 
 
 class StateLink:
-    """What both kinds of worker own: the mailbox to the actor, the connection, and the report to make."""
+    """What both kinds of worker own: the mailbox to the actor, the connection, and the counts to report."""
 
     def __init__(self, kind: str, mailbox: socket.socket, connection: socket.socket, stall_ns: int) -> None:
         """`kind` is part of the names of fault points; `stall_ns` bounds how long no byte may move."""
@@ -90,12 +89,12 @@ class StateLink:
         self.mail(last_word)
 
     def visit(self, what: str) -> None:
-        """Pass a fault point."""
+        """Visit a fault point."""
         if self._fault is not None:
             self._fault.visit(f"state.{self._kind}.{what}")
 
     def has_moved(self) -> None:
-        """A byte moved, or none is owed: the time until a stall begins anew."""
+        """Restart the stall time, because a byte moved or no answer is open."""
         self._moved_ns = monotonic_ns()
 
     def check_stall(self) -> None:
@@ -104,17 +103,17 @@ class StateLink:
             raise EOFError(f"no byte moved for {self._stall_ns / 1e9:g} s (stall_timeout)")
 
     def count(self, nbytes: int) -> None:
-        """One more unit of that size has moved."""
+        """Count one more unit, of that size, as moved."""
         self._units += 1
         self.unreported += nbytes
 
     def report(self) -> None:
-        """Tell the actor what has moved; if its mailbox is full, the next report does."""
+        """Tell the actor what has moved; if its mailbox is full, the next report includes it."""
         if self._units and self.mail(UnitsMoved(self._units, self.unreported)):
             self._units = self.unreported = 0
 
     def mail(self, message: object, fds: tuple[int, ...] = ()) -> bool:
-        """Send to the actor. False if its mailbox is full, or the actor is gone, which ends this process anyway."""
+        """Send to the actor. False if its mailbox is full, or if the actor is dead, which ends this process anyway."""
         try:
             socket.send_fds(self.mailbox, [pack(message)], list(fds))
         except OSError:
@@ -159,12 +158,12 @@ class ServeWorker:
             unread = unread[whole:] + self._read()
 
     def _await_request(self) -> bool:
-        """Sleep until there is one. The other side may take its time: the round has a bound of its own."""
+        """Sleep until a request comes; False if the actor ended. No timeout here: the round has its own bound."""
         poll = select.poll()
         poll.register(self._link.connection, select.POLLIN)
         poll.register(self._link.mailbox, select.POLLIN)
         ready = [fd for fd, _ in poll.poll()]
-        # The actor has nothing to say to a serving worker: what is readable there is its end.
+        # The actor sends nothing to a serving worker, so a readable mailbox means that the actor has ended.
         return self._link.mailbox.fileno() not in ready
 
     def _read(self) -> bytes:
@@ -177,7 +176,7 @@ class ServeWorker:
         return data
 
     def _answer(self, request: UnitRequest, *, is_last: bool) -> None:
-        """Send what is asked for. Count it first: after its last byte the round, and this process, may be over."""
+        """Send what is asked for. Count it first: after its last byte the round, and this process, may end."""
         self._link.has_moved()
         self._link.visit("answer")
         if request == ASK_MANIFEST:
@@ -221,12 +220,12 @@ class FetchWorker:
         self._link = StateLink("fetch", mailbox, connection, stall_ns)
         self._own = own
         self._memory = memory
-        self._manifest_bytes = manifest_bytes  # of a manifest with our schema: the source's has as many, or it is wrong
+        self._manifest_bytes = manifest_bytes  # of a manifest with our schema: the source's must have the same size
         self._wanted: deque[Wanted] = deque()  # asked for, in the order in which the answers come
         self._unsent = b""  # requests
         self._header = bytearray(ANSWER.size)
         self._manifest: Segment | None = None  # that is being read
-        # What is being read: memory and its address, how much of it is filled, and how much of that was compared.
+        # The memory that is being filled, its address, and how many bytes of it are filled and compared.
         self._spaces: Iterator[tuple[memoryview, int]] | None = None  # None: a header
         self._space = memoryview(self._header)
         self._address = self._filled = self._compared = 0
@@ -253,12 +252,12 @@ class FetchWorker:
             if self._wanted:
                 self._link.check_stall()
             else:
-                self._link.has_moved()  # nothing is owed to us
+                self._link.has_moved()  # no answer is open
 
     # ------------------------------------------------------------------------------------------ orders
 
     def _read_mailbox(self) -> bool:
-        """Take all orders that are there. False if there will never be one again."""
+        """Take all orders that have arrived. False if the mailbox is closed."""
         while True:
             try:
                 data = self._link.mailbox.recv(MAILBOX_BYTES_MAX)
@@ -276,7 +275,7 @@ class FetchWorker:
 
     def _want(self, wanted: Wanted) -> None:
         if not self._wanted:
-            self._link.has_moved()  # from here on something is owed
+            self._link.has_moved()  # an answer is open from now on
         self._wanted.append(wanted)
         self._unsent += pack_request(wanted.request)
 
@@ -289,7 +288,7 @@ class FetchWorker:
     # ------------------------------------------------------------------------------------------ answers
 
     def _receive(self) -> None:
-        """Read what is there, but not much more than is worth a report, so that the mailbox has its turn."""
+        """Read what has arrived, but return after REPORT_BYTES, so that the mailbox is read too."""
         while True:
             try:
                 count = self._link.connection.recv_into(self._space[self._filled :])
@@ -306,7 +305,7 @@ class FetchWorker:
                     return
 
     def _turn_page(self) -> None:
-        """The memory is full: on to the next piece of the answer, or to the next answer."""
+        """Go on to the next part of the answer, or to the next answer, because the memory is full."""
         if self._spaces is None:
             self._spaces = self._open_answer()
         space = next(self._spaces, None)
@@ -316,11 +315,11 @@ class FetchWorker:
             self._close_answer()
             self._space, self._spaces = memoryview(self._header), None
         self._filled = self._compared = 0
-        self._link.has_moved()  # the window may have taken its time, which is not the source's fault
+        self._link.has_moved()  # the window may have been slow, and the source is not at fault for that
 
     def _open_answer(self) -> Iterator[tuple[memoryview, int]]:
         if not self._wanted:
-            raise StateLinkError("it sent what nobody asked for")
+            raise StateLinkError("it sent an answer without a request")
         wanted = self._wanted[0]
         check_answer(bytes(self._header), wanted.request, wanted.nbytes)
         self._digests = wanted.digests
@@ -334,7 +333,7 @@ class FetchWorker:
         if self._manifest is not None:
             self._link.visit("manifest")
             if not self._link.mail(ManifestFetched(wanted.nbytes), (self._manifest.fd,)):
-                raise EOFError("the peer actor takes no mail")
+                raise EOFError("the peer actor does not read its mailbox")
             self._manifest.close()
             self._manifest = None
             return
@@ -342,7 +341,7 @@ class FetchWorker:
         self._link.count(wanted.nbytes)
 
     def _compare(self) -> None:
-        """See whether the blocks that are complete are what they should be."""
+        """Compare the complete blocks with their digests. Raises StateLinkError if one differs."""
         if not self._digests:
             return
         whole = self._filled
@@ -352,7 +351,7 @@ class FetchWorker:
             found = block_digests(self._address + self._compared, whole - self._compared, 1)
             if found != self._digests[: len(found)]:
                 request = self._wanted[0].request
-                where = f"block {request.first + request.count - len(self._digests) // DIGEST_BYTES} or one behind it"
+                where = f"block {request.first + request.count - len(self._digests) // DIGEST_BYTES} or a later one"
                 raise StateLinkError(f"{self._own.rows[request.key].name!r}: {where} is not what its manifest says")
             self._digests = self._digests[len(found) :]
             self._compared = whole

@@ -1,4 +1,4 @@
-"""Addresses as people write them, and the mistakes they make in doing so."""
+"""Addresses as users write them, and common mistakes in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pccl.actors.io.addresses import format_address, parse_address, resolve
     ],
 )
 def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
-    """Goal: names and both kinds of numbers are understood, and written back as they were."""
+    """Goal: host names, IPv4 and IPv6 addresses are parsed, and formatted back unchanged."""
     assert parse_address(text) == expected
     assert format_address(*expected) == text
 
@@ -30,7 +30,7 @@ def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> No
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("[::1]", "::1"), ("localhost:", "localhost")],
 )
 def test_a_port_may_be_left_out_where_there_is_a_usual_one(text: str, host: str) -> None:
-    """Goal: the default fills in, and only where one was given."""
+    """Goal: the default port is used, and only where one was given."""
     assert parse_address(text, 48148) == (host, 48148)
     with pytest.raises(ValueError, match="must be host:port"):
         parse_address(text)
@@ -50,7 +50,7 @@ def test_what_is_no_address_is_shown_how(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["::1:48148", "[::1]48148", "fe80::1", "::"])
 def test_a_bare_ipv6_address_is_ambiguous(text: str) -> None:
-    """Goal: nobody guesses which colon was meant; brackets are asked for."""
+    """Goal: the parser does not guess which colon is meant; the error asks for brackets."""
     with pytest.raises(ValueError, match="in brackets"):
         parse_address(text, 48148)
 
@@ -62,7 +62,7 @@ def test_numbers_resolve_to_themselves() -> None:
 
 
 def test_each_address_of_a_name_comes_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the system's order of preference is kept, scopes are cut off, doubles are left out."""
+    """Goal: the system's order of preference is kept, scopes are cut off, duplicates are removed."""
     stream = socket.SOCK_STREAM
     answer = [
         (socket.AF_INET6, stream, 6, "", ("fe80::1%eth0", 7, 0, 2)),

@@ -1,4 +1,4 @@
-"""Frames: the bytes are as documented, pieces make no difference, and bad input costs nothing and loses nothing."""
+"""Frames: the bytes are as documented, the split of the stream makes no difference, bad input costs no memory."""
 
 import pickle
 import random
@@ -17,7 +17,7 @@ STREAM = b"".join(frame(opcode, body, VERSION) for opcode, body in FRAMES)
 
 HELLO = frame(7, b"hello", VERSION)
 
-# Each kind of error: the shortest bytes that show it, and what the message must name.
+# Each kind of error: the shortest bytes that cause it, and what the message must name.
 BAD = {
     "magic": (b"GE", ["b'GE'", "b'PC'"]),
     "version": (b"PC\x02", ["version 2", "version 1"]),
@@ -110,7 +110,7 @@ def test_pieces_make_no_difference(exact):
 def test_buffer_grows_to_the_frame_and_not_beyond():
     reader = FrameReader(LIMITS, VERSION)
     assert reader.capacity == 4096
-    # The last byte of the header tells that nothing is wrong with it.
+    # With the last byte of the header, the header is complete and valid.
     big = frame(9, b"y" * 100_000, VERSION)
     reader.feed(big[:11])
     assert reader.capacity == 4096
@@ -123,7 +123,7 @@ def test_buffer_grows_to_the_frame_and_not_beyond():
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("exact", [False, True])
 def test_each_error_comes_with_its_first_evidence(kind, exact):
-    """One byte less is not enough to tell; with it, the error is there, and nothing was allocated."""
+    """One byte less is not enough; with it, the error is raised, and nothing was allocated."""
     data, words = BAD[kind]
     reader = FrameReader(LIMITS, VERSION, exact)
 
@@ -140,7 +140,7 @@ def test_each_error_comes_with_its_first_evidence(kind, exact):
 
 @pytest.mark.parametrize("kind", BAD)
 def test_frames_ahead_of_a_bad_one_are_delivered(kind):
-    """They come first; the error follows, again and again, whatever comes behind it."""
+    """Good frames come first; then every call raises the error, whatever follows in the stream."""
     reader = FrameReader(LIMITS, VERSION)
 
     assert reader.feed(STREAM + BAD[kind][0] + STREAM) == FRAMES
@@ -194,8 +194,8 @@ def test_impossible_limits_are_refused_and_change_nothing(limits):
 
 
 def test_garbage_is_refused_and_pieces_make_no_difference():
-    """Random bytes, and good streams with a few bytes flipped: the outcome never depends on the pieces, and
-    whatever is delivered was sent."""
+    """Random bytes, and good streams with a few flipped bytes: the outcome never depends on how the stream is split,
+    and every delivered frame was sent."""
     source = random.Random(20)
     for _ in range(1500):
         if source.random() < 0.3:
@@ -238,7 +238,7 @@ def test_end_of_stream_tells_where(pair, sent, where):
 def test_errors_of_the_socket_come_through(pair):
     left, right = pair
     fd = right.fileno()
-    # Unread bytes at close make a reset out of the end of the stream.
+    # Closing a socket with unread bytes sends a reset instead of an end of stream.
     right.send(b"unread")
     left.close()
     reader = FrameReader(LIMITS, VERSION)
@@ -293,7 +293,7 @@ def test_writer_sends_in_order(pair):
 
 
 def test_writer_survives_partial_sends(pair):
-    """Far more than a socket buffer, in frames of many sizes: each flush stops when it is full, and nothing is
+    """Far more than a socket buffer, in frames of many sizes: each flush stops when the buffer is full, and no frame is
     lost, doubled or reordered."""
     left, right = pair
     left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

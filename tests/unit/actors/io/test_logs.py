@@ -1,4 +1,4 @@
-"""What the library says without being asked to, and what PCCL_LOG_LEVEL changes about it."""
+"""What the library logs by default, and what PCCL_LOG_LEVEL changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pccl.actors.io.logs import LEVELS, configure_from_environment, level_of, sh
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger as an application finds it; put back afterwards."""
+    """The library's logger as an application finds it; restored after the test."""
     logger = logging.getLogger("pccl")
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:], logger.propagate = [], True
@@ -27,13 +27,13 @@ def logger() -> Iterator[logging.Logger]:
     [("TRACE", 5), ("DEBUG", 10), ("INFO", 20), ("WARN", 30), ("ERR", 40), ("FATAL", 50), ("NONE", 60), (" info ", 20)],
 )
 def test_levels_have_the_names_of_the_contract(name: str, level: int) -> None:
-    """Goal: the seven names, in any case, and NONE above everything that is ever said."""
+    """Goal: the seven names are known, in upper or lower case, and NONE is above every level that is used."""
     assert level_of(name) == level
     assert level_of(name.lower()) == level
 
 
 def test_an_unknown_level_lists_the_known_ones() -> None:
-    """Goal: who writes WARNING learns that it is WARN here."""
+    """Goal: a user who writes WARNING reads that the name is WARN."""
     with pytest.raises(ValueError, match="'LOUD' is none of TRACE, DEBUG, INFO, WARN, ERR, FATAL, NONE"):
         level_of("LOUD")
     assert list(LEVELS.values()) == sorted(LEVELS.values())
@@ -51,7 +51,7 @@ def test_nothing_is_configured_unless_asked_for(logger: logging.Logger, monkeypa
 def test_the_environment_asks_for_more(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Goal: one handler on standard error, from that level up, however many communicators are made."""
+    """Goal: the library adds one handler on standard error, from that level up, for any number of communicators."""
     monkeypatch.setenv("PCCL_LOG_LEVEL", "DEBUG")
     configure_from_environment()
     configure_from_environment()
@@ -69,7 +69,7 @@ def test_the_environment_asks_for_more(
 def test_a_wrong_level_is_a_warning_and_no_crash(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Goal: a typing error in an environment does not end a training run before it began."""
+    """Goal: a wrong value in the environment does not end a training run."""
     monkeypatch.setenv("PCCL_LOG_LEVEL", "LOUD")
     configure_from_environment()
 
@@ -80,7 +80,7 @@ def test_a_wrong_level_is_a_warning_and_no_crash(
 def test_an_application_that_set_a_handler_is_left_alone(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: who has directed the library's log already does not get every line twice."""
+    """Goal: an application that already handles the library's log does not get every line twice."""
     monkeypatch.setenv("PCCL_LOG_LEVEL", "DEBUG")
     own = logging.NullHandler()
     logger.addHandler(own)
@@ -90,7 +90,7 @@ def test_an_application_that_set_a_handler_is_left_alone(
 
 
 def test_none_silences_everything(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: NONE means none, also for what is critical."""
+    """Goal: NONE also suppresses critical messages."""
     show(level_of("NONE"))
     logger.critical("the sky falls")
 

@@ -1,4 +1,4 @@
-"""The loop of an actor by itself."""
+"""The loop of an actor: timers, stop, and garbage collection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(loop: Loop, milliseconds: int) -> None:
 
 
 def test_what_only_refers_to_itself_is_taken_away(loop: Loop) -> None:
-    """Goal: an actor that wires rings for weeks without a garbage collection of its own does not grow."""
+    """Goal: reference cycles are collected, so that an actor that wires rings for weeks does not grow."""
 
     class Edge:
         pass
@@ -50,7 +50,7 @@ def test_what_only_refers_to_itself_is_taken_away(loop: Loop) -> None:
 
 
 def test_timers_go_off_in_their_order(loop: Loop) -> None:
-    """Goal: by time, and by age where that is the same; one that is made by another has its turn as well."""
+    """Goal: by time, then by age; a timer that another timer starts runs as well."""
     heard: list[str] = []
     loop.after(2_000_000, lambda: heard.append("late"))
     loop.after(0, lambda: heard.append("first"))
@@ -61,7 +61,7 @@ def test_timers_go_off_in_their_order(loop: Loop) -> None:
 
 
 def test_a_stop_ahead_of_the_run_is_not_lost(loop: Loop) -> None:
-    """Goal: a master that gets SIGTERM between the line that says where it listens and its loop ends all the same."""
+    """Goal: a master that gets SIGTERM after it has printed its address and before its loop runs still ends."""
     ticks = 0
 
     def tick(_: int) -> None:

@@ -1,4 +1,4 @@
-"""The master's file: whole or refused, whatever happened to it, and never two masters at once."""
+"""The state file: it is loaded whole or refused, whatever damaged it, and two masters never use it at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> str:
 
 
 def saved(path: str) -> dict[str, Any]:
-    """A file with the snapshot above; what is in it."""
+    """Save the snapshot above; return what the file holds."""
     file = StateFile(path)
     assert file.load() is None
     file.save(SNAPSHOT)
@@ -40,7 +40,7 @@ def saved(path: str) -> dict[str, Any]:
 
 
 def test_what_was_saved_is_loaded(path: str) -> None:
-    """Goal: the same, with keys as JSON has them; and nothing else is left in the folder."""
+    """Goal: the same content is loaded, with keys as JSON has them; the folder holds no other file."""
     saved(path)
     file = StateFile(path)
 
@@ -55,7 +55,7 @@ def test_what_was_saved_is_loaded(path: str) -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 200, -2])
 def test_a_cut_file_is_refused(path: str, keep: int) -> None:
-    """Goal: never a silent fresh start: which file, what is wrong, what to do."""
+    """Goal: the master never silently starts a new run: the error names the file, the damage and the remedy."""
     saved(path)
     whole = Path(path).read_bytes()
     Path(path).write_bytes(whole[:keep])
@@ -66,7 +66,7 @@ def test_a_cut_file_is_refused(path: str, keep: int) -> None:
 
 
 def test_every_flipped_bit_is_found(path: str) -> None:
-    """Goal: a file that differs in one bit is damaged, wherever that is."""
+    """Goal: a file that differs in any one bit is found to be damaged."""
     saved(path)
     whole = Path(path).read_bytes()
     for place in range(0, len(whole) - 1, 3):
@@ -85,7 +85,7 @@ def test_every_flipped_bit_is_found(path: str) -> None:
     ],
 )
 def test_a_foreign_file_is_refused_and_not_touched(path: str, content: str, reason: str) -> None:
-    """Goal: `--state ~/.bashrc` costs nobody anything."""
+    """Goal: `--state ~/.bashrc` does not change that file."""
     Path(path).write_text(content)
 
     with pytest.raises(StateFileError, match=reason):
@@ -94,7 +94,7 @@ def test_a_foreign_file_is_refused_and_not_touched(path: str, content: str, reas
 
 
 def test_another_version_is_named(path: str) -> None:
-    """Goal: who goes back to an older pccl knows why it does not start."""
+    """Goal: a user who goes back to an older pccl reads why it does not start."""
     Path(path).write_text(json.dumps({**saved(path), "version": 2}))
 
     with pytest.raises(StateFileError, match="has version 2, this pccl reads version 1"):
@@ -121,7 +121,7 @@ def test_another_version_is_named(path: str) -> None:
     ],
 )
 def test_a_part_that_is_out_of_range_is_refused(path: str, change: dict[str, Any]) -> None:
-    """Goal: a checksum says that we wrote it, not that it makes sense."""
+    """Goal: values are checked too: a checksum shows only that we wrote the file, not that its values make sense."""
     file = StateFile(path)
     file.load()
     file.save({**SNAPSHOT, **change})
@@ -141,7 +141,7 @@ def test_a_file_of_any_size_is_not_read_into_memory(path: str, monkeypatch: pyte
 
 
 def test_a_second_master_cannot_use_the_file(path: str) -> None:
-    """Goal: also after the first one has written it anew; and it can when the first one is gone."""
+    """Goal: not even after the first master has rewritten the file; it can when the first master has ended."""
     saved(path)
     first = StateFile(path)
     first.load()
@@ -156,7 +156,7 @@ def test_a_second_master_cannot_use_the_file(path: str) -> None:
 
 
 def test_two_masters_that_begin_at_the_same_moment_do_not_both_begin(path: str) -> None:
-    """Goal: neither saw a file; only one of them makes it."""
+    """Goal: neither finds a file; only one of them creates it."""
     first, second = StateFile(path), StateFile(path)
     assert first.load() is second.load() is None
     first.save(SNAPSHOT)
@@ -168,7 +168,7 @@ def test_two_masters_that_begin_at_the_same_moment_do_not_both_begin(path: str) 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
 def test_a_failed_write_leaves_the_old_version(path: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a full disk, at whatever step: the file is the last good one, and the next attempt works."""
+    """Goal: if the disk is full, at any step, the file keeps its last good version, and the next attempt works."""
     saved(path)
     file = StateFile(path)
     before = file.load()
@@ -188,7 +188,7 @@ def test_a_failed_write_leaves_the_old_version(path: str, call: str, monkeypatch
 
 
 def test_what_a_killed_writer_left_is_cleared_away(path: str) -> None:
-    """Goal: half a new version beside the old one disturbs nobody."""
+    """Goal: an incomplete new version beside the old one is removed."""
     saved(path)
     Path(f"{path}.new").write_text("half of")
     file = StateFile(path)
@@ -201,7 +201,7 @@ def test_what_a_killed_writer_left_is_cleared_away(path: str) -> None:
 
 
 def test_a_link_stays_a_link(path: str, tmp_path: Path) -> None:
-    """Goal: an operator may keep the file elsewhere."""
+    """Goal: the path may be a symbolic link to a file in another folder."""
     link = tmp_path / "link"
     link.symlink_to(path)
     saved(str(link))
@@ -214,7 +214,7 @@ def test_a_link_stays_a_link(path: str, tmp_path: Path) -> None:
 
 
 class Shell:
-    """A master actor that is fed by hand, and what it logged."""
+    """A master actor without a loop: a test feeds it events and reads its log."""
 
     def __init__(self, path: str) -> None:
         self.lines: list[tuple[int, str]] = []
@@ -236,7 +236,7 @@ class Shell:
         self.actor.run()
 
     def sync(self, revision: int, content: bytes) -> None:
-        """A peer comes, is alone in the run, and synchronises."""
+        """A peer joins, is alone in the run, and synchronises."""
         feed = self.actor._feed
         feed(PeerCame(1, m.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
         feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
@@ -251,7 +251,7 @@ class Shell:
 
 
 def test_the_file_is_written_before_the_answer_leaves(path: str) -> None:
-    """Goal: whoever hears that it was agreed can rely on a restart to know it."""
+    """Goal: a peer that is told about an agreed state can rely on a restarted master to know it."""
     with Shell(path) as shell:
         seen = []
         shell.sync(12, b"z" * 16)
@@ -273,7 +273,7 @@ def test_the_file_is_written_before_the_answer_leaves(path: str) -> None:
 
 
 def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
-    """Goal: run and agreement are those of the file, peer ids are new, and only the agreed digest resumes."""
+    """Goal: run and agreed state are those of the file, peer ids are new, and only the agreed digest resumes."""
     with Shell(path) as before:
         before.sync(13, b"a" * 16)
         run = before.actor.state.members.run
@@ -288,14 +288,14 @@ def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
 
 
 def test_a_new_run_has_its_name_in_the_file_from_the_start(path: str) -> None:
-    """Goal: a master that is killed before anything was agreed is still the same run."""
+    """Goal: a master that is killed before the first agreed state still continues the same run."""
     with Shell(path) as shell:
         assert json.loads(Path(path).read_text())["state"]["run"] == shell.actor.state.members.run.hex()
 
 
 @pytest.mark.parametrize("reason", ["nowhere", "a folder", "damaged"])
 def test_a_master_that_cannot_use_its_file_does_not_start(path: str, reason: str) -> None:
-    """Goal: the error names the file; nobody relies on what is not kept."""
+    """Goal: the error names the file; no run begins that could not be saved."""
     wrong = f"{path}/no/such/folder" if reason == "nowhere" else path
     if reason == "a folder":
         os.mkdir(path)
@@ -307,7 +307,7 @@ def test_a_master_that_cannot_use_its_file_does_not_start(path: str, reason: str
 
 
 def test_a_full_disk_does_not_end_the_run(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: each change that cannot be kept is an error in the log, the file stays the last good one, peers go on."""
+    """Goal: a change that cannot be saved is an error in the log; the file keeps its last good version; peers go on."""
     with Shell(path) as shell:
         shell.sync(12, b"z" * 16)
         whole = Path(path).read_bytes()
@@ -332,7 +332,7 @@ def test_a_full_disk_does_not_end_the_run(path: str, monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the default costs nothing."""
+    """Goal: without the option, the master writes no file."""
     monkeypatch.chdir(tmp_path)
     with Shell("") as shell:
         shell.sync(13, b"a" * 16)

@@ -1,4 +1,4 @@
-"""The actor's side of operations: their order, their waiting, and when an abort has drained."""
+"""The op runner of a peer actor: the order of operations, how they wait, and when an abort has drained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit._core.dataplane.loopback import operation
 
 
 class Clock:
-    """A loop that only has timers; they run when a test says so."""
+    """A loop that only has timers; they run when a test calls run()."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -34,7 +34,7 @@ class Clock:
 
 
 class FakeBoard:
-    """Room for so many operations; workers hold what is in `held`."""
+    """A board with room for this many operations; workers hold the sequences in `held`."""
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
@@ -84,7 +84,7 @@ class FakeBoard:
 
 
 class FakeWorkerSet:
-    """A board, and whether its workers live."""
+    """A board, and whether its workers are killed or gone."""
 
     def __init__(self, room: int = 100) -> None:
         self.board = FakeBoard(room)
@@ -92,7 +92,7 @@ class FakeWorkerSet:
 
 
 class FakeLanes:
-    """Holds the worker set in use, and says which workers do not answer."""
+    """A lane pool: holds the worker set in use and returns the workers that do not answer."""
 
     worker_set: FakeWorkerSet | None
 
@@ -107,8 +107,8 @@ class FakeLanes:
         return list(self.mute)
 
 
-class Scene:
-    """The thing itself, and everything around it."""
+class RunnerHarness:
+    """An op runner with a fake clock, fake lanes and a fake board."""
 
     def __init__(self, room: int = 100) -> None:
         self.clock = Clock()
@@ -133,190 +133,190 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def harness() -> RunnerHarness:
+    return RunnerHarness()
 
 
-def test_an_operation_ends_once(scene: Scene) -> None:
-    scene.begin(1, 2)
-    scene.board.ended, scene.board.finished = {2}, [2, 1]
-    scene.reducing.look()
-    assert scene.taken() == [ReduceEnded(2, 2, 2, 3, 4, 5)]
-    scene.reducing.look()
-    assert scene.taken() == []
-    scene.reducing.end(2)
-    assert scene.board.up == [1]
+def test_an_operation_ends_once(harness: RunnerHarness) -> None:
+    harness.begin(1, 2)
+    harness.board.ended, harness.board.finished = {2}, [2, 1]
+    harness.reducing.look()
+    assert harness.taken() == [ReduceEnded(2, 2, 2, 3, 4, 5)]
+    harness.reducing.look()
+    assert harness.taken() == []
+    harness.reducing.end(2)
+    assert harness.board.up == [1]
 
 
 def test_operations_go_up_in_order() -> None:
-    """Goal: the first that finds no room holds up all behind it, because their order is what keeps peers in step."""
-    scene = Scene(room=2)
-    scene.begin(1, 2, 3, 4)
-    assert scene.board.up == [1, 2]
-    scene.reducing.end(1)
-    assert scene.board.up == [2, 3]
-    scene.reducing.end(3)
-    assert scene.board.up == [2, 4]
+    """Goal: an operation that finds no room delays all later ones, because all peers must begin them in one order."""
+    harness = RunnerHarness(room=2)
+    harness.begin(1, 2, 3, 4)
+    assert harness.board.up == [1, 2]
+    harness.reducing.end(1)
+    assert harness.board.up == [2, 3]
+    harness.reducing.end(3)
+    assert harness.board.up == [2, 4]
 
 
 def test_what_was_never_put_up_has_drained_and_lets_the_next_pass() -> None:
-    scene = Scene(room=1)
-    scene.begin(1, 2, 3)
-    scene.reducing.abort(2)
-    assert scene.taken() == []  # never from within the call
-    scene.clock.run()
-    assert scene.taken() == [ReduceDrained(2)]
-    assert scene.board.aborted == []
-    scene.reducing.end(2)
-    scene.reducing.end(1)
-    assert scene.board.up == [3]
+    harness = RunnerHarness(room=1)
+    harness.begin(1, 2, 3)
+    harness.reducing.abort(2)
+    assert harness.taken() == []  # never fed from within the call
+    harness.clock.run()
+    assert harness.taken() == [ReduceDrained(2)]
+    assert harness.board.aborted == []
+    harness.reducing.end(2)
+    harness.reducing.end(1)
+    assert harness.board.up == [3]
 
 
-def test_an_abort_has_drained_when_the_last_worker_let_go(scene: Scene) -> None:
-    scene.begin(1)
-    scene.board.held = {1}
-    scene.reducing.abort(1)
-    scene.clock.run()
-    assert scene.taken() == []
-    assert scene.board.up == [1]
-    scene.board.held.clear()
-    scene.reducing.look()
-    assert scene.taken() == [ReduceDrained(1)]
-    assert scene.board.up == []
-    assert scene.board.sweeps == 1
-    scene.reducing.end(1)
-    scene.reducing.look()
-    scene.clock.run(2 * ABORT_GRACE_NS)
-    assert scene.taken() == []
+def test_an_abort_has_drained_when_the_last_worker_let_go(harness: RunnerHarness) -> None:
+    harness.begin(1)
+    harness.board.held = {1}
+    harness.reducing.abort(1)
+    harness.clock.run()
+    assert harness.taken() == []
+    assert harness.board.up == [1]
+    harness.board.held.clear()
+    harness.reducing.look()
+    assert harness.taken() == [ReduceDrained(1)]
+    assert harness.board.up == []
+    assert harness.board.sweeps == 1
+    harness.reducing.end(1)
+    harness.reducing.look()
+    harness.clock.run(2 * ABORT_GRACE_NS)
+    assert harness.taken() == []
 
 
-def test_an_abort_that_no_worker_holds_drains_at_once_but_not_within_the_call(scene: Scene) -> None:
-    scene.begin(1)
-    scene.reducing.abort(1)
-    assert scene.taken() == []
-    scene.clock.run()
-    assert scene.taken() == [ReduceDrained(1)]
+def test_an_abort_that_no_worker_holds_drains_at_once_but_not_within_the_call(harness: RunnerHarness) -> None:
+    harness.begin(1)
+    harness.reducing.abort(1)
+    assert harness.taken() == []
+    harness.clock.run()
+    assert harness.taken() == [ReduceDrained(1)]
 
 
-def test_an_aborted_operation_never_ends(scene: Scene) -> None:
-    scene.begin(1)
-    scene.board.held = {1}
-    scene.board.ended, scene.board.finished = {1}, [1]
-    scene.reducing.abort(1)
-    scene.reducing.look()
-    assert scene.taken() == []
+def test_an_aborted_operation_never_ends(harness: RunnerHarness) -> None:
+    harness.begin(1)
+    harness.board.held = {1}
+    harness.board.ended, harness.board.finished = {1}, [1]
+    harness.reducing.abort(1)
+    harness.reducing.look()
+    assert harness.taken() == []
 
 
-def test_queues_are_swept_when_the_last_abort_has_drained(scene: Scene) -> None:
-    scene.begin(1, 2, 3)
-    scene.board.held = {1, 2}
-    scene.reducing.abort(1)
-    scene.reducing.abort(2)
-    scene.board.held = {2}
-    scene.reducing.look()
-    assert (scene.taken(), scene.board.sweeps) == ([ReduceDrained(1)], 0)
-    scene.board.held = set()
-    scene.reducing.look()
-    assert (scene.taken(), scene.board.sweeps) == ([ReduceDrained(2)], 1)
-    assert scene.board.up == [3]
+def test_queues_are_swept_when_the_last_abort_has_drained(harness: RunnerHarness) -> None:
+    harness.begin(1, 2, 3)
+    harness.board.held = {1, 2}
+    harness.reducing.abort(1)
+    harness.reducing.abort(2)
+    harness.board.held = {2}
+    harness.reducing.look()
+    assert (harness.taken(), harness.board.sweeps) == ([ReduceDrained(1)], 0)
+    harness.board.held = set()
+    harness.reducing.look()
+    assert (harness.taken(), harness.board.sweeps) == ([ReduceDrained(2)], 1)
+    assert harness.board.up == [3]
 
 
 def test_room_that_an_abort_made_is_used() -> None:
-    scene = Scene(room=1)
-    scene.begin(1, 2)
-    scene.reducing.abort(1)
-    scene.clock.run()
-    assert scene.taken() == [ReduceDrained(1)]
-    assert scene.board.up == [2]
+    harness = RunnerHarness(room=1)
+    harness.begin(1, 2)
+    harness.reducing.abort(1)
+    harness.clock.run()
+    assert harness.taken() == [ReduceDrained(1)]
+    assert harness.board.up == [2]
 
 
-def test_a_worker_that_holds_on_has_its_worker_set_killed(scene: Scene) -> None:
-    scene.begin(1)
-    scene.board.held = {1}
-    scene.reducing.abort(1)
-    scene.clock.run(ABORT_GRACE_NS - 1)
-    assert scene.taken() == []
-    scene.clock.run(1)
-    assert scene.taken() == [WorkerDied("a worker did not let go of an aborted operation in 100 ms")]
-    scene.kill()
-    scene.reducing.look()
-    assert scene.taken() == []  # killed is not yet gone
-    scene.worker_set.gone = True
-    scene.reducing.look()
-    assert scene.taken() == [ReduceDrained(1)]
+def test_a_worker_that_holds_on_has_its_worker_set_killed(harness: RunnerHarness) -> None:
+    harness.begin(1)
+    harness.board.held = {1}
+    harness.reducing.abort(1)
+    harness.clock.run(ABORT_GRACE_NS - 1)
+    assert harness.taken() == []
+    harness.clock.run(1)
+    assert harness.taken() == [WorkerDied("a worker did not let go of an aborted operation in 100 ms")]
+    harness.kill()
+    harness.reducing.look()
+    assert harness.taken() == []  # the worker set is killed but not yet gone
+    harness.worker_set.gone = True
+    harness.reducing.look()
+    assert harness.taken() == [ReduceDrained(1)]
 
 
-def test_grace_is_given_also_if_nobody_held_it_at_first(scene: Scene) -> None:
-    """Goal: a worker that looks at an aborted operation, and is stopped there, is waited for no longer than others."""
-    scene.begin(1)
-    scene.reducing.abort(1)
-    scene.board.held = {1}
-    scene.clock.run()
-    assert scene.taken() == []
-    scene.clock.run(ABORT_GRACE_NS)
-    assert scene.taken() == [WorkerDied("a worker did not let go of an aborted operation in 100 ms")]
+def test_grace_is_given_also_if_nobody_held_it_at_first(harness: RunnerHarness) -> None:
+    """Goal: a worker that is stopped while it looks at an aborted operation gets the same grace as others."""
+    harness.begin(1)
+    harness.reducing.abort(1)
+    harness.board.held = {1}
+    harness.clock.run()
+    assert harness.taken() == []
+    harness.clock.run(ABORT_GRACE_NS)
+    assert harness.taken() == [WorkerDied("a worker did not let go of an aborted operation in 100 ms")]
 
 
-def test_operations_of_a_killed_worker_set_have_drained_when_it_is_reaped(scene: Scene) -> None:
-    scene.begin(1)
-    scene.kill()
-    scene.reducing.abort(1)
-    scene.clock.run(ABORT_GRACE_NS)
-    assert scene.taken() == []
-    assert scene.board.aborted == []  # its board is nobody's business any more
-    scene.worker_set.gone = True
-    scene.reducing.look()
-    assert scene.taken() == [ReduceDrained(1)]
-    scene.reducing.end(1)
-    scene.reducing.look()
-    assert scene.taken() == []
+def test_operations_of_a_killed_worker_set_have_drained_when_it_is_reaped(harness: RunnerHarness) -> None:
+    harness.begin(1)
+    harness.kill()
+    harness.reducing.abort(1)
+    harness.clock.run(ABORT_GRACE_NS)
+    assert harness.taken() == []
+    assert harness.board.aborted == []  # the board of a killed worker set is not used any more
+    harness.worker_set.gone = True
+    harness.reducing.look()
+    assert harness.taken() == [ReduceDrained(1)]
+    harness.reducing.end(1)
+    harness.reducing.look()
+    assert harness.taken() == []
 
 
-def test_a_new_worker_set_has_a_board_of_its_own(scene: Scene) -> None:
+def test_a_new_worker_set_has_a_board_of_its_own(harness: RunnerHarness) -> None:
     """Goal: sequences on the old board are not looked for on the new one."""
-    scene.begin(1)
-    scene.kill()
-    scene.lanes.worker_set = FakeWorkerSet()
-    scene.lanes.worker_set.board.finished, scene.lanes.worker_set.board.ended = [1], {1}
-    scene.reducing.look()
-    assert scene.taken() == []
-    scene.begin(2)
-    assert scene.lanes.worker_set.board.up == [2]
-    scene.reducing.end(1)
-    assert scene.lanes.worker_set.board.up == [2]
+    harness.begin(1)
+    harness.kill()
+    harness.lanes.worker_set = FakeWorkerSet()
+    harness.lanes.worker_set.board.finished, harness.lanes.worker_set.board.ended = [1], {1}
+    harness.reducing.look()
+    assert harness.taken() == []
+    harness.begin(2)
+    assert harness.lanes.worker_set.board.up == [2]
+    harness.reducing.end(1)
+    assert harness.lanes.worker_set.board.up == [2]
 
 
-def test_what_commenced_without_a_worker_set_waits_for_one(scene: Scene) -> None:
-    scene.lanes.worker_set = None
-    scene.begin(1)
-    scene.lanes.worker_set = scene.worker_set
-    scene.begin(2)
-    assert scene.board.up == [1, 2]
+def test_what_commenced_without_a_worker_set_waits_for_one(harness: RunnerHarness) -> None:
+    harness.lanes.worker_set = None
+    harness.begin(1)
+    harness.lanes.worker_set = harness.worker_set
+    harness.begin(2)
+    assert harness.board.up == [1, 2]
 
 
-def test_progress_of_what_runs(scene: Scene) -> None:
-    scene.begin(1, 2)
-    scene.board.bytes = {1: 10, 2: 20}
-    scene.board.traffic = 100, 200
-    scene.reducing.report()
-    assert scene.taken() == [Traffic(100, 200), ReduceProgress(1, 10), ReduceProgress(2, 20)]
+def test_progress_of_what_runs(harness: RunnerHarness) -> None:
+    harness.begin(1, 2)
+    harness.board.bytes = {1: 10, 2: 20}
+    harness.board.traffic = 100, 200
+    harness.reducing.report()
+    assert harness.taken() == [Traffic(100, 200), ReduceProgress(1, 10), ReduceProgress(2, 20)]
 
 
 def test_who_waits_behind_others_moves_as_they_do() -> None:
-    """Goal: an operation that has no turn yet does not look stalled while those before it move."""
-    scene = Scene(room=2)
-    scene.begin(1, 2, 3)
-    scene.board.bytes = {1: 10}
-    scene.board.traffic = 4, 6
-    scene.reducing.report()
-    assert scene.taken() == [Traffic(4, 6), ReduceProgress(1, 10), ReduceProgress(2, 10), ReduceProgress(3, 10)]
+    """Goal: an operation that has not begun does not look stalled while those before it move."""
+    harness = RunnerHarness(room=2)
+    harness.begin(1, 2, 3)
+    harness.board.bytes = {1: 10}
+    harness.board.traffic = 4, 6
+    harness.reducing.report()
+    assert harness.taken() == [Traffic(4, 6), ReduceProgress(1, 10), ReduceProgress(2, 10), ReduceProgress(3, 10)]
 
 
-def test_traffic_outlives_the_worker_set(scene: Scene) -> None:
-    scene.board.traffic = 100, 200
-    scene.kill()
-    scene.reducing.report()
-    scene.lanes.worker_set = FakeWorkerSet()
-    scene.lanes.worker_set.board.traffic = 1, 2
-    scene.reducing.report()
-    assert scene.taken() == [Traffic(100, 200), Traffic(101, 202)]
+def test_traffic_outlives_the_worker_set(harness: RunnerHarness) -> None:
+    harness.board.traffic = 100, 200
+    harness.kill()
+    harness.reducing.report()
+    harness.lanes.worker_set = FakeWorkerSet()
+    harness.lanes.worker_set.board.traffic = 1, 2
+    harness.reducing.report()
+    assert harness.taken() == [Traffic(100, 200), Traffic(101, 202)]

@@ -1,4 +1,4 @@
-"""The fast path of a peer actor: what it takes from the mailbox, what it performs, and what it passes to callbacks."""
+"""The fast path of a peer actor: what it reads from the mailbox, which actions it performs, and which it passes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit._core.peer.peer_harness import SECOND, connect, operation, reduc
 
 
 class Actor:
-    """An owner of a fast path that writes down what its callbacks are given."""
+    """An owner of a fast path that records what its callbacks are given."""
 
     def __init__(self, mailbox: socket.socket) -> None:
         self.loop = Loop()
@@ -51,7 +51,7 @@ class Actor:
         self.loop.stop()
 
     def serve(self) -> list[Any]:
-        """Run the loop until a callback stops it; return what was seen. A second without any is a failure."""
+        """Run the loop until a callback stops it; return what was recorded. Fail after a second without any."""
         self.loop.run(lambda: self.slots.last_beat_ns + SECOND, lambda _: pytest.fail("nothing came"))
         return self.seen
 
@@ -63,7 +63,7 @@ class Actor:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Actor]]:
-    """The training process's end of the mailbox, and the actor at the other."""
+    """The training process's end of the mailbox, and the actor at the other end."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     near.setblocking(False)
     far.setblocking(False)
@@ -78,7 +78,7 @@ Ends = tuple[socket.socket, Actor]
 
 
 def test_a_call_before_there_is_a_machine_is_mail(ends: Ends) -> None:
-    """Goal: also a reduce, because only the first call brings what a machine needs."""
+    """Goal: also a reduce goes to the callback, because only the first call brings what a machine needs."""
     mailbox, actor = ends
     mailbox.send(pack(reduce(operation(3, 7))))
 
@@ -88,7 +88,7 @@ def test_a_call_before_there_is_a_machine_is_mail(ends: Ends) -> None:
 
 
 def test_a_descriptor_comes_with_its_message(ends: Ends) -> None:
-    """Goal: memory is handed over with its number, and no program that is started later inherits it."""
+    """Goal: the descriptor of a segment arrives with the segment's number, and child programs do not inherit it."""
     mailbox, actor = ends
     read, write = os.pipe()
     socket.send_fds(mailbox, [pack(CallShare(5, 4096))], [write])
@@ -111,7 +111,7 @@ def test_the_end_of_the_mailbox_is_the_end_of_the_training_process(ends: Ends) -
 
 
 def test_a_reduce_goes_through_the_machine_to_its_slot(ends: Ends) -> None:
-    """Goal: nobody is connected, so the machine refuses: an outcome like any other, and nothing of it is mail."""
+    """Goal: the peer is not connected, so the machine refuses: the slot gets the outcome, and the callback nothing."""
     mailbox, actor = ends
     actor.begin()
     slot = actor.slots.acquire()

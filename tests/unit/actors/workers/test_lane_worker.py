@@ -1,4 +1,4 @@
-"""A lane's worker and its mailbox: what the actor says is heard however busy the lane is."""
+"""A lane worker and its mailbox: it reads commands of the actor however busy the lane is."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pccl.actors.io.tcp import whereabouts
 from pccl.actors.workers import lane_worker
 from pccl.actors.workers.lane_worker import LaneWorker, suit
 from pccl.values import DataType
+from tests import has_ipv6
 from tests.unit._core.dataplane.loopback import (
     PATIENCE,
     SEND,
@@ -33,7 +34,7 @@ from tests.unit._core.dataplane.loopback import (
 
 
 class Hired:
-    """A sender of a member, in a thread, as the actor sees it."""
+    """A sender of a member, run in a thread, with the actor's end of its mailbox."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -77,7 +78,7 @@ def hired(member: Member) -> Iterator[Hired]:
 
 
 def test_all_mail_is_read_at_once(member: Member, hired: Hired) -> None:
-    """Goal: calls of the actor that meet are one call, and a busy lane looks only when it is called."""
+    """Goal: one read takes all messages, because several wake-ups count as one and a busy lane reads only after one."""
     fd, nbytes = member.segments[SEND]
     for segment in (7, 8, 9):
         hired.tell(MapSegment(segment, nbytes), fd)
@@ -96,11 +97,11 @@ def test_a_connection_from_attach_to_detach(member: Member, hired: Hired) -> Non
         hired.tell(Attach(5), near.fileno())
         near.close()
         assert read_introduction(far) == whereabouts(far, sends=False)
-        # The operation comes first, its memory is announced while the worker waits for it.
+        # The operation comes first; its memory is announced while the worker waits for it.
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
         assert read_frame(far)[0] == 1
-        hired.tell(Detach(4))  # of another connection: nothing to do
+        hired.tell(Detach(4))  # the number of another connection: ignored
         assert member.board.begin(2, operation(4, DataType.UINT8), 0, 2)
         assert read_frame(far)[0] == 2
         hired.tell(Detach(5))
@@ -109,7 +110,7 @@ def test_a_connection_from_attach_to_detach(member: Member, hired: Hired) -> Non
 
 
 def test_neighbours_know_each_other_by_the_sender_s_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Goal: 127.0.0.1 may be a tunnel to anywhere, and a namespace or a machine have one each."""
+    """Goal: addresses are not enough: 127.0.0.1 may be a tunnel, and every namespace and machine has its own."""
     (near, tunnel_in), (tunnel_out, far) = connect(), connect()
     (tmp_path / "another").write_text("another machine\n")
     with near, tunnel_in, tunnel_out, far:
@@ -127,11 +128,9 @@ def test_neighbours_know_each_other_by_the_sender_s_end(monkeypatch: pytest.Monk
 
 
 def test_both_ends_see_the_same_whatever_their_sockets_speak() -> None:
-    """Goal: a peer listens for IPv4 and IPv6 with one socket, which has its own way to write an IPv4 address."""
-    for host in ("127.0.0.1", "::1"):
+    """Goal: a peer listens for IPv4 and IPv6 with one socket, which writes an IPv4 address in another form."""
+    for host in ("127.0.0.1", *(["::1"] if has_ipv6() else [])):
         with bind_peer_port(0) as listener:
-            if host == "::1" and listener.family == socket.AF_INET:
-                break  # this machine has no IPv6
             near = socket.create_connection((host, listener.getsockname()[1]))
             far, _ = listener.accept()
         with near, far:
@@ -140,7 +139,7 @@ def test_both_ends_see_the_same_whatever_their_sockets_speak() -> None:
 
 
 def test_two_addresses_are_two_hosts(member: Member, hired: Hired) -> None:
-    """Goal: nothing is asked and nothing is said; a block has its checksum."""
+    """Goal: neither side introduces itself, and a block has its checksum."""
     hired.start()
     with socket.create_server(("127.0.0.2", 0)) as listener:
         near = socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0))
@@ -150,7 +149,7 @@ def test_two_addresses_are_two_hosts(member: Member, hired: Hired) -> None:
         hired.tell(Attach(5, host_read=True), near.fileno())
         hired.tell(MapSegment(SEND, 100), member.segments[SEND][0])
         assert member.board.begin(1, operation(4, DataType.UINT8), 0, 2)
-        assert read_frame(far)[0] == 1  # which looks at the checksum
+        assert read_frame(far)[0] == 1  # read_frame checks the checksum
         hired.tell(Detach(5))
         near.close()
         assert far.recv(1) == b""
@@ -169,12 +168,12 @@ def test_the_end_of_a_connection_is_reported_with_its_number(hired: Hired) -> No
 
 
 def test_a_connection_that_was_reset_before_it_is_served_ends_like_any_other(hired: Hired) -> None:
-    """Goal: a neighbour that dies at once costs its connection, and not this worker, whose death ends the whole set."""
+    """Goal: a neighbour that dies at once ends its connection, not this worker, whose death ends the worker set."""
     hired.start()
     near, far = connect()
     with near:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        far.close()  # which resets
+        far.close()  # this resets the connection
         with pytest.raises(OSError, match="not connected"):
             near.getpeername()
         hired.tell(Attach(5, host_read=True), near.fileno())
@@ -193,7 +192,7 @@ def test_a_local_connection_has_little_in_flight_and_no_pacing() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_a_far_connection_has_a_small_backlog(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
-    """Goal: the same at any size of pool, but a small pool is never given less room than the kernel would."""
+    """Goal: the send buffer is the same for any size of pool, but a small one never gets less than the kernel gives."""
     monkeypatch.setattr(lane_worker, "FAR_ROUND_TRIP_US", 0)  # so that loopback is far
     near, far = connect()
     with near, far:
@@ -204,6 +203,6 @@ def test_a_far_connection_has_a_small_backlog(monkeypatch: pytest.MonkeyPatch, l
 
 
 def grown_bytes_max() -> int:
-    """What the kernel grows a buffer to by itself."""
+    """Return the size to which the kernel grows a send buffer by itself."""
     with open("/proc/sys/net/ipv4/tcp_wmem") as file:
         return int(file.read().split()[2])

@@ -1,4 +1,4 @@
-"""Workers with descriptors beyond 1023, which select() cannot wait for: a large pool and many segments have them."""
+"""Workers with descriptors above 1023, which select() cannot wait for; a large pool with many segments has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 2048
 
 @pytest.fixture
 def occupied() -> Iterator[None]:
-    """So many descriptors are open that new ones are above what select() takes."""
+    """Open so many descriptors that new ones are above the limit of select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LIMIT:
         pytest.skip(f"this system allows {hard} descriptors")

@@ -1,4 +1,4 @@
-"""Both ends of a measurement, over real connections: what is counted, what is answered, and every way to fail."""
+"""Both ends of a probe, over real connections: what is counted, what is answered, and every way to fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = Course(100 * MILLISECOND, 300 * MILLISECOND)
 
 @contextmanager
 def links(count: int) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
-    """So many connections over loopback, by their two ends."""
+    """Open this many connections over loopback; yield their two ends."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         ours, theirs = [], []
@@ -33,7 +33,7 @@ def links(count: int) -> Iterator[tuple[list[socket.socket], list[socket.socket]
 
 
 class Worker:
-    """One end in a thread, and what it reports to its actor."""
+    """One end of a probe in a thread, and its message to the actor."""
 
     def __init__(self, work: Callable[..., None], ends: list[socket.socket], course: Course = COURSE) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,7 +52,7 @@ class Worker:
 
 
 def counted_of(*arrivals: tuple[int, int]) -> tuple[int, int]:
-    """What counts of these: milliseconds since the first byte, and bytes that came by then. A probe of 1000 ms."""
+    """Return what a probe of 1000 ms counts; an arrival is (milliseconds since the first byte, bytes until then)."""
     count = ArrivalCount(1000 * MILLISECOND, 0)
     for now_ms, nbytes in arrivals:
         count.add(nbytes, now_ms * MILLISECOND)
@@ -61,7 +61,7 @@ def counted_of(*arrivals: tuple[int, int]) -> tuple[int, int]:
 
 
 def test_a_burst_at_the_start_and_a_pause_are_not_the_rate() -> None:
-    """Goal: 5 bytes each 5 ms, with a burst as shaped links let through and a pause of 100 ms, are 1000 a second."""
+    """Goal: 5 bytes each 5 ms, with a burst as shaped links allow and a pause of 100 ms, count as 1000 a second."""
     steady = [(now_ms, 5) for now_ms in range(5, 1100, 5) if not 600 <= now_ms < 700]
 
     nbytes, elapsed_ns = counted_of((0, 100_000), *steady)
@@ -69,12 +69,12 @@ def test_a_burst_at_the_start_and_a_pause_are_not_the_rate() -> None:
 
 
 def test_a_few_bytes_all_count() -> None:
-    """Goal: a link so slow that most slices are empty has a rate nevertheless."""
+    """Goal: a link so slow that most time slices are empty still has a rate."""
     assert counted_of((0, 10), *[(now_ms, 0) for now_ms in range(5, 990, 5)], (1000, 10)) == (20, 1000 * MILLISECOND)
 
 
 def test_a_counter_that_slept_through_it_counts_what_it_finds() -> None:
-    """Goal: it ends all the same, with one slice at least."""
+    """Goal: the count ends in time, with one time slice at least."""
     nbytes, elapsed_ns = counted_of((0, 10), (1500, 1000), (1501, 0), (1502, 0))
     assert elapsed_ns > 0
     assert nbytes >= 0
@@ -93,7 +93,7 @@ def test_both_ends_agree_on_what_arrived(lanes: int) -> None:
 
 
 def test_what_is_counted_is_what_was_sent() -> None:
-    """Goal: a source that sends 2 MB/s is counted as that, though it begins with a burst, as shaped links do."""
+    """Goal: a source that sends 2 MB/s is counted as 2 MB/s, though it begins with a burst, as shaped links do."""
     stop = time.monotonic() + 1.0
     with links(1) as (ours, theirs):
         target = Worker(be_target, theirs, Course(600 * MILLISECOND, 1500 * MILLISECOND))
@@ -152,7 +152,7 @@ def test_a_target_that_goes_away_ends_the_source_at_once(how: str) -> None:
 
 
 def test_an_answer_of_nothing_is_a_failure() -> None:
-    """Goal: a target that saw no byte, or no time, is not taken for a rate."""
+    """Goal: an answer with no bytes, or no time, is not taken for a rate."""
     for answer in ((0, 5), (5, 0)):
         with links(1) as (ours, theirs):
             source = Worker(be_source, ours)
