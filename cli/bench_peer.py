@@ -92,6 +92,7 @@ class Bench:
         self._tensor = pccl.empty(max(plan.nbytes // np.dtype(plan.dtype).itemsize, 1), plan.dtype)
         self._maximum = pccl.zeros(5, "float64")
         self._began: float | None = None  # None until there were enough peers
+        self._known_world = 0  # the world size that the last line said
         self.nbytes = self._tensor.nbytes
         self.total = Lap()
         self.failed = 0  # reduces that failed because a peer was lost
@@ -110,6 +111,7 @@ class Bench:
                     return
                 if self._began is None and (elapsed > 0 or self._world() >= peers):
                     self._began = time.monotonic()
+                    self._known_world = self._world()
                 if self._began is not None:
                     lap_reduces = _next_lap(int(reduces), lasted, seconds - elapsed)
                     lap_seconds = self._lap(lap_reduces)
@@ -117,18 +119,16 @@ class Bench:
                 self._wait_for_peers(deadline)
             elif self._world() < 2:
                 raise TooFewPeersError(pccl.Result.TOO_FEW_PEERS, "bench", "all other peers are gone")
-            self._hold_round()
+            self._peer.update_topology()  # admits waiting peers
+            self._report_change()
 
-    def _hold_round(self) -> None:
-        """Admit waiting peers, and report how many peers joined or were lost between two laps."""
-        before = self._world()
-        self._peer.update_topology()
-        change = self._world() - before
-        if change and self._began is not None:
-            who = f"{abs(change)} peer{'' if abs(change) == 1 else 's'}"
-            self._say(
-                f"{who} {'joined' if change > 0 else 'was lost between two laps'}; {self._world()} peers continue"
-            )
+    def _report_change(self) -> None:
+        """Report how many peers joined, or were lost while no reduce ran: the next one succeeds with the others."""
+        world, before = self._world(), self._known_world
+        self._known_world = world
+        if world != before and self._began is not None:
+            who = f"{abs(world - before)} peer{'' if abs(world - before) == 1 else 's'}"
+            self._say(f"{who} {'joined' if world > before else 'was lost between two reduces'}; {world} peers continue")
 
     def _world(self) -> int:
         return self._peer.get_attribute(Attribute.LOCAL_WORLD_SIZE)
@@ -179,9 +179,13 @@ class Bench:
                 info = self._peer.all_reduce(tensor, tensor, op=op, tag=tag)
             except PeerLostError as error:
                 self.failed += 1
-                self._say(f"{error.message}; {self._world()} peers continue")
+                self._known_world = self._world()
+                self._say(f"{error.message}; {self._known_world} peers continue")
             else:
-                return time.perf_counter() - began, info
+                seconds = time.perf_counter() - began
+                if info.world_size != self._known_world:
+                    self._report_change()
+                return seconds, info
 
 
 def _next_lap(reduces: int, seconds: float, left: float) -> int:

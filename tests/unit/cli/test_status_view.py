@@ -1,4 +1,4 @@
-"""How a run looks to an operator, from descriptions that a master could give."""
+"""How `pccl status` shows a run: the text for status reports that a master could send."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pccl.cli.status_view import draw_matrix, draw_ring, duration, rate, render,
 
 from pccl._core.master.status_report import status_document
 from pccl._core.protocol import messages as m
-from tests.unit._core.master.master_harness import SECOND, Scene, of
+from tests.unit._core.master.master_harness import SECOND, MasterHarness, of
 
 
-def rendered(scene: Scene, **changes: Any) -> list[str]:
-    run = {"version": "1.2", "wire_version": 1, **status_document(scene.state, scene.now_ns), **changes}
+def rendered(harness: MasterHarness, **changes: Any) -> list[str]:
+    run = {"version": "1.2", "wire_version": 1, **status_document(harness.state, harness.now_ns), **changes}
     return render(run, "10.0.0.7:48148").splitlines()
 
 
 def test_an_empty_run_says_so() -> None:
-    """Goal: nothing to see is told apart from nothing heard."""
-    lines = rendered(Scene())
+    """Goal: the text says that the run is empty, so that it does not look like a failed query."""
+    lines = rendered(MasterHarness())
 
     assert lines[0].startswith("run 000102030405 at 10.0.0.7:48148, pccl 1.2 (wire 1), up 0.0 s, round 0, 0 peers in 0")
     assert "no peers: the run is empty" in lines
 
 
 def test_a_run_at_a_glance() -> None:
-    """Goal: peers in columns, the ring as a line, who waits and for whom in a sentence each."""
-    scene = of(1, 2, 3)
-    scene.come(4)
-    scene.say(1, m.VoteTopology(7, 0))
-    scene.now_ns += 75 * SECOND
-    lines = rendered(scene)
+    """Goal: peers in columns, the ring as a line, and a sentence for each waiting call with the peers it waits for."""
+    harness = of(1, 2, 3)
+    harness.come(4)
+    harness.say(1, m.VoteTopology(7, 0))
+    harness.now_ns += 75 * SECOND
+    lines = rendered(harness)
 
     assert " ".join(lines[2].split()) == "peer group address lanes state since call for heard tx rx"
     assert " ".join(lines[3].split()) == "1 0 host1:1001 1 voting 1 m 15 s update_topology 1 m 15 s 1 m 15 s ago - -"
@@ -45,15 +45,15 @@ def test_a_run_at_a_glance() -> None:
 
 
 def test_what_a_group_has_beside_its_ring() -> None:
-    """Goal: shared state, pairs that cannot connect, bandwidths: shown when there are some."""
-    scene = of(1, 2, 3)
-    group = scene.state.members.groups[0]
+    """Goal: shared state, pairs that cannot connect, and bandwidths are shown if there are any."""
+    harness = of(1, 2, 3)
+    group = harness.state.members.groups[0]
     group.consensus.revision, group.consensus.content = 7, b"\xab\xcd"
     group.mark(1, 3, "no route to host", 60 * SECOND)
     group.bandwidths.put(1, 2, 5e6, 0)
     group.bandwidths.put(2, 1, 125e6, 0)
-    (described,) = status_document(scene.state, 0)["groups"]
-    text = "\n".join(rendered(scene, groups=[described]))
+    (described,) = status_document(harness.state, 0)["groups"]
+    text = "\n".join(rendered(harness, groups=[described]))
 
     assert "1 -> 2 -> 3 -> 1, shared state at revision 7 (abcd)" in text
     assert "  peer 1 cannot reach peer 3: no route to host (avoided for 1 m 0 s)" in text
@@ -62,9 +62,9 @@ def test_what_a_group_has_beside_its_ring() -> None:
 
 def test_what_was_cut_is_counted() -> None:
     """Goal: a list that is not complete says so."""
-    scene = of(1, 2)
+    harness = of(1, 2)
 
-    assert "... and 7 more peers" in rendered(scene, peers_count=9)
+    assert "... and 7 more peers" in rendered(harness, peers_count=9)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_what_was_cut_is_counted() -> None:
     [([], "no member"), ([3], "3 (alone)"), ([1, 4, 2], "1 -> 4 -> 2 -> 1")],
 )
 def test_rings(ring: list[int], line: str) -> None:
-    """Goal: a ring comes back to where it began."""
+    """Goal: the line of a ring ends with its first member."""
     assert draw_ring(ring) == line
 
 
 def test_a_long_ring_is_shortened() -> None:
-    """Goal: a hundred members fit a line."""
+    """Goal: a hundred members fit into one line."""
     line = draw_ring(list(range(1, 101)))
 
     assert line.startswith("1 -> 2 -> ")
@@ -86,7 +86,7 @@ def test_a_long_ring_is_shortened() -> None:
 
 
 def test_a_large_matrix_is_its_slowest_edge() -> None:
-    """Goal: what matters of a matrix that fits no screen."""
+    """Goal: of a matrix that is too large for a screen, only the slowest edge is shown."""
     ring = list(range(1, 21))
     line = draw_matrix(ring, [(1, 2, 5e6), (2, 3, 1e6)])
 
@@ -107,11 +107,11 @@ def test_durations(seconds: float, text: str) -> None:
     [(0, "0 B"), (999, "999 B"), (999.9, "1.0 kB"), (1500, "1.5 kB"), (99.6e6, "100 MB"), (999.9e6, "1.0 GB")],
 )
 def test_sizes(nbytes: float, text: str) -> None:
-    """Goal: two or three digits, also where one unit becomes the next."""
+    """Goal: two or three digits, also at the change from one unit to the next."""
     assert size(nbytes) == text
 
 
 def test_rates_and_tables() -> None:
-    """Goal: nothing is a dash, numbers stand on the right."""
+    """Goal: a rate of zero is a dash, and numbers are aligned to the right."""
     assert rate(0) == "-"
     assert table(["a", "bc"], [["x", "1"], ["yy", "20"]]).splitlines() == ["a   bc", "x    1", "yy  20"]
