@@ -1,12 +1,15 @@
-# Every command of this project. Set-up happens by itself, in .venv, and is
-# stamped: a second run of any target only does what has changed since.
+# Every command of this project. Set-up is automatic, in .venv. Each step has a
+# stamp file: a second run repeats only the steps whose inputs have changed.
 #
 # Stamps differ by how often they change: the compiler's tools, torch and the
 # test tools (rarely), and the compiled package (with every .pyx). Compilation
-# needs only the first, so it runs beside the installation of the others.
+# needs only the first, so it runs during the installation of the others.
 
+# Two jobs, unless make has inherited descriptors beyond 1023: it waits for jobs by select(), which would abort.
 ifeq ($(MAKELEVEL),0)
+ifeq ($(shell ls /proc/self/fd | awk '$$1 > 1000'),)
 MAKEFLAGS += --jobs=2
+endif
 endif
 
 # Tests start thousands of interpreters; without bytecode on disk each would compile its modules again.
@@ -15,8 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Twice quiet: errors still show, remarks about mirrors do not. Modules are compiled when they are imported: of torch,
-# few ever are.
+# With two --quiet, pip prints errors, but no remarks about mirrors. PIP_NO_COMPILE: Python compiles a module at its
+# first import, and few modules of torch are ever imported.
 PIP := PIP_NO_COMPILE=1 $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 
@@ -24,7 +27,7 @@ NATIVE := $(shell find pccl -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 STUBBED := $(subst /,.,$(basename $(shell find pccl -name '*.pyi')))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
-# Tests at once: most of them wait for something, so there are more than cores.
+# Tests that run at the same time: more than there are cores, because most tests wait for something.
 PARALLEL ?= -n $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest -q
 
@@ -33,13 +36,13 @@ PYTEST := $(BIN)/python -m pytest -q
 help:
 	@echo "make test    set up, lint, type-check and run all tests"
 	@echo "make demo    set up without torch and watch peers train while they come and go"
-	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, crash points, ten minutes of churn"
+	@echo "make stress  an hour: fuzzing, simulation, all rings, killed reduces and syncs, fault points, ten minutes of churn"
 	@echo "make bench   half an hour: all-reduce next to Gloo, pools, latencies, states, quantization, growth, rings, recovery"
 	@echo "make lint    ruff, cython-lint, mypy and stubtest only; make unit, make sim, make process: one tier of the tests"
 	@echo "make test-anywhere  two hours: all tests as another user, without IPv6, twice at once, ... (tests/conditions.sh)"
 	@echo "make debug   build a copy with assertions in compiled code and run the tests of that code on it"
 	@echo "make sanitize  the same with AddressSanitizer and UBSan"
-	@echo "make coverage  the lines of Python and Cython that the unit and simulation tests execute, per folder"
+	@echo "make coverage  the lines of Python and Cython that tests execute, per folder"
 	@echo "make test-arm64  the tests that need no torch, compiled for aarch64 and emulated (tests/arm64)"
 	@echo "make setup   tools, torch and the package in $(VENV)"
 	@echo "make clean   remove what was built"
@@ -58,13 +61,13 @@ $(VENV)/.compiler: | $(VENV)/.made
 	@$(PIP) install --group build
 	@touch $@
 
-# By plain pip and before anything that could pull in another torch.
+# Installed by plain pip, before any package that could install another torch.
 $(VENV)/.torch: | $(VENV)/.compiler
 	@echo "set-up: installing $(TORCH) (large; only once)"
 	@$(PIP) install $(TORCH)
 	@touch $@
 
-# When torch is wanted at all, it goes first.
+# If torch is needed, it is installed first.
 $(VENV)/.tools: pyproject.toml | $(VENV)/.compiler $(if $(WITH_TORCH),$(VENV)/.torch)
 	@echo "set-up: installing build and test tools"
 	@$(PIP) install --group dev
@@ -75,12 +78,12 @@ $(VENV)/.compiled: $(VENV)/.compiler setup.py $(NATIVE)
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-# Finds everything compiled; what is left is to tell Python where the package is.
+# Everything is compiled already; this step only tells Python where the package is.
 $(VENV)/.built: $(VENV)/.tools $(VENV)/.compiled
 	@$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The goal decides about torch, so each of these is a make of its own.
+# Only some targets need torch, so `setup` starts a make of its own with WITH_TORCH.
 setup:
 	@$(MAKE) --no-print-directory WITH_TORCH=1 build
 
@@ -91,8 +94,9 @@ build: $(if $(WITH_TORCH),$(VENV)/.torch) $(VENV)/.built
 test: setup
 	@$(MAKE) --no-print-directory check
 
-# Two halves, each of which keeps two cores busy. First what computes: the units beside ruff, mypy and the simulation,
-# each of which speaks when it is done. Then what waits: the processes, more of them than there are cores.
+# Two halves, each of which keeps two cores busy. First the steps that compute: the unit tests, the linters and the
+# simulation at the same time; each prints its output when it ends. Then the tests that wait: the process tests, more of
+# them at the same time than there are cores.
 check: build
 	@$(MAKE) --no-print-directory --output-sync=target --keep-going unit lint sim
 	@$(MAKE) --no-print-directory process
@@ -130,9 +134,10 @@ lint: build
 	  --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt $(STUBBED) > build/stubtest.log \
 	  || { cat build/stubtest.log; exit 1; }
 
-# Copies of the tree under build/, compiled in their own way, so that the usual build stays as it is. The objects of
-# Python go through malloc there, so that the sanitizer sees their bounds too. gcc, because its libasan is preloaded.
-# Captured in Python only: what a process says before it aborts must not end in a file that nobody reads.
+# Copies of the tree under build/, each compiled with its own flags, so that the usual build stays as it is. Objects of
+# Python are allocated by malloc there, so that the sanitizer sees their bounds too. `make sanitize` needs gcc, whose
+# libasan is preloaded. --capture=sys captures output of Python code only: the last lines of a process that aborts must
+# reach the terminal.
 COMPILED_TESTS := tests/unit/_core tests/unit/memory tests/unit/actors tests/unit/client
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
@@ -144,7 +149,7 @@ BUILT_FOR_coverage := PCCL_COVERAGE=1
 build/debug build/sanitize build/coverage: build/%: setup
 	@mkdir -p $@
 	@echo "set-up: building $@"
-	@find $@ -type f ! -path '$@/build/*' ! -name '*.so' ! -name '*.c' -delete  # so that nothing stays that was removed
+	@find $@ -type f ! -path '$@/build/*' ! -name '*.so' ! -name '*.c' -delete  # removes files that the tree no longer has
 	@git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C $@
 	@cd $@ && $(BUILT_FOR_$*) $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 .PHONY: build/debug build/sanitize build/coverage
@@ -152,7 +157,7 @@ build/debug build/sanitize build/coverage: build/%: setup
 debug: build/debug
 	@cd $< && $(CURDIR)/$(PYTEST) --capture=sys $(COMPILED_TESTS)
 
-# They count page faults or mappings, which the sanitizer adds to, or start a program that cannot bear what is preloaded.
+# These tests count page faults or mappings, to which the sanitizer adds, or start a program that fails with libasan.
 UNSANITIZED := _core/kernels/test_arithmetic.py::test_the_environment_chooses \
   _core/kernels/test_arithmetic.py::test_an_unknown_instruction_set_is_refused \
   _core/kernels/test_digest_cuda.py::test_it_compiles_for_devices \
@@ -163,11 +168,11 @@ UNSANITIZED := _core/kernels/test_arithmetic.py::test_the_environment_chooses \
 sanitize: build/sanitize
 	@cd $< && $(SANITIZED) $(CURDIR)/$(PYTEST) --capture=sys $(COMPILED_TESTS) $(UNSANITIZED:%=--deselect=tests/unit/%)
 
-# Tests take five to ten times as long there. Of the process tests those run that call the API in the test's own process,
-# because nothing is counted in any other. Parts write files of their own, which are then put together. Status 1: tests
-# failed; a bound in seconds may be too short here, and whether tests pass is what `make test` says.
+# Tests take five to ten times as long there. Of the process tests, only those run that call the API in the test's own
+# process, because lines of other processes are not counted. Each part writes its own file; then the files are combined.
+# Status 1 (tests failed) is accepted: a bound in seconds may be too short here, and `make test` checks the tests.
 COUNTED := unit sim process
-# Long searches in compiled code: seconds become an hour, for no line that shorter ones do not reach.
+# Long searches in compiled code are left out: they take an hour here, and reach no line that shorter ones do not reach.
 SEARCHES := few_members_get_the_best_ring[8-25] few_members_get_the_best_ring[9-8] a_dozen_members_by_another_proof \
   a_hidden_ring_is_found a_hundred_members_come_close_to_what_nobody_can_beat many_members_come_close_to_the_best_known
 COUNTED_unit := tests/unit $(addprefix --deselect=tests/unit/_core/solver/test_solver.py::test_,$(SEARCHES))
@@ -186,12 +191,12 @@ coverage-%:
 	@cd build/coverage && $(CURDIR)/$(BIN)/coverage run --parallel-mode -m pytest -q --timeout 3600 \
 	  --override-ini faulthandler_timeout=0 $(patsubst %,'%',$(COUNTED_$*)) || [ $$? -eq 1 ]
 
-# --- Things to see ----------------------------------------------------------
+# --- Demo, stress, benchmarks -----------------------------------------------
 
 demo: build
 	@$(BIN)/pccl demo --plot build/demo.png
 
-# The machines first, in virtual time and under random bytes, because they fail fast; then their processes.
+# First the machines, in virtual time and with random bytes, because they fail fast; then real processes.
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
@@ -202,7 +207,7 @@ stress: build
 	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
 	@$(BIN)/pccl stress --churn --duration 10m --all-paths --report build/stress
 
-# With torch, whose Gloo is what we compare with.
+# Needs torch: the benchmarks compare with its Gloo.
 bench: setup
 	@$(BIN)/python -m benchmarks.control
 	@$(BIN)/python -m benchmarks.growth

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests under conditions in which they must pass as well: one function for each condition. Nothing here knows a
-# test; what a condition breaks is mended in the test or in the library, never excused here.
+# Run the tests under unusual conditions, in which they must pass too: one function for each condition. This file names
+# no test and has no exceptions: a failure under a condition is fixed in the test or in the library.
 #
 #   tests/conditions.sh                        every condition, one after the other: `make test` in a fresh clone
 #   tests/conditions.sh --list                 the conditions
@@ -14,7 +14,7 @@ set -uo pipefail
 
 self=$(readlink -f "$0")
 tree=$(dirname "$(dirname "$self")")
-# From the outermost to the innermost: what needs root comes before the user changes.
+# From the outermost to the innermost: conditions that need root come before the change of the user.
 CONDITIONS=(twice no_ipv6 no_reaper descriptors ignored_signals umask tmpdir user)
 SKIPPED=77
 
@@ -25,7 +25,7 @@ skip() {
 
 # --- Conditions: each runs a command ------------------------------------------
 
-# Two runs at the same time: ports, names and files must not meet.
+# Two runs at the same time: their ports, names and files must not collide.
 twice() {
     local first second status=0
     (scratch=$scratch/1 && mkdir "$scratch" && export scratch && "$@") >"$scratch/first" 2>&1 &
@@ -37,22 +37,23 @@ twice() {
     return $status
 }
 
-# A network of its own, with loopback and without IPv6. Set-up, which downloads, has a way back to the other one.
+# A new network namespace, with loopback and without IPv6. Set-up downloads packages, so it runs in the original network
+# namespace ($online).
 no_ipv6() {
     [[ $EUID -eq 0 ]] || { skip "only root may switch IPv6 off"; return; }
     unshare --net true 2>/dev/null || { skip "there are no network namespaces"; return; }
     online="nsenter --net=/proc/$$/ns/net" unshare --net sh -c 'ip link set lo up && sysctl -qw net.ipv6.conf.all.disable_ipv6=1 && exec "$@"' sh "$@"
 }
 
-# Orphans go to a process that never waits for them, as in a container whose first process is no init.
+# Orphans get a parent that never waits for them, as in a container whose first process is no init.
 no_reaper() {
     python3 -c 'import ctypes, subprocess, sys
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 sys.exit(subprocess.run(sys.argv[1:], check=False, close_fds=False).returncode)' "$@"
 }
 
-# Every new descriptor has a number above what select() can take. pytest's workers do not inherit descriptors, so the
-# interpreter in which they start opens them once more.
+# Every new descriptor has a number that is too large for select(). pytest's workers do not inherit descriptors, so
+# their interpreter opens them again.
 OPEN='import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
@@ -73,7 +74,7 @@ descriptors() {
     PARALLEL="--dist load --tx $(($(nproc) + 1))*popen//python=$scratch/python" python3 -c "$OPEN" "$@"
 }
 
-# As a job in the background (SIGINT, SIGQUIT) and under nohup (SIGHUP).
+# Ignored as in a background job (SIGINT, SIGQUIT) and under nohup (SIGHUP).
 ignored_signals() (
     trap '' INT QUIT HUP
     "$@"
@@ -84,40 +85,42 @@ umask() (
     "$@"
 )
 
-# Temporary files in a folder with a space and a long name: longer than the address of a Unix socket may be.
+# Temporary files in a folder whose name has spaces and is longer than the address of a Unix socket may be.
 tmpdir() {
     local folder
     folder="$scratch/$(printf 'else where %.0s' {1..12})"
     mkdir -p "$folder" && chmod 1777 "$folder" && TMPDIR=$folder "$@"
 }
 
-# An ordinary user, with the interpreter of the system: one in root's home is none of his.
+# An ordinary user, with the interpreter of the system, because this user cannot run one in root's home.
 user() {
     [[ $EUID -eq 0 ]] || { "$@"; return; }
     command -v setpriv >/dev/null || { skip "there is no setpriv"; return; }
     local home=$scratch/home
-    mkdir -p "$home" && chmod 755 "$scratch" && chown 65534:65534 "$home"
-    # A folder that only root may read hides everything below it.
+    mkdir -p "$home" && chmod 755 "$scratch"
+    printf '[safe]\n\tdirectory = *\n' >"$home/.gitconfig"  # so that git clones a tree that another user owns
+    chown -R 65534:65534 "$home"
+    # Nothing below a folder that only root may read can be used, so these variables avoid such folders.
     HOME=$home TMPDIR=${TMPDIR:-$home} PYTHON=${PYTHON:-/usr/bin/python3} PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
         setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 }
 
 # --- One after the other ------------------------------------------------------
 
-# The rest of the conditions, then the command: what is left of "a b -- command".
+# Apply the next condition to the rest of "a b -- command"; run the command if no condition is left.
 inside() {
     local next=$1
     shift
     if [[ $next == -- ]]; then exec "$@"; else "$next" "$self" --inside "$@"; fi
 }
 
-# A clone of what is committed, by the user who runs its tests.
+# Clone the last commit, as the user that runs the tests, and run `make test` in the clone.
 fresh_clone() {
     local clone
     clone=$(TMPDIR='' mktemp -d) && chmod 755 "$clone" || return
     # shellcheck disable=SC2064  # the folder as it is now
     trap "rm -rf '$clone'" EXIT
-    git -c safe.directory='*' clone --quiet "$tree" "$clone/pccl" && cd "$clone/pccl" || return
+    git clone --quiet "$tree" "$clone/pccl" && cd "$clone/pccl" || return
     time { ${online-} make setup && make test; }
 }
 

@@ -1,6 +1,6 @@
-"""What holds for every test: its tier follows from its folder, and process tests leave nothing behind.
+"""Rules for every test: the folder of a test is its tier, and process tests must leave nothing behind.
 
-No fixture here starts anything; what a tier needs lives in that tier's folder.
+No fixture here starts a process; fixtures of a tier are in the folder of that tier.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ INHERITED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 def pytest_configure() -> None:
-    """Start every process of a test with default signals, whoever started the tests.
+    """Start every process of a test with default signal handling, however the tests themselves were started.
 
-    A process that is executed inherits what is ignored, but not what is handled. So a handler that does nothing leaves
-    this process as deaf as it was, and lets its children hear.
+    A new program inherits ignored signals, but not handlers. So a handler that does nothing keeps the signal without
+    effect in this process, and its children get the default.
     """
     for number in INHERITED:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit status of every child
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit status of every child is lost
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the tier whose folder it lies in."""
+    """Mark each test with the tier of its folder."""
     for item in items:
         if not item.path.is_relative_to(TESTS):
             continue
@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Hand out tests to workers one by one, and the undivided files, first of all, as a whole."""
-    # xdist's own groups are names that it appends to the identity of a test, which pytest no longer lets it do.
+    """Give tests to workers one by one; give each undivided file to one worker as a whole, before all others."""
+    # xdist's own groups append a name to the test id, which pytest no longer allows.
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):

@@ -1,9 +1,9 @@
-"""What a test left behind: processes, descriptors and shared segments.
+"""Detect what a test left behind: processes, descriptors and shared segments.
 
-A footprint is taken before the test and compared after it.  Processes are found
+A footprint is taken before the test and compared after it. Processes are found
 in two ways: as descendants of the test process, and by a mark in their
-environment, because an orphan is nobody's descendant any more and still ours.
-Whatever is found is named and then ended, so that one leak fails one test.
+environment, because an orphan is no longer a descendant of the test.
+Every leak is reported and then removed, so that one leak fails only one test.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MARK = "PCCL_TEST_MARK"
 
-# How long a process may take to end after the test; killed actors need
-# milliseconds, so this is patience with a loaded machine.
+# How long a process may take to end after the test. Killed actors need
+# milliseconds; the rest is reserve for a loaded machine.
 WAIT_SECONDS_MAX = 5.0
 
 POLL_SECONDS = 0.01
@@ -56,7 +56,7 @@ class Footprint:
         os.environ[MARK] = mark
         try:
             _collect()
-            gc.freeze()  # what is there now is looked at no more: with torch loaded, each collection takes 0.2 s
+            gc.freeze()  # skip existing objects in later collections: with torch loaded, each takes 0.2 s
             yield cls(mark, frozenset(_descendants()), _descriptors(), _segments())
         finally:
             if before is None:
@@ -65,7 +65,7 @@ class Footprint:
                 os.environ[MARK] = before
 
     def leaks(self, wait_seconds: float = WAIT_SECONDS_MAX) -> list[str]:
-        """One line for each thing that is still there and was not before."""
+        """Return one line for each process, descriptor and segment that did not exist before the test."""
         _collect()
         found = self._process_leaks(wait_seconds)
         found += [
@@ -79,9 +79,9 @@ class Footprint:
     def _process_leaks(self, wait_seconds: float) -> list[str]:
         descendants = _descendants() - self.processes
         left = descendants | (_marked(self.mark) - self.processes)
-        # A zombie of ours has ended but was never waited for, which in a long
-        # training run fills the process table.  Waiting below would hide it.
-        # Orphans of a killed peer are no descendants: init waits for them, now, later or never.
+        # A zombie child has ended but was never reaped; in a long training run zombies
+        # fill the process table. The wait below would hide it.
+        # Orphans of a killed peer are not descendants: waiting for them is the task of init.
         zombies = {process for process in descendants if _is_zombie(process)}
         names = {process: _describe(process) for process in left}
         alive = _wait_for_end(left, wait_seconds)
@@ -95,7 +95,7 @@ class Footprint:
 
 
 def _collect() -> None:
-    """Closing in __del__ is a promise of the library; give it the chance. What the arena keeps for later is no leak."""
+    """Run __del__ methods, which close resources, and free what the arena caches: neither counts as a leak."""
     gc.collect()
     default().trim()
 
@@ -105,7 +105,7 @@ def _descendants() -> set[psutil.Process]:
 
 
 def _marked(mark: str) -> set[psutil.Process]:
-    """Processes of the library, anywhere on this machine, that this test started."""
+    """Return the processes of the library on this machine that this test started."""
     found = set()
     for process in psutil.process_iter(["name"]):
         if not (process.info["name"] or "").startswith(NAME_PREFIX):
@@ -118,14 +118,14 @@ def _marked(mark: str) -> set[psutil.Process]:
 
 
 def _wait_for_end(processes: set[psutil.Process], wait_seconds: float) -> set[psutil.Process]:
-    """Those of the processes that still run after this time. A zombie has ended, whether or not init comes for it."""
+    """Return the processes that still run after this time. A zombie counts as ended, even if init does not reap it."""
     deadline = time.monotonic() + wait_seconds
     running = {process for process in processes if _is_running(process)}
     while running and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         running = {process for process in running if _is_running(process)}
     for process in processes - running:
-        with contextlib.suppress(psutil.Error):  # gone, or no child of ours
+        with contextlib.suppress(psutil.Error):  # already reaped, or not our child
             process.wait(timeout=0)
     return running
 

@@ -21,7 +21,8 @@ fi
 read -r -a hosts <<<"$1"
 shift
 read -r -a ssh <<<"${SSH:-ssh -o BatchMode=yes}"
-folder=${REMOTE_DIR:-pccl}
+folder=$(printf '%q' "${REMOTE_DIR:-pccl}") # the shell of the other host reads it
+folder=${folder/#\\~\//\~/}               # and replaces ~ there
 port=${MASTER_PORT:-48148}
 restarts=${RESTARTS:-100}
 address="${hosts[0]#*@}:$port"
