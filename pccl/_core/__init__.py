@@ -1,1 +1,1 @@
-"""Compiled code: machines, wire and loops over bytes; nothing here knows of users or of processes."""
+"""Compiled code: machines, protocol and loops over bytes; it knows nothing about users and processes."""

@@ -47,9 +47,9 @@ cdef struct Op:
     uint64_t moved                  # bytes received and sent so far; a stall is a time without change
     uint64_t sent_bytes             # payload
     uint64_t received_bytes         # payload
-    uint64_t network_ns             # workers waited in the middle of a frame
-    uint64_t neighbour_ns           # receivers waited for a frame to begin
-    uint64_t reduce_ns              # receivers added
+    uint64_t network_ns             # time that workers waited in the middle of a frame
+    uint64_t neighbour_ns           # time that receivers waited for a frame to begin
+    uint64_t reduce_ns              # time that receivers spent on sums
     uint64_t begun_ns
     uint32_t rank
     uint32_t datatype
@@ -71,11 +71,11 @@ cdef struct Op:
 
 # A block that is ready to be sent. The state of a cell counts laps, so zeroed memory is an empty queue.
 cdef struct QueueCell:
-    uint64_t state                  # twice the lap: free; one more: filled
+    uint64_t state                  # 2 * lap: free; 2 * lap + 1: filled
     uint64_t sequence
     uint32_t hop
     uint32_t block
-    uint32_t crc                    # of the payload: the receiver had it in the cache
+    uint32_t crc                    # of the payload; computed by the receiver, which had the payload in the cache
     uint32_t has_crc                # 0: not computed, because it is probably not sent
 
 
@@ -139,7 +139,7 @@ cdef class Board:
     cdef Op *find(self, uint64_t sequence) noexcept
     cdef void ring_receivers(self) noexcept
     cdef void ring_senders(self) noexcept
-    # The operation of that sequence if it runs, and the caller must `leave` it; or NULL.
+    # Returns the operation of that sequence if it runs; the caller must `leave` it. Otherwise NULL.
     cdef Op *enter(self, uint64_t sequence) noexcept nogil
     cdef void leave(self, Op *op) noexcept nogil
     # Whether this is the first frame of a block at a hop: only that one may write memory or be counted.
@@ -148,7 +148,7 @@ cdef class Board:
     cdef void account(self, Op *op) noexcept nogil
     # Makes a block ready to be sent; 0 if the queue is full.
     cdef int push(self, Op *op, uint32_t hop, uint32_t block, uint32_t crc, bint has_crc) noexcept nogil
-    # Takes the next block to send: 1, and the caller must `leave` its operation; or 0.
+    # Takes the next block to send. Returns 1, and the caller must `leave` its operation; or 0 if there is none.
     cdef int take(self, Job *job) noexcept nogil
     cdef int take_forward(self, Queue *queue, Job *job) noexcept nogil
     cdef int take_own(self, int small, Job *job) noexcept nogil

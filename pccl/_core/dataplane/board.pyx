@@ -7,7 +7,7 @@ An actor shares its board with its lane workers. No socket is used here, and not
 operation with one division. The actor adds operations in the order of their sequences, which is the same on all peers:
 an admitted operation can always finish, because the oldest one is on the board of every peer. `commenced` is the
 highest sequence so far. A frame beyond it is early and waits; a frame at or below it whose operation is not running
-belongs to the past and is dropped.
+belongs to an operation that has ended, and is dropped.
 
 **Abort.** A worker *enters* an operation before it uses its memory and *leaves* it afterwards: it increments the user
 count, then reads the state. The actor changes the state, then reads the count. So either the worker sees the abort or
@@ -84,7 +84,7 @@ cdef class Board:
     # ------------------------------------------------------------------------------------------ the actor's part
 
     def begin(self, uint64_t sequence, Operation operation not None, uint32_t rank, uint32_t world):
-        """Add an operation. False if it must wait until others have ended. Raises ValueError for an impossible one."""
+        """Add an operation; return False if it must wait for the end of others. Raises ValueError if it is invalid."""
         cdef Op *op = &self.shared.ops[sequence % BOARD_ENTRIES]
         cdef Plan plan
         cdef Quantizer quantizer
@@ -130,7 +130,7 @@ cdef class Board:
         return True
 
     def abort(self, uint64_t sequence):
-        """Make all workers leave an operation. True if none is inside."""
+        """Make all workers leave an operation; return whether none is inside."""
         cdef Op *op = self.find(sequence)
         if op == NULL:
             return True
@@ -199,14 +199,14 @@ cdef class Board:
         return 0 if op == NULL else posix.atomic_load_u64(&op.moved)
 
     def statistics(self, uint64_t sequence):
-        """Of an operation: payload sent and received, and nanoseconds in the network, for the neighbour, in reduce."""
+        """Return the payload sent and received, and nanoseconds: waits for network and neighbour, and time for sums."""
         cdef Op *op = self.find(sequence)
         if op == NULL:
             return 0, 0, 0, 0, 0
         return op.sent_bytes, op.received_bytes, op.network_ns, op.neighbour_ns, op.reduce_ns
 
     def lane_statistics(self, bint sends, int lane):
-        """Of one worker: payload, frames, and nanoseconds in the network, for the neighbour, in reduce."""
+        """Return the payload and frames of one worker, and the same three times as `statistics`."""
         cdef LaneCount *count = &self.shared.lanes[sends][lane % LANES_MAX]
         return count.payload_bytes, count.frames, count.network_ns, count.neighbour_ns, count.reduce_ns
 
@@ -329,7 +329,7 @@ cdef class Board:
         block = op.own_blocks
         if posix.atomic_load_u32(&op.own_next) < op.own_blocks:
             block = posix.atomic_add_u32(&op.own_next, 1) - 1
-        # Only the holder of the last block clears the bit: a later sender might clear that of the next operation.
+        # Only the sender that took the last block clears the bit: a later one might clear it for the next operation.
         if block + 1 == op.own_blocks:
             posix.atomic_clear_bits_u64(&self.shared.owning[small][entry // 64], bit_of(entry))
         if block < op.own_blocks:
@@ -378,7 +378,7 @@ cdef class Board:
 
 
 cdef inline uint64_t arrivals_of(const Plan *plan) noexcept nogil:
-    """How many bits say which blocks have arrived at which hop."""
+    """The number of bits that record which blocks have arrived at which hop."""
     return (2 * plan.world - 2) * plan.blocks_each
 
 

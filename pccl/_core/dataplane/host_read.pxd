@@ -7,8 +7,8 @@ from .segment_table cimport MappedSegment
 
 cdef enum:
     HOST_READ_BYTES_MIN = 1 << 14   # a smaller block is sent: two copies cost less than returning a loan
-    LOANS_MAX = 8                   # blocks of one lane on loan at a time: a small operation waits behind no more
-    RETURNS_AT_ONCE = 4             # blocks that are returned together, while more of them are there
+    LOANS_MAX = 8                   # blocks of one lane on loan at a time: a small operation waits behind at most these
+    RETURNS_AT_ONCE = 4             # blocks that are returned together, while more have arrived
     NOTE_MAGIC = 0x31524350         # "PCR1"
     INTRODUCED = 0xFFFFFFFF         # instead of the serial of an offer: the note answers the introduction
     NOTES_MAX = 16                  # notes that are read at a time

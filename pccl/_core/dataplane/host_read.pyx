@@ -14,8 +14,8 @@ segment.
 **Loan.** A frame of kind HOST_READ says where its block is and does not contain it. The receiver returns the block
 after it has read it; only then does the block count as sent. A peer with blocks on loan has therefore not finished the
 operation and has not voted, and the user does not have the tensor back yet. So no process reads memory that its owner
-may overwrite, unless the operation was aborted; then every peer discards what it read. There is no CRC, because nothing
-travels.
+may overwrite, unless the operation was aborted; then every peer discards what it read. There is no CRC, because no
+byte of the block is transmitted.
 
 Few blocks are on loan at a time: a small operation overtakes large ones, but not blocks that are already on loan.
 """

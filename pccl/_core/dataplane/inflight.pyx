@@ -1,9 +1,9 @@
 # cython: language_level=3, cdivision=True, auto_pickle=False
-"""The in-flight budget: how many bytes the lanes of a far link have sent together that are not yet acknowledged.
+"""The in-flight budget: how many bytes all lanes of a far link may have sent that are not yet acknowledged.
 
 A link carries a certain number of bytes in a round trip. Fewer bytes in flight leave it idle; more do not arrive
 earlier, they wait in a queue on the way. Congestion control knows this of one connection, but not that the connection
-belongs to a pool. Each connection believes in the best rate it has seen; the sum is a multiple of the link's rate; the
+belongs to a pool. Each connection assumes the best rate it has seen; the sum is a multiple of the link's rate; the
 queue fills and overflows; and the lane that lost its last packets delays the whole operation. At 1 Gbit/s and 100 ms
 four connections lost nothing and used 88 % of the link, eight lost 6 % of their packets and used 77 %, sixteen lost
 14 % and used 76 %. Queues also delay the acknowledgements of the other direction.
@@ -31,10 +31,10 @@ from pccl._core.system.tcp_info cimport TcpInfo, read_tcp_info
 FAR_ROUND_TRIP_US = <int> FAR_US  # as Python sees it
 
 cdef enum:
-    SLACK_US = 5_000                # the budget covers at least so much more than a round trip: workers oversleep
+    SLACK_US = 5_000                # the budget covers at least this much more than a round trip: workers oversleep
     SAMPLE_ROUND_TRIPS = 5          # in a single one, acknowledgements may come late and all at once
     FLAT_SAMPLES = 2                # on a full link without growth: then its rate is known
-    LOST_ONE_IN = 50                # one packet in so many lost on a full link is too many: 2 %
+    LOST_ONE_IN = 50                # if one packet in this many (2 %) is lost on a full link, the rate is too high
     LEAST_BYTES = 1 << 16           # may always be in flight
     ENDING = 1                      # instead of a time: one sender ends a sample and begins the next
 

@@ -13,7 +13,7 @@ cdef enum:
 
 # Why a loop returned.
 cdef enum:
-    GO_ON = 0                       # it did not return: a step says that there is another step
+    GO_ON = 0                       # the loop continues: returned by a step, never by the loop
     MAIL = 1                        # something is in the mailbox
     ENDED = 2                       # the connection has ended: `problem` says why
     UNMAPPED = 3                    # the segment `wanted` must be mapped first

@@ -16,7 +16,7 @@ this host: 127.0.0.1 may be a tunnel to another machine. So a sender introduces 
 the machine, the namespace and its own end of the connection. A receiver that sees the same end answers that both are on
 one host; from then on blocks are plain.
 
-**Abort** finds a worker between two blocks, or asleep on its socket. A receiver then reads the rest of the frame into
+**Abort.** The worker is between two blocks, or asleep on its socket. A receiver then reads the rest of the frame into
 scratch memory. A sender copies the rest of its frame and sends the copy, because half a frame would end the connection.
 Both release the tensor at once.
 """
@@ -104,7 +104,7 @@ cdef class LaneEnd:
         return code
 
     cdef int run(self) noexcept nogil:
-        """The loop, which Sender and Receiver override; this one refuses."""
+        """The loop, which Sender and Receiver override; this one only fails."""
         return self.end(0, b"a lane end that is neither sender nor receiver moves nothing")
 
     @property
@@ -113,7 +113,7 @@ cdef class LaneEnd:
         return os.strerror(self.error) if self.error else (<bytes> self.reason).decode()
 
     cdef int end(self, int error, const char *reason) noexcept nogil:
-        """Note why the connection ends: an errno, or 0 and a reason."""
+        """Record why the connection ends: an errno, or 0 and a reason."""
         self.error = error
         self.reason = reason
         return ENDED

@@ -4,12 +4,12 @@ from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef enum:
-    # Stays in the cache between socket, sum and next socket. With its header it fills four packets of loopback;
-    # 1 << 18 would need a fifth that is almost empty.
+    # A block of this size stays in the cache between socket, sum and next socket. With its header it fills four packets
+    # of loopback; 1 << 18 would need a fifth that is almost empty.
     BLOCK_BYTES_MAX = 63 << 12
     BLOCK_BYTES_MIN = 1 << 14       # below this the header and the system call cost more than the bytes
-    # Of a small tensor: one travels while the other is added; 4 take a fifth longer at 400 KiB with four or eight peers
-    # on two cores, because each block costs wake-ups.
+    # For a small tensor: one travels while the other is added; 4 take a fifth longer at 400 KiB with four or eight
+    # peers on two cores, because each block costs wake-ups.
     BLOCKS_PER_CHUNK = 2
     BLOCKS_MAX = 1 << 14            # of one operation: queues and bit sets have room for this many
     UNIT = 64                       # elements; chunks of a large tensor begin at multiples, so vectors stay aligned
@@ -22,7 +22,7 @@ cdef struct Plan:
     uint32_t world                  # peers in the ring, and chunks
     uint64_t unit                   # chunks begin at multiples of this many elements
     uint64_t units_each             # units that every chunk has
-    uint64_t units_over             # this many chunks, the first ones, have one more
+    uint64_t units_over             # this many chunks, from the first on, have one unit more
     uint64_t block                  # elements of a block; the last block of a chunk may be shorter
     uint64_t blocks_each            # blocks of the longest chunk; the number of a block is chunk * blocks_each + block
 

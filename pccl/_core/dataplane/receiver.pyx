@@ -12,7 +12,7 @@ A frame of an operation that this peer has not begun waits; a frame of an operat
 Every number of a header is compared with what this peer computes from the operation, before a byte of payload is read.
 
 An in-place tensor is saved piece by piece before it changes. The backup says how much of each block is saved, so the
-tensor can be restored wherever this process was killed.
+tensor can be restored, at whatever point this process was killed.
 """
 
 import os
@@ -251,7 +251,7 @@ cdef class Receiver(LaneEnd):
         if spreads and op.quantizer.bits == 0:
             memory = self.find_memory()
             self.target = memory.out
-            # Only this peer's own chunk is overwritten before it was added to; if it was lent, it is not saved yet.
+            # Only this peer's own chunk is overwritten without a sum before; if it was on loan, it is not saved yet.
             if memory.mark != NULL:
                 save(memory.mark, memory.out, memory.backup, nbytes)
         elif spreads and self.is_sent_on():
@@ -382,18 +382,18 @@ cdef class Receiver(LaneEnd):
         return GO_ON
 
     cdef void set_low_water(self, int nbytes) noexcept nogil:
-        """Have the socket wake this worker when it holds that many bytes."""
+        """Make the socket wake this worker when it holds that many bytes."""
         if nbytes != self.low_water:
             self.low_water = nbytes
             posix.setsockopt(self.connection, posix.SOL_SOCKET, posix.SO_RCVLOWAT, &nbytes, sizeof(nbytes))
 
     cdef int drop_payload(self) noexcept nogil:
-        """The operation was aborted in the middle of a frame: the rest goes to scratch."""
+        """Leave an operation that was aborted in the middle of a frame; read the rest into scratch."""
         self.drop()
         return self.use_scratch()
 
     cdef int use_scratch(self) noexcept nogil:
-        """Have the payload go to scratch."""
+        """Make scratch memory the target of the payload."""
         cdef uint64_t needed = self.header.length
         if self.op == NULL and needed > BLOCK_BYTES_MAX:
             needed = BLOCK_BYTES_MAX  # this length was not checked
@@ -410,7 +410,7 @@ cdef class Receiver(LaneEnd):
             self.op = NULL
 
     cdef int close_frame(self) noexcept nogil:
-        """The block is complete: reduce it if it is not final, and make it ready to be sent on."""
+        """Finish a complete block: reduce it if it is not final, and make it ready to be sent on."""
         cdef Op *op = self.op
         cdef uint32_t crc = self.header.crc
         cdef bint has_crc = self.header.kind == BLOCK, reduces

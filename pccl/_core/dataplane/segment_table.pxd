@@ -33,9 +33,9 @@ cdef class SegmentTable:
         cdef MappedSegment *entry = self.find(segment)
         return NULL if entry == NULL else entry.base
 
-    # Nothing has been offered to the neighbour, because it is a new one.
+    # Forgets all offers, because the neighbour is a new one.
     cdef void forget_offers(self) noexcept nogil
-    # Takes the neighbour's answer to an offer.
+    # Records the neighbour's answer to an offer.
     cdef void answer(self, uint32_t serial, bint accepted) noexcept nogil
     # Builds the table from the mappings, the old entries and `added`.
     cdef int rebuild(self, const MappedSegment *added) except -1

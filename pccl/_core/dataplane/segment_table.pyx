@@ -1,7 +1,7 @@
 # cython: language_level=3, auto_pickle=False
 """The segments that a worker has mapped, by number: those of its peer, or those that a neighbour has offered.
 
-A block names its memory as segment and offset, because each process maps a segment at another address. The lookup
+A block names its memory as segment and offset, because each process maps a segment at a different address. The lookup
 happens for every block, without the GIL, so the table is plain memory. It is rebuilt when a segment is added or
 removed. Memory pages are faulted in when a segment is mapped: in one system call, and not one by one while blocks wait.
 """
@@ -94,7 +94,7 @@ cdef class SegmentTable:
 
 
 cdef void put(MappedSegment *entries, uint32_t size, const MappedSegment *content) noexcept:
-    """Copy an entry into the first free one from its hash on."""
+    """Copy `content` into the first free entry at or after its hash."""
     cdef uint32_t entry = content.segment & (size - 1)
     while entries[entry].segment:
         entry = (entry + 1) & (size - 1)

@@ -42,9 +42,9 @@ from .segment_table cimport MappedSegment
 
 cdef enum:
     RECRUIT_MS = 4                  # a socket that is full for this long is slow: another lane is woken
-    RECRUIT_MS_MAX = 1024           # and again after twice the time, up to this, while the socket stays full
+    RECRUIT_MS_MAX = 1024           # while the socket stays full, the wait for the next lane doubles up to this
     SLOW_NS = 1_000_000             # a lane whose frames take longer may be the last one at the end of an operation
-    SLOW_TIMES = 4                  # a lane is slow if another one is so many times faster
+    SLOW_TIMES = 4                  # a lane is slow if another one is this many times faster
     STREAK = 8                      # frames without a full socket; fewer measure the socket's buffer, not the link
     REPORT_MS = 5                   # how often the sender of a far link reports while its socket is full
     BUDGET_WAIT_PART = 32_000       # the wait for budget: a 32nd of the round trip, from microseconds to milliseconds
@@ -165,9 +165,9 @@ cdef class Sender(LaneEnd):
         posix.atomic_clear_bits_u64(word, lane_bit(self.lane))
 
     cdef bint would_be_last(self) noexcept nogil:
-        """Whether faster lanes will have sent all the rest before this one has sent the block it just took.
+        """Whether faster lanes would send all remaining blocks before this lane has sent the block that it took.
 
-        The operation would wait for this lane then. The answer is yes for a limited time only: fast lanes may be stuck.
+        Then the operation would wait for this lane. True for a limited time only, because fast lanes may be stuck.
         """
         cdef Op *op = self.job.op
         cdef uint64_t mine = self.count.frame_ns, best = 0, fast
@@ -183,7 +183,7 @@ cdef class Sender(LaneEnd):
         return <uint64_t> (self.taken_ns - self.declining_ns) < BACKLOG_FRAMES * mine
 
     cdef void put_back(self) noexcept nogil:
-        """Leave the block to faster lanes. Marked as blocked and not as idle, so that this lane is not woken for it."""
+        """Leave the block to faster lanes. This lane is marked as blocked, not as idle, so it is not woken for it."""
         self.set_blocked(True)
         self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.has_crc)
         self.board.leave(self.job.op)
@@ -240,7 +240,7 @@ cdef class Sender(LaneEnd):
         return GO_ON
 
     cdef int save_payload(self, uint32_t chunk) noexcept nogil:
-        """Save the own chunk, which the result will overwrite; it is read now anyway: a twentieth less time."""
+        """Save the own chunk, which the result will overwrite. It is read now anyway, which saves 5 % of the time."""
         cdef Op *op = self.job.op
         cdef char *backup
         if self.job.hop or self.by_host_read or op.quantizer.bits or not op.flags & BACKED_UP:
@@ -312,12 +312,12 @@ cdef class Sender(LaneEnd):
         return self.finish() if self.header_left == 0 and self.payload_left == 0 else GO_ON
 
     cdef int finish(self) noexcept nogil:
-        """The kernel has the whole frame."""
+        """Account for a frame that the kernel has taken completely."""
         cdef Op *op = self.job.op
         if self.blocked:
             self.set_blocked(False)
         if self.length == 0:
-            return GO_ON  # it was notices
+            return GO_ON  # the frame was a notice
         self.count.payload_bytes += self.length
         self.count.frames += 1
         if self.by_host_read:
@@ -397,7 +397,7 @@ cdef class Sender(LaneEnd):
         return GO_ON
 
     cdef void wait_for_return(self) noexcept nogil:
-        """The maximum is on loan. If nothing is returned for long, another lane may take the next blocks."""
+        """Wait while LOANS_MAX blocks are on loan. After a while, another lane may take the next blocks."""
         cdef int64_t began = now_ns()
         if not self.sleep(RECRUIT_MS):
             self.set_blocked(True)
@@ -410,7 +410,7 @@ cdef class Sender(LaneEnd):
     # ------------------------------------------------------------------------------------------ waiting
 
     cdef void measure(self) noexcept nogil:
-        """Update how long a large block takes, while the socket's buffer does not hide it."""
+        """Update the time that a large block takes, unless the socket's buffer hides it."""
         self.streak += self.streak <= STREAK
         if self.streak == 1 or self.streak > STREAK:
             self.count.frame_ns += (now_ns() - self.taken_ns - <int64_t> self.count.frame_ns) // 4
@@ -421,12 +421,12 @@ cdef class Sender(LaneEnd):
         cdef LinkCount total
         cdef int lane
         if not refresh(&self.report, self.connection):
-            return <uint64_t> -1  # sending will tell why
+            return <uint64_t> -1  # the next send reports why
         if not self.reporting:
             restart_sample(budget)
         self.count.counted = self.report.counted
         if not self.reporting:
-            restart_sample(budget)  # again: one that began in between may lack what this lane reports
+            restart_sample(budget)  # again: a sample that began meanwhile may lack this lane's counts
             self.reporting = True
         memset(&total, 0, sizeof(total))
         for lane in range(self.board.lanes):
@@ -435,13 +435,13 @@ cdef class Sender(LaneEnd):
         return free_bytes(budget, &total, &self.report)
 
     cdef void stop_reporting(self) noexcept nogil:
-        """Bytes that are in flight now will arrive without a report of this lane."""
+        """Remove this lane from the counts: its bytes that are in flight now will arrive uncounted."""
         self.reporting = False
         self.count.counted.in_flight = self.count.counted.unsent = 0
         restart_sample(&self.board.shared.budget)
 
     cdef int wait_for_budget(self) noexcept nogil:
-        """Enough is in flight. Wake another lane only for a small operation, which must not wait behind this one."""
+        """Wait while the budget is used up. Wake another lane only for a small operation, which must not wait too."""
         cdef int64_t began = now_ns()
         self.set_blocked(self.board.has_work_of(1))
         if self.blocked:
@@ -450,7 +450,7 @@ cdef class Sender(LaneEnd):
         return self.wake_up(began)
 
     cdef int wait_for_socket(self) noexcept nogil:
-        """The socket is full. If a frame takes long, another lane may take the next blocks."""
+        """Wait while the socket is full. If a frame takes long, another lane may take the next blocks."""
         cdef int64_t began = now_ns(), left_ms
         left_ms = self.patience_ms if self.blocked else RECRUIT_MS - (began - self.taken_ns) // 1_000_000
         if self.far and left_ms > REPORT_MS:
@@ -474,7 +474,7 @@ cdef class Sender(LaneEnd):
         return GO_ON
 
     cdef void set_blocked(self, bint blocked) noexcept nogil:
-        """Say on the board whether this lane is blocked: a blocked lane does not keep others asleep."""
+        """Record on the board whether this lane is blocked. If it is, other lanes may be woken."""
         self.blocked = blocked
         if blocked:
             posix.atomic_set_bits_u64(&self.board.shared.blocked[self.lane // 64], lane_bit(self.lane))
@@ -482,7 +482,7 @@ cdef class Sender(LaneEnd):
             posix.atomic_clear_bits_u64(&self.board.shared.blocked[self.lane // 64], lane_bit(self.lane))
 
     cdef int release_operation(self) noexcept nogil:
-        """The operation was aborted in the middle of its frame, which continues from memory of this process."""
+        """Leave an operation that was aborted in the middle of a frame; send the rest from memory of this process."""
         if self.payload_left and not self.own.bytes <= self.payload < self.own.bytes + self.own.size:
             if reserve(&self.own, self.payload_left) != 0:
                 return self.end(posix.ENOMEM, b"")

@@ -1,7 +1,8 @@
 """The blocking calls of a training process that are votes: one at a time of each name, each with a number of its own.
 
-An answer to a number that nobody waits for any more is dropped: so a call that was given up can never be mistaken for
-the one that came after it. Numbers are shared by all calls of a peer, and start again at 1 after four billion of them.
+An answer with a number that no call has any more is dropped, so a late answer to a call that was given up is never
+taken for the answer to the next one. All calls of a peer share these numbers, which start again at 1 after four
+billion.
 
 Part of the peer's machine, which says what a vote means; pure.
 """
@@ -41,13 +42,13 @@ class Calls:
         self._outbox = outbox
 
     def number(self) -> int:
-        """The number of the next vote."""
+        """Return a number for the next vote."""
         number = self._next_number
         self._next_number = number % 0xFFFFFFFF + 1
         return number
 
     def enter(self, name: str, call: Any) -> int:
-        """The number of the vote, or 0 if another thread of this process is already in the same call."""
+        """Open a call. Return the number of its vote, or 0 if another thread of this process is in the same call."""
         if name in self.open:
             self.complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is already in {name}")
             return 0
@@ -56,7 +57,7 @@ class Calls:
         return number
 
     def take(self, number: int) -> Call | None:
-        """The call with this number, no longer under way; None if it was given up."""
+        """Remove and return the call with this number; None if it was given up."""
         for name, call in self.open.items():
             if call.number == number:
                 del self.open[name]
@@ -64,7 +65,7 @@ class Calls:
         return None
 
     def cancel(self, cancel: Any) -> None:
-        """The caller of that slot gave up."""
+        """The caller of that slot gave up: withdraw its vote."""
         for name, call in list(self.open.items()):
             if call.slot == cancel.slot and call.generation == cancel.generation:
                 del self.open[name]
@@ -72,7 +73,7 @@ class Calls:
                 self.complete(call, INVALID_USAGE, KIND_CANCELLED, "given up by its caller")
 
     def end(self, result: int, kind: int, text: str) -> None:
-        """The membership is over, and that is the answer to every call."""
+        """The membership is over: complete every call with this outcome."""
         calls = list(self.open.values())
         self.open.clear()
         for call in calls:

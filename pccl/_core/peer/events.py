@@ -48,7 +48,7 @@ class MasterSaid:
 
 @record
 class MasterDown:
-    """The control connection failed or was lost; `final` if another attempt would meet the same refusal."""
+    """The control connection failed or was lost; `final` if another attempt would be refused too."""
 
     reason: str
     final: bool = False
@@ -56,7 +56,7 @@ class MasterDown:
 
 @record
 class LinkCame:
-    """A peer proved itself at our port and wants to be a lane."""
+    """A peer passed the handshake at this peer's port and wants to join a lane."""
 
     link: int
     hello: JoinLane
@@ -64,7 +64,7 @@ class LinkCame:
 
 @record
 class LinkUp:
-    """A lane we dialled was welcomed."""
+    """A lane that this peer dialled was welcomed."""
 
     link: int
 
@@ -183,7 +183,7 @@ class SpawnLanes:
 
 @record
 class KillLanes:
-    """End all worker processes; they are built anew when they are needed."""
+    """End all lane workers; new ones are started when they are needed."""
 
 
 @record
@@ -232,10 +232,10 @@ class BeginOperation:
 
 @record
 class AbortOperation:
-    """Let go of an operation that was begun; what it overwrote is restored by the training process.
+    """Let go of an operation that was begun; the training process restores what it overwrote.
 
-    Answered by exactly one ReduceDrained, later, never while this is being done. Comes ahead of every action of the
-    same event that touches lanes or workers.
+    Answered by exactly one ReduceDrained, which is a later event. Comes ahead of every action of the same event that
+    touches lanes or workers.
     """
 
     sequence: int
@@ -246,7 +246,7 @@ class EndOperation:
     """Forget the operation: its verdict is there, and its memory belongs to the caller again.
 
     Comes exactly once for each BeginOperation, just ahead of the Complete of its slot, unless this process ends first:
-    after success at once, after an abort when it is both drained and judged.
+    after success at once, after an abort when it is drained and has its verdict.
     """
 
     sequence: int
@@ -254,7 +254,7 @@ class EndOperation:
 
 @record
 class ServeState:
-    """Let other peers fetch this peer's state; segments by the numbers under which they were shared."""
+    """Let other peers fetch this peer's state; segments have the numbers under which they were shared."""
 
     round: int
     manifest: int
@@ -264,7 +264,7 @@ class ServeState:
 
 @record
 class FetchState:
-    """Fetch what differs from these sources into this peer's memory; answered by StateFetched or StateUnfetched."""
+    """Fetch from these sources what differs in this peer's memory; answered by StateFetched or StateUnfetched."""
 
     round: int
     manifest: int
@@ -284,7 +284,7 @@ class ServeFetched:
 
 @record
 class AddSources:
-    """The transfer had no source left; go on with these. Answered by StateFetched or StateUnfetched, once more."""
+    """The transfer had no source left: continue with these. Answered by StateFetched or StateUnfetched, once more."""
 
     round: int
     sources: tuple[Source, ...]
@@ -292,7 +292,7 @@ class AddSources:
 
 @record
 class DropSource:
-    """That source is gone. Its link may have told so before."""
+    """That source is gone. Its links may already be down."""
 
     round: int
     peer: int
@@ -300,10 +300,10 @@ class DropSource:
 
 @record
 class EndTransfer:
-    """Serve no more, fetch no more: end the workers of this round.
+    """Stop serving and fetching: end the workers of this round.
 
-    Answered by exactly one TransferEnded, later, never while this is being done. Comes exactly once for each ServeState
-    and FetchState, unless this process ends first.
+    Answered by exactly one TransferEnded, which is a later event. Comes exactly once for each ServeState and
+    FetchState, unless this process ends first.
     """
 
     round: int
@@ -320,7 +320,7 @@ class SendSchema:
 
 @record
 class BeginProbe:
-    """Measure what arrives at that peer; answered by one ProbeDone, later, unless it is ended before."""
+    """Measure the rate to that peer; answered by one ProbeDone, later, unless EndProbe comes before."""
 
     round: int
     target: int
@@ -332,7 +332,7 @@ class BeginProbe:
 
 @record
 class EndProbe:
-    """That measurement is of no use any more. Harmless when it is over."""
+    """End a probe that is not needed any more. Does nothing if the probe is over."""
 
     round: int
 
@@ -377,5 +377,5 @@ class EdgeDropped:
 class ProtocolViolationError(Exception):
     """A part of the machine got a message that no honest master would send: `PeerState` ends the membership.
 
-    Caused by anything but a message of the master, it is a bug of this process.
+    If anything but a message of the master causes it, it is a bug of this process.
     """

@@ -1,10 +1,10 @@
 """The fetch of a state: which unit is asked for from which source, so that each block is fetched once and soon.
 
-Every source is called over the same number of links. The first manifest that arrives and is the elected state's says
-what to fetch: *units*, runs of adjacent blocks that differ from ours. They are handed out to all links, and each link
-has about as much under way as it moves in a second: a fast one is never idle, and a slow one does not delay the end. A
-link that is lost gives back what it had not finished, and its source is called again a few times, as long as that
-helps. A source that sends what does not match the manifest, twice, is called no more.
+Every source is called over the same number of links. The first manifest that arrives and belongs to the elected state
+says what to fetch: *units*, runs of adjacent digest blocks that differ from this peer's. They are handed out to all
+links, and each link has about as many bytes under way as it moves in a second: a fast link is never idle, and a slow
+one does not delay the end. When a link is lost, its unfinished units go to others, and its source is called again a few
+times, as long as that helps. A source that twice sends what does not match the manifest is not called again.
 
 Entries in which peers may differ (`unequal`) are taken from one source alone, the *holder*: the one whose manifest was
 adopted. If it is lost before they are complete, another manifest is adopted, and what differs from that is fetched.
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 UNIT_BYTES_MAX = RUN_BLOCKS_MAX * STATE_BLOCK_BYTES
-LIES_MAX = 2  # a bit may flip on the way, once; a source that sends wrong bytes again has them wrong
+LIES_MAX = 2  # a bit may flip on the way once; a source that sends wrong bytes again holds wrong bytes
 
 
 @record
 class CallSource:
-    """Connect to a source; `attempt` counts the calls to it that failed since it was last of use."""
+    """Connect to a source; `attempt` counts the calls to it that failed since it last sent a unit."""
 
     link: int
     source: int
@@ -54,14 +54,14 @@ class CallSource:
 
 @record
 class AskManifest:
-    """Have the source tell its manifest."""
+    """Ask the source for its manifest."""
 
     link: int
 
 
 @record
 class Order:
-    """Have the source send these units, in this order."""
+    """Ask the source for these units, in this order."""
 
     link: int
     units: tuple[Unit, ...]
@@ -69,9 +69,9 @@ class Order:
 
 @record
 class CloseLink:
-    """The link is of no use any more.
+    """Close a link that is not needed any more.
 
-    `link_down` answers when no worker writes on its behalf any more; until then no other link is asked for its units.
+    `link_down` answers when no worker writes for it any more; until then no other link is asked for its units.
     """
 
     link: int
@@ -84,7 +84,7 @@ class Done:
 
 @record
 class Stranded:
-    """No source is left. What is here stays, and it goes on if `sources_came`."""
+    """No source is left. What was fetched stays; `sources_came` continues the fetch."""
 
     reason: str
 
@@ -97,18 +97,18 @@ class Link:
     def __init__(self, source: int) -> None:
         self.source = source
         self.up = False
-        self.closing = False  # it is being closed, but may still be written through
+        self.closing = False  # it is being closed, but a worker may still write for it
         self.wrong = ""  # what was wrong with its manifest
         self.asked = False  # for the manifest, and has not answered
         self.units: deque[Unit] = deque()  # ordered, in the order in which they will come
         self.under_way = 0  # bytes of them
-        self.room = 2 * UNIT_BYTES_MAX  # how many bytes may be under way; before the first has come, nobody knows
+        self.room = 2 * UNIT_BYTES_MAX  # how many bytes may be under way; a guess until the first unit has come
         self.fetched = 0  # bytes
         self.began_ns = 0  # when the first unit was ordered
 
 
 class StateFetch:
-    """One state on its way to this peer."""
+    """The fetch of one state by this peer."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class StateFetch:
         return self._go_on(now_ns)
 
     def expects(self, link: int) -> bool:
-        """Whether this link is still of use."""
+        """Whether this link is still needed."""
         return not self.over and link in self._links and not self._links[link].closing
 
     def awaits(self, link: int) -> bool:
@@ -168,7 +168,7 @@ class StateFetch:
     def link_down(self, link: int, reason: str, now_ns: int, *, lied: bool = False) -> list[Any]:
         """A source was not reached, the connection broke, or it carried what does not match (`lied`).
 
-        No worker writes to our memory on its behalf any more.
+        No worker writes to this peer's memory for this link any more.
         """
         lost = self._links.pop(link, None)
         if lost is None or self.over:
@@ -189,14 +189,14 @@ class StateFetch:
         return actions + self._go_on(now_ns)
 
     def source_gone(self, source: int, now_ns: int) -> list[Any]:
-        """The master says that this source will answer no more."""
+        """The master says that this source is gone."""
         if source not in self._failures or self.over:
             return []
         self._reasons[source] = "it was lost"
         return self._give_up_on(source) + self._go_on(now_ns)
 
     def sources_came(self, sources: Sequence[int], now_ns: int) -> list[Any]:
-        """These sources have the state as well, by now."""
+        """These peers have finished and are sources too."""
         if self.over:
             return []
         self.stranded = False
@@ -205,7 +205,7 @@ class StateFetch:
         return [self._call(source) for _ in range(self._links_each) for source in sources] + self._go_on(now_ns)
 
     def held(self) -> bytes:
-        """The manifest of what is here when all is done, with which this peer can be a source itself."""
+        """Return the manifest of the fetched state, with which this peer can be a source itself."""
         assert self.over
         assert self.manifest is not None
         rows = []
@@ -228,7 +228,7 @@ class StateFetch:
         return self._go_on(now_ns)
 
     def units_fetched(self, link: int, count: int, now_ns: int) -> list[Any]:
-        """The next so many units that were ordered on the link are in place and verified."""
+        """The next `count` units that were ordered on the link are in place and verified."""
         worked = self._links.get(link)
         if worked is None or self.over:
             return []
@@ -252,7 +252,7 @@ class StateFetch:
         return CallSource(link, source, self._failures[source])
 
     def _give_up_on(self, source: int) -> list[Any]:
-        """This one is called no more, and its links are closed."""
+        """Close the links of this source, and do not call it again."""
         del self._failures[source]
         return self._close([number for number, link in self._links.items() if link.source == source])
 
@@ -266,14 +266,14 @@ class StateFetch:
         return actions
 
     def _take_back(self, link: Link) -> None:
-        """What the link has not finished goes to the head of the queue, because it was the next to be done."""
+        """Put the unfinished units of a link at the head of their queue, because they were the next to be done."""
         for unit in reversed(link.units):
             queue = self._unequal if self._own.rows[unit.key].unequal else self._equal
             queue.appendleft(unit)
         link.units.clear()
 
     def _adopt(self, source: int, manifest: StateManifest) -> None:
-        """This manifest says what to fetch. A later one can only say something else of entries that may differ."""
+        """Queue what this manifest says. A later manifest is different only in entries that may differ."""
         first = self.manifest is None
         self.manifest, self.holder = manifest, source
         self._unequal.clear()
@@ -288,7 +288,7 @@ class StateFetch:
                 queue.append(Unit(key, begin, count, run_bytes(ours.nbytes, begin, count)))
 
     def _with_torn(self, key: int, present: bytes | bytearray, wanted: bytes) -> bytearray:
-        """Blocks that may be half overwritten differ from whatever is wanted."""
+        """Return the digests with those of half overwritten blocks changed, so that these blocks are fetched."""
         digests = bytearray(present)
         for _, block in (torn for torn in self._torn if torn[0] == key):
             span = slice(block * DIGEST_BYTES, (block + 1) * DIGEST_BYTES)
@@ -296,7 +296,7 @@ class StateFetch:
         return digests
 
     def _note(self, unit: Unit) -> None:
-        """Remember what is here by now, where another manifest may be adopted."""
+        """Note the digests of a fetched unit, if another manifest may be adopted for it."""
         row = self._own.rows[unit.key]
         if row.unequal:
             assert self.manifest is not None
@@ -306,7 +306,7 @@ class StateFetch:
             self._torn -= {(unit.key, block) for block in range(unit.first, unit.first + unit.count)}
 
     def _go_on(self, now_ns: int) -> list[Any]:
-        """Whatever follows from what has changed."""
+        """Return the actions that follow from a change."""
         if self.over or self.stranded:
             return []
         sources = {link.source for link in self._links.values()}
@@ -341,7 +341,7 @@ class StateFetch:
         return actions
 
     def _hand_out(self, now_ns: int) -> list[Any]:
-        """One unit at a time to each link that has room, so that few units go to many links."""
+        """Give one unit at a time to each link that has room, so that few units go to many links."""
         orders: dict[int, list[Unit]] = {}
         open_links = {number: link for number, link in self._links.items() if link.up}
         while open_links:
@@ -370,5 +370,5 @@ class StateFetch:
             assert link.up or link.closing or not link.units, number
             assert len(link.units) <= FETCH_UNITS_AHEAD, number
             assert not (link.up and self._equal and not link.units) or self.over, number
-        assert self.over or self.stranded or self._links, "no link is left, and the machine was not told"
+        assert self.over or self.stranded or self._links, "no link is left, and Stranded was not returned"
         assert self.holder is None or self.manifest is not None

@@ -22,30 +22,32 @@ from .sync_machine cimport SyncMachine
 from .calls import Calls
 from .events import BeginProbe, Complete, EndProbe, ProtocolViolationError, SendMaster
 
-BYTES_MIN = 4 << 20  # below it votes and delays are most of what is measured
-LIMIT_SHARE = 0.9  # of a receiver's time in the middle of frames
+BYTES_MIN = 4 << 20  # below it, mostly votes and delays are measured
+LIMIT_SHARE = 0.9  # share of the receivers' time in the middle of frames from which the edge was the limit
 
 
 cdef class PassiveRate:
     """What the edge from the previous peer carried since the last heartbeat, as its target saw it.
 
-    The rate is what was received, by the time in which at least one reduce ran. The edge was the limit if the receivers
-    spent nearly all of that time in the middle of frames: then the source always had something to send. A receiver that
-    waits for the next frame to begin waits for peers further back in the ring. An aborted reduce tells nothing, and
-    neither does one that is too small to tell a rate from the delay.
+    The rate is the bytes received, divided by the time in which at least one reduce ran. The edge was the limit if the
+    receivers spent nearly all of that time in the middle of frames: then the source always had something to send. A
+    receiver that waits for the next frame to begin waits for peers further back in the ring. An aborted reduce tells
+    nothing, and neither does one that is too small to tell a rate from the delay. Nor does one that ran at the same
+    time as an aborted one: later reduces then share the edge with it, so their rate is too low, but never too high.
     """
 
     def __init__(self):
-        self.reset()
+        self.reset(0)
 
-    cpdef reset(self):
-        """The ring changed, or a reduce was aborted: begin anew."""
+    cpdef reset(self, unsigned long long latest):
+        """The ring changed, or a reduce was aborted: begin anew. Reduces up to this sequence do not count any more."""
+        self.uncounted = latest
         self.running = 0
         self.since_ns = self.busy_ns = 0
         self.received = self.network_ns = self.spent_ns = 0
 
     cpdef began(self, long long count, long long now_ns):
-        """So many more reduces run."""
+        """`count` more reduces run."""
         if count and not self.running:
             self.since_ns = now_ns
         self.running += count
@@ -53,7 +55,7 @@ cdef class PassiveRate:
     cpdef ended(self, event, long long now_ns):
         """This peer has received everything of a reduce."""
         cdef long long network_ns
-        if not self.running:
+        if not self.running or <unsigned long long> event.sequence <= self.uncounted:
             return  # of the time before the last reset
         network_ns = event.network_ns
         self.running -= 1
@@ -64,13 +66,13 @@ cdef class PassiveRate:
             self.busy_ns += now_ns - self.since_ns
 
     def take(self):
-        """Bytes per second and whether the edge was the limit; (0, False) if nothing was seen, or not all of it yet."""
+        """Return the rate and whether the edge was the limit; (0, False) if too little was seen or reduces run."""
         if self.running or self.received < BYTES_MIN or self.busy_ns <= 0:
             return 0, False
         # Python's integers, because a heartbeat's bytes times a second may be more than 64 bits hold.
         rate = (<object> self.received) * 1_000_000_000 // self.busy_ns
         was_limit = self.network_ns >= LIMIT_SHARE * self.spent_ns
-        self.reset()
+        self.reset(self.uncounted)
         return rate, was_limit
 
 cdef class Member:
@@ -147,21 +149,21 @@ cdef class Member:
         self.calls.cancel(call)
 
     def _refuse_with_reduces(self, call):
-        """Whether the call is answered because it may not be made while reduces are under way."""
+        """Refuse the call if reduces are under way. Return whether it was refused."""
         if self.reduces.tags:
             reason = f"{len(self.reduces.tags)} reduces of this process are under way: wait for them first"
             self.calls.complete(call, PENDING_ASYNC_OPS, KIND_PLAIN, reason)
         return bool(self.reduces.tags)
 
     def _refuse_beside(self, call, *names):
-        """Whether the call is answered because another thread is in one of those that it may not overlap."""
+        """Refuse the call if another thread is in one of these calls. Return whether it was refused."""
         busy = self._busy_in(*names)
         if busy:
             self.calls.complete(call, INVALID_USAGE, KIND_PLAIN, f"another thread of this process is in {busy}")
         return bool(busy)
 
     def _busy_in(self, *names):
-        """The first of these calls that is under way, or nothing."""
+        """Return the first of these calls that is under way, or an empty text."""
         for name in names:
             if name in self.calls.open or (name is SYNC and self.syncs.sync is not None):
                 return name
@@ -229,7 +231,7 @@ cdef class Member:
 
     def on_abort_reduce(self, message):
         """Another member failed."""
-        self.passive_rate.reset()
+        self.passive_rate.reset(self.reduces.latest)
         self.reduces.abort(message)
 
     def on_reduce_done(self, message):
@@ -251,7 +253,7 @@ cdef class Member:
         self.tx_bytes, self.rx_bytes = event.tx_bytes, event.rx_bytes
 
     def beat(self):
-        """Send a heartbeat, with what has moved, and what that has shown of the edge from the previous peer."""
+        """Send a heartbeat with the traffic counts and the passive rate of the edge from the previous peer."""
         rate, was_limit = self.passive_rate.take()
         order = self.ring_links.order
         seen = (order.previous_peer, rate, was_limit) if rate and order is not None else ()
@@ -260,7 +262,7 @@ cdef class Member:
     # ------------------------------------------------------------------------------------------ measurements
 
     def on_probe(self, message):
-        """Measure the way to another peer; what is left of the last measurement is of no use any more."""
+        """Probe the edge to another peer; the last probe ends."""
         if not 1 <= message.lanes <= LANES_MAX or not message.milliseconds or message.target == self.ring_links.id:
             raise ProtocolViolationError(f"a measurement that cannot be made: {message!r}")
         self._end_probe()
@@ -270,7 +272,7 @@ cdef class Member:
         ))
 
     def on_probe_done(self, event):
-        """Tell the master what was measured, if it still asks for that."""
+        """Send the master what was measured, unless it has ordered another probe since."""
         if self.probe is not None and self.probe.round == event.round:
             report = Probed(event.round, self.probe.target, event.bytes_per_second, event.reason)
             self.probe = None
@@ -296,15 +298,15 @@ cdef class Member:
     def on_ring_order(self, order):
         """The ring changes: what runs is aborted first."""
         self.reduces.abort_all()
-        self.passive_rate.reset()
+        self.passive_rate.reset(self.reduces.latest)
         self.ring_links.follow(order)
 
     def on_link_came(self, event):
-        """A lane arrived at our port."""
+        """A lane arrived at this peer's port."""
         self.ring_links.link_came(event)
 
     def on_link_up(self, event):
-        """A lane that was dialled is welcome."""
+        """A lane that this peer dialled was welcomed."""
         self.ring_links.link_up(event)
 
     def on_link_down(self, event):

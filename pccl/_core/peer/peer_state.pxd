@@ -8,7 +8,7 @@ cdef class PeerState:
     cdef readonly object options
     cdef readonly str phase               # NEW, DIALLING, JOINING, MEMBER or GONE
     cdef readonly Member member           # what this peer takes part in
-    cdef readonly RingLinks ring_links    # the member's: its name and its edges
+    cdef readonly RingLinks ring_links    # the member's: its id and its edges
     cdef readonly list leaving            # calls of close() that wait until no worker holds memory
     cdef readonly object connecting       # the Call of connect() under way
     cdef readonly int attempts_left       # to reach the master
@@ -19,7 +19,7 @@ cdef class PeerState:
     cdef Outbox outbox
     cdef long long heard_ns               # when the last message of the master came
     cdef long long beat_ns                # when the last heartbeat was sent
-    cdef long long ticked_ns              # when time last passed
+    cdef long long ticked_ns              # when the last Tick came
     cdef long long retry_ns               # when to dial the master again
     cdef long long interval_ns
     cdef long long silence_ns

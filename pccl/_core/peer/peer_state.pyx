@@ -6,14 +6,16 @@
                         └──────────────┘
 
 What a member takes part in (its ring, votes, reduces, the shared state) is in `member`: PeerState owns one Member for
-its whole life. Here is how a membership begins and ends, which phase understands what, and the passing of time. The
-table `TRANSITIONS` at the end names a handler, here or in Member, and the phases that may follow.
+its whole life. This file holds the begin and the end of a membership, the events that are legal in each phase, and all
+that depends on time. The table `TRANSITIONS` at the end names a handler, here or in Member, and the phases that may
+follow.
 
 **The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close()
-is answered after that: no thread that waits for a reduce is left behind. Without a training process no thread waits.
+is answered after that: every thread that waits for a reduce gets its answer first. If the training process is gone, no
+thread waits.
 
-**Silence** of the master beyond the agreed time ends the membership. A process that was itself stopped could hear
-nothing, which says nothing about the master; it notices because its Tick comes late, and does not count that time.
+**Silence** of the master beyond the agreed time ends the membership. Time in which this process itself was stopped does
+not count, because it could hear nothing then; the process notices such a time because its Tick comes late.
 
 No socket, clock, process or random source in here.
 """
@@ -45,7 +47,7 @@ from .events import (
     StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
 )
 
-LATE_NS = 100_000_000  # a tick that is later than this was held up by the machine or by a stop, not by work
+LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
 
 NEW = "new"
 DIALLING = "dialling"
@@ -77,12 +79,12 @@ cdef class PeerState:
         self.next_deadline_ns = now_ns + self.interval_ns
 
     def new_link(self):
-        """A number for a connection; dialled and accepted ones share one count."""
+        """Return a number for a connection; dialled and accepted ones share one count."""
         return self.ring_links.new_link()
 
     @property
     def id(self):
-        """This peer's name; 0 while it has none."""
+        """This peer's id; 0 while it has none."""
         return self.ring_links.id
 
     cpdef bint is_busy(self):
@@ -97,7 +99,7 @@ cdef class PeerState:
         )
 
     cpdef list handle(self, event, long long now_ns):
-        """The one way in. An error in here is a bug; it carries the story."""
+        """Handle one event. Return the actions. An error in here is a bug of pccl; it carries the story."""
         try:
             return self._handle(event, now_ns)
         except BaseException as error:
@@ -131,7 +133,7 @@ cdef class PeerState:
         return actions
 
     cdef _dispatch(self, tuple entry, kind, argument):
-        # Have the handler of the table take the event: one of the member's, or one of ours.
+        # Call the handler that the table names: a method of the member, or of this class.
         cdef str before = self.phase
         handler, next_phases, is_member = entry
         try:
@@ -163,7 +165,7 @@ cdef class PeerState:
         self.heard_ns = self.beat_ns = self.outbox.now_ns
 
     def _on_master_unreached(self, event):
-        """An attempt failed, or the master went away before this peer was a member."""
+        """An attempt failed, or the master was lost before this peer was a member."""
         self.ring_links.forget()
         if self.attempts_left > 0 and not event.final:
             self.phase = DIALLING
@@ -188,7 +190,7 @@ cdef class PeerState:
             self._leave("connect() was given up")
 
     def _refuse_call(self, call):
-        """A call that makes no sense in this phase. A cancel that came too late has nobody to answer to."""
+        """Answer a call that is not legal in this phase. A late cancel or await has no slot to complete."""
         if type(call) is CallReduce:
             self.member.reduces.refuse(call.operations, *self.ending)
         elif type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
@@ -200,7 +202,7 @@ cdef class PeerState:
     # ------------------------------------------------------------------------------------------ the end
 
     def _end(self, int result, int kind, str text):
-        """The membership is over: every waiting caller learns why, and so does every later call."""
+        """End the membership: every waiting caller gets the reason, and so does every later call."""
         self.phase = GONE
         self.ending = (result, kind, text)
         self.member.end(result, kind, text)
@@ -266,7 +268,7 @@ cdef class PeerState:
 
     def _on_tick(self, event):
         late_ns = self.outbox.now_ns - self.next_deadline_ns
-        if late_ns > 0:  # this process was stopped: what it could not hear was no silence
+        if late_ns > 0:  # this process was stopped: that time was no silence of the master
             self.heard_ns = min(self.outbox.now_ns, self.heard_ns + late_ns)
             self.member.reduces.forgive(late_ns)
         self.ticked_ns = self.outbox.now_ns
@@ -298,7 +300,7 @@ cdef class PeerState:
             soonest = min(soonest, self.retry_ns)
         elif self.phase is MEMBER or self.phase is JOINING:
             soonest = min(soonest, self.heard_ns + self.silence_ns)
-            if self.ring_links.id:  # a peer without a name sends no heartbeat
+            if self.ring_links.id:  # a peer without an id sends no heartbeat
                 soonest = min(soonest, self.beat_ns + self.interval_ns)
         self.next_deadline_ns = soonest
 
@@ -311,16 +313,16 @@ cdef class PeerState:
         assert self.phase in (JOINING, MEMBER) or not links.links, f"lanes while {self.phase}"
         assert self.phase in (DIALLING, JOINING, MEMBER) or not links.early, f"early lanes while {self.phase}"
         assert self.phase in (JOINING, MEMBER) or not links.id, f"peer {links.id} while {self.phase}"
-        assert not member or links.id, "a member without a name"
+        assert not member or links.id, "a member without an id"
         drained = self.member.has_drained()
         assert self.phase in (MEMBER, GONE) or drained, f"reduces or a sync while {self.phase}"
         assert not self.leaving or self.phase is GONE and not drained, "close() was not answered"
         connecting = self.phase in (DIALLING, JOINING)
-        assert (self.connecting is not None) == connecting, f"connect() lost while {self.phase}"
+        assert (self.connecting is not None) == connecting, f"connect() does not fit {self.phase}"
 
 
-# (phase, event) -> (handler, phases that may follow); the same phase: it stays. A mailbox call that is not here gets
-# the reason why there is no membership; a message of the master that is not here, or that is wrong, ends the
+# (phase, event) -> (handler, phases that may follow); the same phase: it stays. A command that is not here gets the
+# reason why there is no membership; a message of the master that is not here, or that is wrong, ends the
 # membership; late events of what was dropped are in IGNORED.
 TRANSITIONS = {
     (NEW, CallConnect): (PeerState._on_connect, (DIALLING,)),
@@ -402,7 +404,7 @@ TRANSITIONS = {
     (GONE, AppGone): (PeerState._on_app_gone, (GONE,)),
     (GONE, Tick): (PeerState._on_tick, (GONE,)),
 }
-# The same for the dispatch, with whether the handler is one of the member's.
+# The same for the dispatch, and whether the handler is a method of Member.
 cdef dict dispatch = {
     key: (handler, next_phases, handler in vars(Member).values()) for key, (handler, next_phases) in TRANSITIONS.items()
 }

@@ -12,14 +12,14 @@ cdef class Reduce:
     cdef bytes payload                   # what its caller gets if it succeeds
     cdef bytes numbers                   # of the world in which it commenced
     cdef object world                    # members of the ring when it began
-    cdef object moved                    # bytes so far
+    cdef object moved                    # bytes moved so far
     cdef long long moved_ns              # when that last grew
-    cdef long long pause_ns              # the longest time in which it did not
+    cdef long long pause_ns              # the longest time in which it did not grow
 
 cdef class ReduceMachine:
     cdef readonly dict tags              # tag -> Reduce, until its slot is completed
     cdef readonly dict sequences         # sequence -> Reduce, of those that commenced, in that order
-    cdef readonly object latest          # sequence number of the latest that commenced
+    cdef readonly object latest          # sequence of the latest reduce that commenced
     cdef bytes numbers                   # of the world, as the master told them last, packed
     cdef Outbox outbox
     cdef long long stall_ns

@@ -6,15 +6,15 @@ it as a diagram.
 
 **The memory** of a reduce belongs to the lanes until its slot completes. So a slot completes only when no worker
 touches the memory any more: at once if the reduce was never begun, with the success verdict, or after an abort when the
-actor has said that the memory is drained (everything restored) *and* the master, or the end of the membership, has
-given the verdict.
+actor has said that the memory is drained *and* the master, or the end of the membership, has given the verdict. The
+training process then restores the old bytes.
 
 **Aborts** come from the lanes (the master is told when the memory is drained, and aborts the others), from the master
-(another member failed: answered when drained), from a new order for the ring (the master waits for no answer and must
-get none), from a stall, and from the end of the membership.
+(another member failed: answered when drained), from a new ring order (the master waits for no answer and must get
+none), from a stall, and from the end of the membership.
 
 **A tag** stays taken until its slot completes, also when its caller gave up: a withdrawal that comes too late finds the
-reduce commenced, and then it runs like any other. So a retry can never be mistaken for the attempt before it.
+reduce commenced, and the reduce then runs like any other. So a retry is never taken for the attempt before it.
 
 Part of the peer's machine, which passes on what concerns reduces; pure, and knows nothing of lanes.
 """
@@ -48,7 +48,7 @@ DRAINED = "drained"  # no worker touches the memory any more; the verdict is sti
 FAILED = "failed"  # the verdict is known; workers still let go of the memory
 COMPLETED = "completed"  # the slot is the caller's again
 
-PAUSES = 8  # a reduce is aborted after so many times its own longest pause: a slow one that moves is not stopped
+PAUSES = 8  # a stall is at least so many times the longest pause of the reduce: a slow reduce is not aborted
 
 
 cdef class Reduce:
@@ -94,7 +94,7 @@ cdef class ReduceMachine:
     # ------------------------------------------------------------------------------------------ calls
 
     cpdef call(self, bytes operations):
-        """The training process reduces: one vote for everything that can be voted on."""
+        """The training process reduces: send one vote for all operations whose tags are free."""
         initiated = []
         for operation in unpack_operations(operations):
             if operation.tag in self.tags:
@@ -112,7 +112,7 @@ cdef class ReduceMachine:
             self._complete(operation, result, kind, reason.encode())
 
     def cancel(self, call):
-        """The caller of that slot gave up. A reduce that has commenced goes on to its verdict: others count on it."""
+        """The caller of that slot gave up. A reduce that has commenced gets its verdict: other members need it."""
         cdef Reduce reduce = self._find(call.slot, call.generation)
         if reduce is not None:
             self._step(reduce, CallCancel, call)
@@ -151,8 +151,8 @@ cdef class ReduceMachine:
     cpdef commence(self, message, order):
         """All members are ready: begin.
 
-        `order` is the latest order for the ring, or None if the ring is broken: then a new order is on its way, which
-        aborts everything, and nothing is begun in the first place.
+        `order` is the latest ring order, or None if the ring is broken: then nothing is begun, because a new order is
+        on its way, which would abort it.
         """
         cdef Reduce reduce
         try:
@@ -248,7 +248,7 @@ cdef class ReduceMachine:
     # ------------------------------------------------------------------------------------------ events of the lanes
 
     cpdef ended(self, event):
-        """This peer's part is done. Nothing is said if the reduce was aborted meanwhile."""
+        """This peer's part is done. The master is not told if the reduce was aborted meanwhile."""
         cdef Reduce reduce = self.sequences.get(event.sequence)
         if reduce is not None:
             self._step(reduce, ReduceEnded, event)
@@ -261,7 +261,7 @@ cdef class ReduceMachine:
         return VOTED
 
     def drained(self, event):
-        """No worker touches the memory any more, and it holds what it held before."""
+        """No worker touches the memory of an aborted reduce any more."""
         cdef Reduce reduce = self.sequences.get(event.sequence)
         if reduce is not None:
             self._step(reduce, ReduceDrained, event)
@@ -278,7 +278,7 @@ cdef class ReduceMachine:
         return COMPLETED
 
     def progress(self, event, long long late_ns):
-        """So many bytes have moved; `late_ns` of the time since the last report this process was itself stopped."""
+        """Note how many bytes have moved. This process itself was stopped for `late_ns` since the last such event."""
         cdef Reduce reduce = self.sequences.get(event.sequence)
         if reduce is not None:
             self._step(reduce, ReduceProgress, (event.moved, late_ns))
@@ -295,9 +295,9 @@ cdef class ReduceMachine:
     # ------------------------------------------------------------------------------------------ time
 
     def find_stall(self):
-        """Abort what has not moved for too long. Returns the reason, or an empty text.
+        """Abort reduces that stall. Return the reason, or an empty text.
 
-        A stopped worker cannot be told apart from a link that swallows everything: the caller drops both.
+        A stopped worker looks the same as a link that loses everything: the caller drops both.
         """
         cdef Reduce reduce
         cdef str reason = ""
@@ -314,7 +314,7 @@ cdef class ReduceMachine:
         return self._abort(reduce, f"no byte of tag {reduce.tag} moved for {still_ns / 1e9:.1f} s (stall_timeout)")
 
     def forgive(self, long long late_ns):
-        """This process was stopped for so long: that time counts as nobody's pause."""
+        """This process was stopped for `late_ns`: that time counts as a pause of no reduce."""
         cdef Reduce reduce
         for reduce in self.sequences.values():
             reduce.moved_ns = min(self.outbox.now_ns, reduce.moved_ns + late_ns)
@@ -322,7 +322,7 @@ cdef class ReduceMachine:
     # ------------------------------------------------------------------------------------------ the end
 
     def end(self, int result, int kind, str text):
-        """The membership is over, and that is the verdict of every reduce that has none."""
+        """The membership is over: this outcome is the verdict of every reduce that has none."""
         self.abort_all()
         for reduce in list(self.tags.values()):
             self._step(reduce, MembershipEnded, (result, kind, text.encode()))
@@ -374,7 +374,7 @@ cdef class ReduceMachine:
 UNCOMMENCED = (INITIATED, AWAITED, WITHDRAWN)
 ABORTED = (SKIPPED, ABORTING, ABANDONED, DRAINED, FAILED)
 
-# (phase, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.
+# (phase, event) -> (handler, phases that may follow). A pair that is not here is an error, and changes nothing.
 TRANSITIONS = {
     (INITIATED, CallAwait): (ReduceMachine._await, (AWAITED,)),
     (INITIATED, CallCancel): (ReduceMachine._withdraw, (WITHDRAWN,)),
@@ -417,4 +417,4 @@ TRANSITIONS.update({
     for phase in phases
     for event in events
 })
-cdef dict steps = TRANSITIONS  # the same, found without a name
+cdef dict steps = TRANSITIONS  # the same, without a look-up by name

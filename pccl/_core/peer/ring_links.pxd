@@ -11,17 +11,17 @@ cdef class LaneLink:
     cdef long long deadline_ns           # when the dial times out, or the next one is due
 
 cdef class Edge:
-    cdef readonly bint sends             # to the next peer, or from the previous one
+    cdef readonly bint sends             # True: to the next peer; False: from the previous one
     cdef readonly object peer            # the peer on the other side
-    cdef readonly object epoch           # when the master ordered it
-    cdef readonly str host               # where the other side listens; only of an edge that sends
+    cdef readonly object epoch           # in which the master ordered it
+    cdef readonly str host               # where the other side listens; only if `sends`
     cdef readonly int port
     cdef readonly list lanes             # one LaneLink per connection of the pool
 
 cdef class RingLinks:
     cdef readonly object options
-    cdef readonly object id               # this peer, as its neighbours know it; 0 before the master named it
-    cdef readonly bytes run               # the run's name; empty before
+    cdef readonly object id               # this peer's id; 0 before the master gave it
+    cdef readonly bytes run               # the run's name; empty before the master gave it
     cdef readonly int lanes               # size of this peer's own pool
     cdef readonly object epoch            # of the latest order
     cdef readonly object reported         # the latest epoch reported as wired
@@ -30,7 +30,7 @@ cdef class RingLinks:
     cdef readonly Edge previous_edge      # from the previous peer; None if alone or broken
     cdef readonly dict links              # link -> LaneLink, for every connection that has one
     cdef readonly dict early              # link -> (hello, deadline): lanes that came before their order
-    cdef readonly int spawned             # pairs of workers that were asked for
+    cdef readonly int spawned             # pairs of lane workers that were asked for
     cdef object next_link                 # numbers the connections
     cdef Outbox outbox
 

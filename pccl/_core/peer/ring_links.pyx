@@ -2,13 +2,13 @@
 """A peer's two edges, to the next and from the previous peer of its ring, and the connections that become their lanes.
 
 An edge is named by the peer on the other side and by the epoch in which the master ordered it. Both ends hold the same
-name, so a connection that arrives late, early or twice is told apart without guessing.
+name, so a connection that arrives late, early or twice is recognised.
 
 An order names both neighbours, each with the epoch of its edge. An edge that already matches stays; any other is
 dropped and made anew: the next peer is dialled, the previous one is awaited. A lane that arrives before its order waits
-for it; one that belongs to the past is refused. When both edges are up, the epoch is reported, once.
+for it; one of an older epoch is refused. When both edges are up, the epoch is reported, once.
 
-An edge breaks as a whole: one lost lane, or one dead worker, and the master is told; it decides what comes next.
+An edge breaks as a whole: if one lane is lost or one worker dies, the master is told, and decides what comes next.
 
 The table `TRANSITIONS` at the end says what may happen to a lane in which phase; docs/architecture.md shows it.
 
@@ -26,7 +26,7 @@ from .events import (
 )
 
 ABSENT = "absent"  # no connection yet
-DIALLING = "dialling"  # the actor connects and proves itself
+DIALLING = "dialling"  # the actor connects and does the handshake
 PAUSED = "paused"  # a dial failed; the next one is due at the deadline
 UP = "up"  # a worker serves it
 
@@ -47,7 +47,7 @@ cdef class LaneLink:
 
 
 cdef class Edge:
-    """The way to the next peer (`sends`) or from the previous one."""
+    """The edge to the next peer (`sends`) or from the previous one."""
 
     def __init__(self, sends, peer, epoch, lanes, host="", port=0):
         self.sends = sends
@@ -66,7 +66,7 @@ cdef class Edge:
         return True
 
     def matches(self, peer, epoch, lanes):
-        """Whether this is the edge that an order means."""
+        """Whether this is the edge that an order names."""
         return self.peer == peer and self.epoch == epoch and len(self.lanes) == lanes
 
 
@@ -99,7 +99,7 @@ cdef class RingLinks:
         return 0
 
     def new_link(self):
-        """A number for a connection; dialled and accepted ones share one count."""
+        """Return a number for a connection; dialled and accepted ones share one count."""
         link = self.next_link
         self.next_link += 1
         return link
@@ -109,7 +109,7 @@ cdef class RingLinks:
         self.lanes = min(max(lanes, 1), LANES_MAX)
 
     def name(self, peer_id, run):
-        """The master's name for this peer and for the run: lanes that came before it can now be checked."""
+        """Take this peer's id and the run's name: lanes that came before can now be checked."""
         self.id = peer_id
         self.run = run
         self._sort_early_links()
@@ -174,7 +174,7 @@ cdef class RingLinks:
         )
 
     cpdef bint is_whole(self):
-        """Whether the ring stands as far as this peer knows: it reported, and nothing broke since."""
+        """Whether the ring is wired as far as this peer knows: it reported its edges, and none broke since."""
         return self.reported == self.epoch and self.next_edge is not None and self.previous_edge is not None
 
     # ------------------------------------------------------------------------------------------ connections
@@ -193,12 +193,12 @@ cdef class RingLinks:
             self.early[link] = (hello, self.outbox.now_ns + nanoseconds(self.options.wire_timeout))
 
     def _judge(self, hello):
-        """None: it fits the ring now. A text: refused, and why. Empty: it may belong to an order still under way."""
+        """Return None if the lane fits now, the reason if it is refused, an empty text if its order may still come."""
         if not self.id:
-            return ""  # a neighbour may learn this peer's name from its order before this peer does
+            return ""  # a neighbour may learn this peer's id from its order before this peer does
         edge = self.previous_edge
         if hello.run != self.run or hello.target != self.id:
-            return f"this is peer {self.id} of another run or a later life of this port"
+            return f"this port belongs to peer {self.id} now, maybe of another run"
         if edge is not None and hello.source == edge.peer and hello.epoch == edge.epoch:
             if hello.lane >= len(edge.lanes) or edge.lanes[hello.lane].phase is not ABSENT:
                 return f"lane {hello.lane} of this edge is not free"
@@ -224,7 +224,7 @@ cdef class RingLinks:
         return UP
 
     def _sort_early_links(self):
-        """A new order explains some of the lanes that came before it."""
+        """Attach or refuse the lanes that came before the order that decides about them."""
         for link, (hello, _) in list(self.early.items()):
             reason = self._judge(hello)
             if reason != "":
@@ -235,7 +235,7 @@ cdef class RingLinks:
                     self.outbox.actions.append(AnswerLink(link, reason))
 
     def link_up(self, event):
-        """A lane that this peer dialled was welcomed; dropped if the lane was dropped meanwhile."""
+        """A lane that this peer dialled was welcomed; ignored if the lane was dropped meanwhile."""
         cdef LaneLink lane = self.links.get(event.link)
         if lane is not None:
             self._step(lane, LinkUp, event)
@@ -271,7 +271,7 @@ cdef class RingLinks:
         return ABSENT
 
     def worker_died(self, reason):
-        """Workers are not repaired one by one: both edges go, and the next order builds all lanes anew."""
+        """Drop both edges and all workers, which are not replaced one by one: the next order builds all lanes anew."""
         for edge in (self.next_edge, self.previous_edge):
             if edge is not None:
                 self._lose_edge(edge, reason)
@@ -279,7 +279,7 @@ cdef class RingLinks:
         self.outbox.actions.append(Log(DEBUG, f"lanes are rebuilt: {reason}"))
 
     def kill_workers(self):
-        """The workers are needed no more, or must be new ones."""
+        """End all workers: they are not needed any more, or new ones are needed."""
         if self.spawned:
             self.spawned = 0
             self.outbox.actions.append(KillLanes())
@@ -319,7 +319,7 @@ cdef class RingLinks:
     # ------------------------------------------------------------------------------------------ time
 
     def watch(self):
-        """Give up on early lanes and dials whose time is over; dial again what was to be dialled again."""
+        """Give up on early lanes and dials whose time is over; dial again after a pause."""
         cdef LaneLink lane
         for link, (hello, deadline_ns) in list(self.early.items()):
             if self.outbox.now_ns >= deadline_ns:
@@ -344,9 +344,9 @@ cdef class RingLinks:
         return PAUSED if self.outbox.now_ns < lane.deadline_ns else self._dial(lane, argument)
 
     def forgive(self):
-        """This process did not run for a while: answers may lie unread, so every deadline begins anew.
+        """Begin every deadline anew: this process did not run for a while, and answers may be unread.
 
-        The master's own bound on wiring ends what would go on like this for ever.
+        If this happens again and again, the master's own bound on wiring ends it.
         """
         cdef LaneLink lane
         dialled_ns = self.outbox.now_ns + nanoseconds(self.options.connect_timeout)
@@ -358,7 +358,7 @@ cdef class RingLinks:
                     lane.deadline_ns = dialled_ns
 
     cdef long long soonest(self, long long soonest):
-        """The earliest of that time and every deadline in here."""
+        """Return the earliest of the given time and all deadlines of lanes."""
         cdef LaneLink lane
         if self.next_edge is not None and self.reported < self.epoch:
             for lane in self.next_edge.lanes:
@@ -373,7 +373,7 @@ cdef class RingLinks:
     def check(self):
         """Invariants between two events."""
         cdef LaneLink lane
-        assert self.reported <= self.epoch, f"reported epoch {self.reported} of the future"
+        assert self.reported <= self.epoch, f"reported epoch {self.reported}, the latest is {self.epoch}"
         if self.order is None:
             assert not (self.epoch or self.next_edge or self.previous_edge), "edges without an order"
         held = {}
@@ -389,10 +389,10 @@ cdef class RingLinks:
                     held[lane.link] = lane
         assert held == self.links, f"links {sorted(self.links)}, but the edges hold {sorted(held)}"
         assert not set(self.early) & set(self.links), "a link both early and attached"
-        assert all(self._judge(hello) == "" for hello, _ in self.early.values()), "an early link waits for nothing"
+        assert all(self._judge(hello) == "" for hello, _ in self.early.values()), "an early link waits for no order"
 
 
-# (phase of a lane, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.
+# (phase of a lane, event) -> (handler, phases that may follow). A pair that is not here is an error.
 TRANSITIONS = {
     (ABSENT, RingOrder): (RingLinks._dial, (DIALLING,)),
     (ABSENT, LinkCame): (RingLinks._welcome, (UP,)),
@@ -403,4 +403,4 @@ TRANSITIONS = {
     (UP, LinkDown): (RingLinks._lose, (ABSENT,)),
     **{(phase, EdgeDropped): (RingLinks._drop, (ABSENT,)) for phase in (ABSENT, DIALLING, PAUSED, UP)},
 }
-cdef dict steps = TRANSITIONS  # the same, found without a name
+cdef dict steps = TRANSITIONS  # the same, without a look-up by name

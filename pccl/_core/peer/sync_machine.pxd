@@ -11,12 +11,12 @@ cdef class Sync:
     cdef readonly object described       # the caller's CallManifest
     cdef readonly object order           # the master's Serve or Fetch; None: there is none
     cdef readonly tuple sources          # of a Fetch: peers that are still there, until it begins
-    cdef readonly tuple ending           # (result, kind, payload, or a revision), as soon as it is known
+    cdef readonly tuple ending           # (result, kind, payload or revision), as soon as it is known
     cdef object tx_bytes
     cdef object rx_bytes
 
 cdef class SyncMachine:
-    cdef readonly Sync sync              # under way; None: nobody synchronises
+    cdef readonly Sync sync              # under way, or None
     cdef bytes numbers                   # of the world, as the master told them last, packed
     cdef Outbox outbox
     cdef bint checking                   # whether every step is compared with the table

@@ -8,15 +8,15 @@ it as a diagram.
 KIND_DESCRIBE; the caller makes the manifest and waits in another slot. Orders that come before that wait for it too,
 and so does an answer: it goes to the slot in which the caller waits next.
 
-**A fetch** that finds no source left is told to the master, which knows whether others have finished: then it goes on
-with those. A peer that has finished may be made a source in its turn, in the same round.
+**A fetch** that finds no source left is reported to the master, which knows whether other peers have finished: then it
+continues from those. A peer that has finished may become a source itself, in the same round.
 
 **The memory** belongs to the actor from ServeState or FetchState until TransferEnded. So every end (agreed, failed,
-cancelled, the membership over) is EndTransfer first, and the slot completes when the actor has answered.
+cancelled, the membership over) begins with EndTransfer, and the slot completes when the actor has answered.
 
 **A torn state**: if a transfer ends after something was received and before all of it was, the memory is neither the
 old state nor the new. The training process finds that out by its digest, whatever the reason was, and says so when it
-calls again; then no peer takes that state over.
+calls again; then that state cannot be elected.
 
 Part of the peer's machine, which passes on what concerns the shared state; pure, and knows nothing of links.
 """
@@ -38,7 +38,7 @@ from .events import (
 )
 
 VOTED = "voted"  # the master has the vote, and the caller waits
-DESCRIBING = "describing"  # the caller was asked to describe its state, for its schema
+DESCRIBING = "describing"  # the caller makes the manifest, because the master asked for the schema
 ORDERED = "ordered"  # the same, and an order of the master waits for the manifest
 ANSWERED = "answered"  # the same, and the answer waits for the caller
 DESCRIBED = "described"  # the manifest is there, and the caller waits
@@ -66,7 +66,7 @@ cdef class Sync:
 
 
 cdef class SyncMachine:
-    """The synchronisations of one membership, one at a time."""
+    """The syncs of one membership, one at a time."""
 
     def __init__(self, Outbox outbox, options):
         self.outbox = outbox
@@ -92,7 +92,7 @@ cdef class SyncMachine:
     # ------------------------------------------------------------------------------------------ calls
 
     def call(self, call, number):
-        """The training process synchronises: one vote."""
+        """The training process calls sync_shared_state: send one vote."""
         if self.sync is not None:
             self._refuse(call, f"another thread of this process is already in {SYNC}")
             return
@@ -101,17 +101,17 @@ cdef class SyncMachine:
         self.outbox.actions.append(SendMaster(vote))
 
     def describe(self, call):
-        """The caller has described its state, and waits again."""
+        """The caller has made the manifest of its state, and waits again."""
         cdef Sync sync = self.sync
         if sync is None or sync.phase not in UNDESCRIBED:
-            self._refuse(call, f"nobody asked for a manifest: it belongs to {SYNC}")
+            self._refuse(call, f"no manifest was asked for: it belongs to {SYNC}")
             return
         sync.described = call
         sync.slot, sync.generation = call.slot, call.generation
         self._step(CallManifest, call)
 
     def cancel(self, call):
-        """The caller of that slot gave up. A sync that is about to end does so by itself."""
+        """The caller of that slot gave up. A sync whose answer is known ends without that."""
         cdef Sync sync = self.sync
         if sync is not None and sync.slot == call.slot and sync.generation == call.generation:
             self._step(CallCancel, call)
@@ -124,12 +124,12 @@ cdef class SyncMachine:
         return sync.slot == slot and sync.generation == generation
 
     def _withdraw(self, call):
-        """Nobody waits, because the caller describes its state: no slot to complete."""
+        """Withdraw the vote. The caller makes its manifest and waits in no slot, so none is completed."""
         self.outbox.actions.append(SendMaster(Withdraw(self.sync.call)))
         return COMPLETED
 
     def _drop(self, argument):
-        """Nobody waits, and the master knows: nothing to say."""
+        """Drop the sync. No caller waits, and the master needs no message."""
         return COMPLETED
 
     def _cancel(self, call):
@@ -151,7 +151,7 @@ cdef class SyncMachine:
     # ------------------------------------------------------------------------------------------ messages of the master
 
     def hear(self, message):
-        """A message about the sync; dropped if that was given up meanwhile."""
+        """A message about the sync; ignored if that sync was given up meanwhile."""
         if self.sync is not None and self.sync.call == message.call:
             self._step(type(message), message)
 
@@ -252,7 +252,7 @@ cdef class SyncMachine:
     # ------------------------------------------------------------------------------------------ events of the actor
 
     def report(self, event):
-        """An event of the transfer; dropped if it is of another one."""
+        """An event of the transfer; ignored if it is of another one."""
         cdef Sync sync = self.sync
         if sync is not None and sync.order is not None and sync.order.round == event.round:
             self._step(type(event), event)
@@ -263,7 +263,7 @@ cdef class SyncMachine:
         return FETCHED
 
     def _report_unfetched(self, event):
-        """No source has the state. The master answers."""
+        """No source is left. The master answers."""
         self.outbox.actions.append(SendMaster(Fetched(self.sync.call, event.round, False, event.reason)))
         return STARVED
 
@@ -301,7 +301,7 @@ cdef class SyncMachine:
         return FETCHING
 
     def _end_transfer(self, tuple ending):
-        """The answer is known. It reaches the caller when the memory is its own again."""
+        """The answer is known. The caller gets it when no worker uses its memory any more."""
         self.sync.ending = ending
         self.outbox.actions.append(EndTransfer(self.sync.order.round))
         return ENDING
@@ -314,7 +314,7 @@ cdef class SyncMachine:
         self.outbox.actions.append(Complete(sync.slot, sync.generation, result, kind, payload))
 
     def end(self, int result, int kind, str text):
-        """The membership is over. A caller that describes its state finds that out when it has."""
+        """The membership is over. A caller that makes its manifest gets the reason when it has made it."""
         if self.sync is not None:
             self._step(MembershipEnded, (result, kind, text.encode()))
 
@@ -352,10 +352,10 @@ def unpacked(message):
         raise ProtocolViolationError(f"{name} with sources that cannot be read: {message!r}") from None
 
 
-UNDESCRIBED = (DESCRIBING, ORDERED, ANSWERED)  # the caller describes its state, and waits for no slot
+UNDESCRIBED = (DESCRIBING, ORDERED, ANSWERED)  # the caller makes its manifest, and waits in no slot
 FETCH_PHASES = (FETCHING, STARVED, FETCHED, RELAYING)
 
-# (phase, event) -> (handler, phases that may follow). What is not here is an error, and changes nothing.
+# (phase, event) -> (handler, phases that may follow). A pair that is not here is an error, and changes nothing.
 TRANSITIONS = {
     (VOTED, AskSchema): (SyncMachine._ask_schema, (DESCRIBING,)),
     (VOTED, Serve): (SyncMachine._take_order, (ORDERED,)),
@@ -411,4 +411,4 @@ TRANSITIONS.update({
     for phase in phases
     for event in events
 })
-cdef dict steps = TRANSITIONS  # the same, found without a name
+cdef dict steps = TRANSITIONS  # the same, without a look-up by name

@@ -1,1 +1,1 @@
-"""What travels between processes and hosts, as values and as bytes; no I/O."""
+"""The messages between processes and between hosts, as values and as bytes; no I/O."""

@@ -1,11 +1,11 @@
-# Contents of `wire`: how a record of typed fields becomes bytes and comes back.
+# Contents of `codec`: how a record of typed fields becomes bytes and comes back.
 
 from libc.stdint cimport uint8_t
 
 from pccl._core.records cimport Fields
 
 
-cdef enum FieldKind:                              # what a field is made of; its size says the rest
+cdef enum FieldKind:                              # the kind of a field; its size is kept apart
     NUMBER
     FLAG
     BYTES
@@ -21,17 +21,17 @@ cdef class MessageFormat:
     cdef readonly object cls
     cdef readonly uint8_t opcode
     cdef readonly str direction
-    cdef readonly tuple names           # of the fields, in the order of the wire
-    cdef readonly tuple types           # their wire types
+    cdef readonly tuple names           # of the fields, in the order of their bytes
+    cdef readonly tuple types           # of the fields, such as u32
     cdef readonly size_t limit          # the largest body
-    cdef size_t least                   # the smallest: all lengths zero
+    cdef size_t least                   # the smallest body: all lengths zero
     cdef size_t count                   # of fields
     cdef Fields fields                  # where a record of the class holds them
     cdef FieldKind kinds[MESSAGE_FIELDS_MAX]
     cdef size_t sizes[MESSAGE_FIELDS_MAX]  # bytes of a fixed field, largest number of bytes of a sized one
 
 
-# The body of a message, with so many bytes of room in front of it; its opcode is put where told.
+# The body of a message, with `room` free bytes in front of it; its opcode is stored in `opcode`.
 cdef bytes encode_behind(value, size_t room, uint8_t *opcode)
 cpdef decode(opcode, bytes body)
 cpdef unpack(bytes data)

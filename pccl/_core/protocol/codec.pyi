@@ -3,7 +3,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
-# What each wire type is in Python.
+# The Python type of each field type.
 u8 = int
 u16 = int
 u32 = int

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""The message table's machinery: how a record of typed fields becomes bytes and comes back.
+"""The codec of the message table: how a record of typed fields becomes bytes and comes back.
 
-A message is declared once, in `messages`: its opcode, who sends it to whom, and its fields by wire type. Encoder,
+A message is declared once, in `messages` or `mailbox`: its opcode, its direction, and its fields by type. Encoder,
 decoder, size limit, documentation table, golden bytes and fuzzing all derive from that declaration. The largest size
 of a message follows from its fields, so framing can refuse a length before it allocates anything.
 
 Decoding trusts nothing: a short body, a long body, bad UTF-8, or a flag that is neither 0 nor 1 is a `WireError`.
-No I/O, no clock. Frames (header, checksum, version) are `framing`'s business.
+No I/O, no clock. Frames (header, checksum, version) are in `framing`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -17,15 +17,15 @@ from pccl._core.records cimport blank, fields_of, get as get_field, put as put_f
 from pccl._core.records import record
 
 WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
-TEXT_BYTES_MAX = 768  # reasons and host names; a reason that is longer is cut, because it is for people
+TEXT_BYTES_MAX = 768  # reasons and host names; a longer reason is cut, because only people read it
 BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message of a handshake has one
 
-# Wire types of fixed size, by their number of bytes.
+# Field types of fixed size, by their number of bytes.
 FIXED = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "flag": 1, "bytes16": 16, "bytes32": 32}
-# Wire types with a length in front, by their largest number of bytes.
+# Field types with a length in front, by their largest number of bytes.
 SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
 
-# All others are numbers.
+# Field types that are not listed here are numbers.
 cdef dict KINDS = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}
 
 
@@ -34,7 +34,7 @@ class WireError(ValueError):
 
 
 cdef class MessageFormat:
-    """How one message class lies on the wire: its opcode, its fields, and the largest body."""
+    """How one message class is encoded: its opcode, its fields, and the largest body."""
 
     def __init__(self, cls, opcode, direction):
         self.cls = cls
@@ -55,12 +55,12 @@ cdef class MessageFormat:
 
 BY_OPCODE = {}
 BY_CLASS = {}
-cdef dict by_opcode = BY_OPCODE         # the same two, without looking their names up
+cdef dict by_opcode = BY_OPCODE         # the same two, without a lookup by name
 cdef dict by_class = BY_CLASS
 
 
 def message(opcode, direction):
-    """Declare a message: a frozen record that has an opcode and a form."""
+    """Declare a message: a frozen record that has an opcode and a format."""
 
     def declare(cls):
         frozen = record(cls)
@@ -94,7 +94,7 @@ def encode(value):
 
 
 def pack(value):
-    """A message as one datagram, for mailboxes: they keep boundaries and order, and both ends are ours."""
+    """A message as one datagram, for mailboxes, which keep boundaries and order; both ends are processes of pccl."""
     cdef MessageFormat form = by_class[type(value)]
     cdef bytes data = encode_after(form, value, 1)
     PyBytes_AS_STRING(data)[0] = <char> form.opcode
@@ -102,7 +102,7 @@ def pack(value):
 
 
 cdef bytes encode_after(MessageFormat form, value, size_t room):
-    # The body, with so many bytes of room in front of it.
+    # The body, with `room` free bytes in front of it.
     cdef size_t i, length = room + form.least
     cdef list fields = [None] * form.count
     for i in range(form.count):
@@ -155,7 +155,7 @@ cdef inline uint8_t *store(uint8_t *at, uint64_t number, size_t size) noexcept n
 
 
 cpdef decode(opcode, bytes body):
-    """The message of this opcode and body, or a WireError that says what is wrong with it."""
+    """The message of this opcode and body. Raises WireError, which says what is wrong with it."""
     return decode_from(opcode, body, 0)
 
 
@@ -226,7 +226,7 @@ cdef broken(MessageFormat form, size_t i, str what):
 
 
 def cut_text(str text not None, Py_ssize_t most=TEXT_BYTES_MAX):
-    """UTF-8 of at most so many bytes, cut between characters and marked as cut."""
+    """Encode as UTF-8 of at most `most` bytes; a longer text is cut between characters and marked with dots."""
     cdef bytes data = text.encode("utf-8", "replace")
     if len(data) <= most:
         return data

@@ -1,17 +1,17 @@
 """The handshake: how a pending connection proves that it belongs to the run, in two round trips, before anything else.
 
     caller                                   answerer
-      ClientHello(nonce) ──────────────────────────▶        no secret, no name: nobody is trusted yet
+      ClientHello(nonce) ──────────────────────────▶        no secret, no name: neither side is trusted yet
            ◀────────────────────────── Challenge(nonce)
       Hello(proof, what it wants) ───────────▶        proof = HMAC(token, "caller", both nonces, the hello's fields)
            ◀──────────────────── Welcome(proof)       proof = HMAC(token, "answerer", both nonces, the caller's proof)
 
-The token itself never travels. A hello that is replayed fails because the challenge is new; a hello that was altered
+The token itself is never sent. A hello that is replayed fails because the challenge is new; a hello that was altered
 fails because the proof covers its fields. The answerer proves itself last, so that a client without the token cannot
 collect proofs from it. A run without a token uses the empty one: the same steps, no second path.
 
-`PendingConnections` are those of one listening port: how many there may be, how long they may take, and how many were
-refused, by kind. Pure: it is fed decoded messages and time, and returns actions.
+`PendingConnections` has the pending connections of one port: it limits their number and their time, and counts the
+refused ones by kind. Pure: it takes decoded messages and times, and returns actions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Say:
 
 @record
 class Admit:
-    """The client proved itself; its hello goes to the machine, and `welcome` back to it if the machine agrees."""
+    """The client's proof is right: give its hello to the machine, and send `welcome` if the machine accepts it."""
 
     conn: int
     hello: Any
@@ -49,13 +49,13 @@ class Admit:
 
 @record
 class Refuse:
-    """Close the connection. `first` says whether this is the first of its kind from there, and so worth a log line."""
+    """Close the connection. `first`: it is the first refusal of this kind from this host, and gets a log line."""
 
     conn: int
     kind: str
     reason: str
     first: bool
-    total: int  # of its kind, this one included
+    total: int  # refusals of this kind, including this one
 
 
 class PendingConnection:
@@ -84,12 +84,12 @@ class PendingConnections:
     ) -> None:
         self._token = token
         self._hellos = hellos  # the kinds of hello that this port answers
-        self._nonces = nonces  # 32 fresh bytes a call; a seeded source in tests
+        self._nonces = nonces  # returns 32 new bytes per call; a seeded source in tests
         self._timeout_ns = timeout_ns
         self._most = most
         self.connections: dict[int, PendingConnection] = {}  # in order of arrival, so the first is the oldest
-        self._logged: set[tuple[str, str]] = set()  # (host, kind) that has had its log line
-        self.counts: dict[str, int] = {}  # kind of offence to how often
+        self._logged: set[tuple[str, str]] = set()  # (host, kind) of refusals that have a log line
+        self.counts: dict[str, int] = {}  # refusals by kind
 
     def __len__(self) -> int:
         return len(self.connections)
@@ -99,22 +99,22 @@ class PendingConnections:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When the time of the oldest pending connection is up."""
+        """The deadline of the oldest pending connection."""
         for pending in self.connections.values():
             return pending.deadline_ns
         return None
 
     def arrived(self, conn: int, host: str, now_ns: int) -> list[Any]:
-        """The port accepted a connection. If there are too many, the oldest pending one is refused."""
+        """Add a connection that the port has accepted. If there are too many, refuse the oldest pending one."""
         actions: list[Any] = []
         if len(self.connections) >= self._most:
             oldest = next(iter(self.connections))
-            actions += self.refuse(oldest, "crowd", f"more than {self._most} connections that say nothing")
+            actions += self.refuse(oldest, "crowd", f"more than {self._most} connections with an unfinished handshake")
         self.connections[conn] = PendingConnection(conn, host, now_ns + self._timeout_ns)
         return actions
 
     def received(self, conn: int, message: Any) -> list[Any]:
-        """A pending connection sent a message that parses."""
+        """Handle a decoded message of a pending connection."""
         pending = self.connections[conn]
         if isinstance(message, ClientHello) and not pending.caller_nonce:
             pending.caller_nonce = message.nonce
@@ -139,14 +139,14 @@ class PendingConnections:
             return []
         self.counts[kind] = self.counts.get(kind, 0) + 1
         first = (pending.host, kind) not in self._logged
-        # What was logged is bounded too: a scan from many hosts may log a line twice, but cannot fill the memory.
+        # This set is bounded too: a scan from many hosts may log a line twice, but cannot fill the memory.
         if len(self._logged) >= 64 * self._most:
             self._logged.clear()
         self._logged.add((pending.host, kind))
         return [Refuse(conn, kind, f"{pending.host}: {reason}", first, self.counts[kind])]
 
     def tick(self, now_ns: int) -> list[Any]:
-        """Refuse every pending connection whose time is up."""
+        """Refuse every pending connection whose deadline has passed."""
         late = [pending for pending in self.connections.values() if pending.deadline_ns <= now_ns]
         actions: list[Any] = []
         for pending in late:
@@ -194,11 +194,11 @@ class Caller:
 
 
 def caller_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, hello: Any) -> bytes:
-    """Covers both nonces, the kind of hello and every field of it behind the proof itself."""
+    """Return the caller's proof. It covers both nonces, the kind of the hello and its fields after the proof."""
     opcode, body = encode(hello)
     return hmac.digest(token, b"pccl caller" + caller_nonce + answerer_nonce + bytes([opcode]) + body[32:], "sha256")
 
 
 def answerer_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, proof: bytes) -> bytes:
-    """Covers the whole exchange, because the caller's proof does."""
+    """Return the answerer's proof. It covers the whole exchange, because the caller's proof does."""
     return hmac.digest(token, b"pccl answerer" + caller_nonce + answerer_nonce + proof, "sha256")

@@ -1,8 +1,8 @@
-"""Every message between the processes of one peer, in one table: they never leave the host.
+"""Every message between the processes of one peer, in one table. These messages never leave the host.
 
-Two conversations share it. The first is between a training process and its own peer actor, the second between a peer
-actor and its worker processes. Descriptors come along where a message says so. The other half of the vocabulary is in
-`messages`. Declarations only; `codec` gives them bytes, the machines give them meaning.
+The first part is between a training process and its own peer actor, the second between a peer actor and its workers. A
+message carries a file descriptor if its docstring says so. The messages between hosts are in `messages`. Declarations
+only: `codec` encodes them, the machines handle them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .codec import blob, bytes16, flag, text, u8, u16, u32, u64
 
-# ---------------------------------------------------------------------------------------------- of the peer actor
+# ---------------------------------------------------------------------------------------------- to the peer actor
 
 
 @message(0x50, "training process to peer actor")
@@ -31,7 +31,7 @@ class CallConnect:
     options: blob
 
     def __repr__(self) -> str:
-        """Without the options, which hold the run's token: a machine that fails prints the calls it was given."""
+        """Without the options, which hold the run's token: a machine that fails prints the commands it was given."""
         shown = [f"{name}={getattr(self, name)!r}" for name in self.__match_args__ if name != "options"]
         return f"CallConnect({', '.join(shown)}, options=<{len(self.options)} bytes>)"
 
@@ -63,7 +63,7 @@ class CallCancel:
 
 @message(0x54, "training process to peer actor")
 class CallLeave:
-    """close(): say goodbye, then end."""
+    """close(): send Leave to the master, then end."""
 
     slot: u32
     generation: u32
@@ -78,7 +78,7 @@ class CallReduce:
 
 @message(0x56, "training process to peer actor")
 class CallAwait:
-    """A thread has been blocking on that slot for a while, without a time limit of its own."""
+    """A thread has waited for this slot for a while, without a timeout of its own."""
 
     slot: u32
     generation: u32
@@ -86,7 +86,7 @@ class CallAwait:
 
 @message(0x57, "training process to peer actor")
 class CallShare:
-    """Memory that operations will refer to by this number; the descriptor comes along."""
+    """Share a segment that operations will refer to by this number. Carries its file descriptor."""
 
     segment: u32
     nbytes: u64
@@ -94,14 +94,14 @@ class CallShare:
 
 @message(0x58, "training process to peer actor")
 class CallUnshare:
-    """No operation will refer to that memory any more."""
+    """No operation will refer to this segment any more."""
 
     segment: u32
 
 
 @message(0x59, "training process to peer actor")
 class CallSync:
-    """sync_shared_state. If that takes more than a comparison, the slot completes with KIND_DESCRIBE."""
+    """sync_shared_state. If the manifest is needed, the slot completes with KIND_DESCRIBE."""
 
     slot: u32
     generation: u32
@@ -110,12 +110,12 @@ class CallSync:
     keys: u32
     schema: bytes16
     content: bytes16
-    torn: flag = False  # an earlier transfer ended in the middle of this state, and nothing has mended it
+    torn: flag = False  # an earlier transfer ended in the middle of this state, and no later one has repaired it
 
 
 @message(0x5A, "training process to peer actor")
 class CallManifest:
-    """The rest of a sync_shared_state: where its manifest and its window are. Both segments were shared before."""
+    """The second part of sync_shared_state: where its manifest and its window are. Both segments are shared before."""
 
     slot: u32
     generation: u32
@@ -132,12 +132,12 @@ class CallOptimize:
     generation: u32
 
 
-# ---------------------------------------------------------------------------------------------- of a worker
+# ---------------------------------------------------------------------------------------------- workers
 
 
 @message(0x60, "peer actor to worker")
 class Attach:
-    """Serve this connection; the descriptor comes along."""
+    """Serve this connection. Carries its file descriptor."""
 
     link: u64
     host_read: flag = False  # the other end may read blocks from our memory, if it is on this host
@@ -145,7 +145,7 @@ class Attach:
 
 @message(0x61, "peer actor to worker")
 class Detach:
-    """Close the connection, if it is still this one."""
+    """Close this connection, if the worker still serves it."""
 
     link: u64
 
@@ -160,7 +160,7 @@ class LinkEnded:
 
 @message(0x63, "peer actor to worker")
 class MapSegment:
-    """Memory that blocks will lie in; the descriptor comes along."""
+    """Map a segment that will contain blocks. Carries its file descriptor."""
 
     segment: u32
     nbytes: u64
@@ -168,12 +168,12 @@ class MapSegment:
 
 @message(0x64, "peer actor to worker")
 class UnmapSegment:
-    """Let go of that memory."""
+    """Unmap this segment."""
 
     segment: u32
 
 
-# ---------------------------------------------------------------------------------------------- of a state's worker
+# ---------------------------------------------------------------------------------------------- state workers
 
 
 @message(0x65, "peer actor to fetching worker")
@@ -183,21 +183,21 @@ class FetchManifest:
 
 @message(0x66, "peer actor to fetching worker")
 class FetchUnits:
-    """Fetch these units, in this order (see `state_link`)."""
+    """Fetch these units, in this order (see `state_stream`)."""
 
     units: blob
 
 
 @message(0x67, "fetching worker to peer actor")
 class ManifestFetched:
-    """The source's manifest, not checked in any way; the descriptor comes along."""
+    """The source's manifest, unchecked. Carries the file descriptor of its memory."""
 
     nbytes: u64
 
 
 @message(0x68, "worker to peer actor")
 class UnitsMoved:
-    """So many more units were fetched and verified, or sent."""
+    """The worker has fetched and verified, or sent, this many more units."""
 
     units: u32
     nbytes: u64
@@ -205,18 +205,18 @@ class UnitsMoved:
 
 @message(0x69, "worker to peer actor")
 class StateLinkEnded:
-    """The connection is over, and so is this worker; `lied` if the other side sent what does not match."""
+    """The connection ended, and this worker ends; `lied`: the other side sent bytes that do not match."""
 
     lied: flag
     reason: text
 
 
-# ---------------------------------------------------------------------------------------------- of a probe's worker
+# ---------------------------------------------------------------------------------------------- probe workers
 
 
 @message(0x6A, "worker to peer actor")
 class ProbeEnded:
-    """The measurement is over, and so is this worker."""
+    """The probe ended, and this worker ends."""
 
     bytes_per_second: u64  # 0: it failed
     reason: text  # empty unless it failed

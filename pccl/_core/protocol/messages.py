@@ -1,8 +1,8 @@
-"""Every message that travels between hosts, in one table: the vocabulary of callers, master and peers.
+"""Every message between hosts, in one table.
 
-Two conversations share it. In the *handshake* both ends of a connection prove to each other that they hold the run's
-token, on the master's port and on peers' ports alike. *Control* is between a peer and the master. What the processes of
-one peer say to each other is in `mailbox`. Declarations only; `codec` gives them bytes, the machines give them meaning.
+In the *handshake* both ends of a connection prove to each other that they hold the run's token, on the master's port
+and on peers' ports alike. *Control* messages are between a peer and the master. The messages between the processes of
+one peer are in `mailbox`. Declarations only: `codec` encodes them, the machines handle them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class ClientHello:
 
 @message(0x02, "answerer to caller")
 class Challenge:
-    """The answerer's own number; the caller's proof must cover both."""
+    """The answerer's own nonce; the caller's proof must cover both nonces."""
 
     nonce: bytes32
 
 
 @message(0x03, "answerer to caller")
 class Welcome:
-    """The answerer's proof that it holds the token too; the connection now belongs to its purpose."""
+    """The answerer's proof that it holds the token too; it ends the handshake."""
 
     proof: bytes32
 
@@ -60,7 +60,7 @@ class Register:
 
 @message(0x14, "operator to master")
 class AskStatus:
-    """An operator's hello to the master: asks for the status of the run. Answered by Reports; makes nobody a peer."""
+    """An operator's hello to the master: asks for the status report. Answered by Report; does not register a peer."""
 
     proof: bytes32  # covers both nonces
 
@@ -76,7 +76,7 @@ class Report:
 
 @message(0x11, "peer to peer")
 class JoinLane:
-    """A peer's hello to the next one in the ring: this connection is that lane of that edge."""
+    """A peer's hello to the next peer in the ring: this connection is the link of this lane of this edge."""
 
     proof: bytes32  # covers both nonces and every field below
     run: bytes16
@@ -88,26 +88,26 @@ class JoinLane:
 
 @message(0x12, "peer to peer")
 class JoinState:
-    """A peer's hello to one that has the elected state: let me fetch it over this connection."""
+    """A peer's hello to a source of the elected state: the caller will fetch over this connection."""
 
     proof: bytes32  # covers both nonces and every field below
     run: bytes16
     round: u64  # of the transfer
-    source: u64  # who has the state and is called
-    target: u64  # who fetches it and calls
+    source: u64  # the answerer, which has the state
+    target: u64  # the caller, which fetches it
 
 
 @message(0x13, "peer to peer")
 class JoinProbe:
-    """A peer's hello to one that it measures the way to: count what comes over this connection, and say so."""
+    """A peer's hello to the target of a probe: count the bytes that arrive over this connection, and send the count."""
 
     proof: bytes32  # covers both nonces and every field below
     run: bytes16
-    round: u64  # of the measurement
-    source: u64  # who sends and calls
-    target: u64  # who counts and is called
+    round: u64  # the number of the probe round
+    source: u64  # the caller, which sends
+    target: u64  # the answerer, which counts
     lane: u16
-    lanes: u16  # how many connections belong together
+    lanes: u16  # connections of this probe
     milliseconds: u32  # how long to count
 
 
@@ -123,7 +123,7 @@ class VoteOptimize:
 
 @message(0x19, "peer to master")
 class Probed:
-    """What came of a Probe: so much arrived at the target, or nothing could be measured."""
+    """The result of a Probe: the rate at which bytes arrived at the target, or why there is none."""
 
     round: u64
     target: u64
@@ -133,7 +133,7 @@ class Probed:
 
 @message(0x20, "peer to master")
 class VoteTopology:
-    """This peer is in update_topology; `wanted` members in its group are worth waiting for (0: do not wait)."""
+    """This peer is in update_topology, and prefers to wait for `wanted` members in its group (0: not to wait)."""
 
     call: u32
     wanted: u32
@@ -162,7 +162,7 @@ class Wired:
 
 @message(0x24, "peer to master")
 class WireFailed:
-    """This peer could not reach its next one; the ring should go another way."""
+    """This peer could not reach its next peer; the master should choose another ring."""
 
     epoch: u32  # of the edge
     target: u64
@@ -171,7 +171,7 @@ class WireFailed:
 
 @message(0x25, "peer to master")
 class EdgeLost:
-    """An edge that was up is broken, though both its peers may live."""
+    """An edge that was up is broken; both its peers may still be alive."""
 
     epoch: u32
     source: u64
@@ -181,21 +181,21 @@ class EdgeLost:
 
 @message(0x26, "peer to master")
 class Leave:
-    """A goodbye: nobody has to wait for a timeout."""
+    """This peer leaves the run; the other peers need not wait for a timeout."""
 
     reason: text
 
 
 @message(0x27, "both ways on the control link")
 class Beat:
-    """I am alive. Carries the sender's clock, so that a story can be lined up, and what a peer's lanes have moved."""
+    """A heartbeat. Carries the sender's clock, to align stories, and the bytes that a peer's lanes have moved."""
 
     now: u64
     tx_bytes: u64 = 0
     rx_bytes: u64 = 0
     previous: u64 = 0  # source of the edge that reduces used since the last heartbeat; 0: none
-    bytes_per_second: u64 = 0  # what that edge carried while they ran
-    was_limit: flag = False  # the edge was waited for, and nothing else
+    bytes_per_second: u64 = 0  # the rate of that edge while they ran
+    was_limit: flag = False  # reduces waited for this edge and for nothing else
 
 
 @message(0x28, "peer to master")
@@ -207,7 +207,7 @@ class Initiate:
 
 @message(0x29, "peer to master")
 class Finished:
-    """This peer is done with its part: everything sent and received, or given up and its memory as it was before."""
+    """This peer has done its part: it has sent and received everything, or it has given up and drained the reduce."""
 
     sequence: u64
     ok: flag
@@ -216,7 +216,7 @@ class Finished:
 
 @message(0x2A, "peer to master")
 class Awaiting:
-    """The caller has been blocking on this tag for a while: it can make no other call until the tag is answered."""
+    """The caller has waited for this tag for a while: it can make no other call until the tag is answered."""
 
     tag: u64
 
@@ -235,7 +235,7 @@ class VoteSync:
     call: u32
     revision: u64
     strategy: u8
-    torn: flag  # an earlier transfer ended in the middle of this state: it is nobody's, and never elected
+    torn: flag  # an earlier transfer ended in the middle of this state: it is never elected
     keys: u32
     schema: bytes16
     content: bytes16
@@ -266,7 +266,7 @@ class Fetched:
 
 @message(0x30, "master to peer")
 class Registered:
-    """The name of a newcomer, the run it waits to join, and the rhythm of heartbeats."""
+    """The peer id of a newcomer, the run that it waits to join, and the interval and timeout of heartbeats."""
 
     peer: u64
     run: bytes16
@@ -276,9 +276,9 @@ class Registered:
 
 @message(0x31, "master to peer")
 class Accepted:
-    """The newcomer is a member, wired into its ring, and counted by everyone."""
+    """The newcomer is a member: it is wired into its ring and counts in the world sizes."""
 
-    round: u64  # counts the topology rounds of the run: the one clock that all members share
+    round: u64  # counts the topology rounds of the run: the only clock that all members share
     epoch: u32
     global_world: u32
     group_world: u32
@@ -288,7 +288,7 @@ class Accepted:
 
 @message(0x32, "master to peer")
 class TopologyDone:
-    """The round this peer voted in is closed; the same numbers go to everybody."""
+    """The topology round that this peer voted in is closed; all members get the same numbers."""
 
     call: u32
     round: u64
@@ -301,7 +301,7 @@ class TopologyDone:
 
 @message(0x33, "master to peer")
 class PendingAnswer:
-    """Whether newcomers wait: one answer for all who asked in this round."""
+    """Whether newcomers wait: the same answer for all members."""
 
     call: u32
     pending: flag
@@ -318,15 +318,15 @@ class CallFailed:
 
 @message(0x35, "master to peer")
 class RingOrder:
-    """Your two neighbours from this epoch on. An edge that you already have with that peer and epoch stays up.
+    """The two neighbours of this peer from this epoch on. An edge that exists with this peer and epoch stays up.
 
-    Whatever reduces run are over with it: memory goes back to what it was, and their verdicts come when all are wired.
+    It ends all running reduces: the peer drains them, and their verdicts follow when all members are wired.
     """
 
     epoch: u32
-    rank: u32  # this peer's place in the ring
-    world: u32  # how many are in the ring
-    next_peer: u64  # 0: you are alone
+    rank: u32  # of this peer
+    world: u32  # members of the ring
+    next_peer: u64  # 0: this peer is alone
     next_epoch: u32  # when the edge to the next peer was ordered
     next_lanes: u16
     previous_peer: u64
@@ -362,7 +362,7 @@ class Commence:
 
 @message(0x39, "master to peer")
 class AbortReduce:
-    """Some member could not finish: give up, restore the memory, then say so."""
+    """A member could not finish: abort the reduce, drain it, then send Finished."""
 
     sequence: u64
     reason: text
@@ -370,14 +370,14 @@ class AbortReduce:
 
 @message(0x3A, "master to peer")
 class ReduceDone:
-    """The verdict: all members finished, so the result stands everywhere."""
+    """The verdict: all members finished, so the reduce succeeded on every member."""
 
     sequence: u64
 
 
 @message(0x3B, "master to peer")
 class ReduceFailed:
-    """The verdict: it stands nowhere. The survivors are wired, and these are the numbers of their world."""
+    """The verdict: the reduce failed on every member. The remaining members are wired; these are their numbers."""
 
     tag: u64
     sequence: u64  # 0: it never commenced
@@ -393,7 +393,7 @@ class ReduceFailed:
 
 @message(0x3C, "master to peer")
 class AskSchema:
-    """Schemas differ, and yours is unknown: send it, so that the difference can be named."""
+    """Schemas differ, and the master does not know this peer's: send it, so that the master can name the difference."""
 
     call: u32
 
@@ -408,11 +408,11 @@ class Serve:
 
 @message(0x3E, "master to peer")
 class Fetch:
-    """Another state was elected: fetch what differs from these sources, and report when it is complete."""
+    """Another state was elected: fetch what differs from these sources, and send Fetched when it is complete."""
 
     call: u32
     round: u64
-    whole: flag  # this peer was outdated: it also takes the entries that may differ, all from the first source
+    whole: flag  # this peer was outdated: it also fetches the tensors that may differ, all from the first source
     revision: u64
     content: bytes16
     sources: blob  # see `sources`
@@ -420,7 +420,7 @@ class Fetch:
 
 @message(0x3F, "master to peer")
 class SourceGone:
-    """A source of that round is lost or gave up; the others still have everything."""
+    """A source of this transfer round is lost or gave up; the other sources still have the whole state."""
 
     call: u32
     round: u64
@@ -429,7 +429,7 @@ class SourceGone:
 
 @message(0x40, "master to peer")
 class SyncDone:
-    """All participants hold the same state, of this revision."""
+    """All members hold the same state, of this revision."""
 
     call: u32
     revision: u64
@@ -437,7 +437,7 @@ class SyncDone:
 
 @message(0x41, "master to peer")
 class Probe:
-    """Send to this peer for so long, over so many connections, and say how much of it arrived."""
+    """Send to this peer for this time, over this many connections, and send Probed with the rate of arrival."""
 
     round: u64
     target: u64
@@ -449,7 +449,7 @@ class Probe:
 
 @message(0x42, "master to peer")
 class OptimizeDone:
-    """Every group has the best ring that is known by now, and all are wired; the same numbers go to everybody."""
+    """Every group has the best known ring, and all rings are wired; all members get the same numbers."""
 
     call: u32
     round: u64
@@ -462,7 +462,7 @@ class OptimizeDone:
 
 @message(0x43, "master to peer")
 class MoreSources:
-    """You had no source left, but these have finished fetching: go on with them."""
+    """This peer had no source left, but these peers have finished fetching: continue with them."""
 
     call: u32
     round: u64
@@ -471,7 +471,7 @@ class MoreSources:
 
 @message(0x44, "master to peer")
 class World:
-    """The numbers of the world have changed. Collectives that commence from now on have these numbers."""
+    """The numbers about the run have changed. Collectives that commence from now on have these numbers."""
 
     epoch: u32
     global_world: u32
@@ -481,7 +481,7 @@ class World:
     round: u64
 
 
-# What may be said where. A connection moves from one set to the next as it proves itself.
+# The messages that are legal on a connection. A connection moves to the next set when its handshake is done.
 HANDSHAKE_TO_MASTER = limits(ClientHello, Register, AskStatus)
 HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe)
 TO_CALLER = limits(Challenge, Welcome, Refused)

@@ -1,5 +1,5 @@
-# The structures of `operations`: without gaps, and little-endian, as every machine is that this is built for. A list of
-# them in a message is one after the other.
+# The structures of `operations`: without gaps, and little-endian, as all supported processors are. In a message the
+# items of a list follow each other.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 # One reduce as the training process hands it to its actor. From `tag` to `quantized` it is a PackedSignature.
 cdef packed struct PackedOperation:
     uint32_t slot                   # the completion slot that the caller waits for
-    uint32_t generation             # which use of that slot it is
+    uint32_t generation             # of that slot
     uint64_t tag
     uint64_t count
     uint8_t datatype
@@ -21,18 +21,18 @@ cdef packed struct PackedOperation:
     uint64_t recv_offset
     uint32_t backup_segment         # 0: none
     uint64_t backup_offset
-    uint32_t area_segment           # of a quantized reduce, where coded blocks wait to be sent on; 0: none
+    uint32_t area_segment           # of a quantized reduce: holds coded blocks until they are sent on; 0: none
     uint64_t area_offset
 
 
-# What all members must give alike for one tag.
+# What all members must pass alike for one tag.
 cdef packed struct PackedSignature:
     uint64_t tag
     uint64_t count                  # elements
     uint8_t datatype
     uint8_t op
     uint8_t algorithm               # of quantization; 0: none
-    uint8_t quantized               # datatype on the wire; 0 without quantization
+    uint8_t quantized               # datatype of the codes; 0 without quantization
 
 
 # A reduce of this peer, as an object that Python can pass on.
@@ -42,10 +42,10 @@ cdef class Operation:
 
 cdef packed struct PackedPair:
     uint64_t tag
-    uint64_t sequence               # of the collective
+    uint64_t sequence               # of the reduce
 
 
-# The numbers of the world, the same as `events.NUMBERS`; a test holds the two together.
+# The numbers about the run, the same as `events.NUMBERS`; a test compares the two.
 cdef packed struct PackedNumbers:
     uint64_t peer                   # this peer's id
     uint64_t round                  # topology rounds of the run so far
@@ -56,7 +56,7 @@ cdef packed struct PackedNumbers:
     uint32_t largest_group          # members of the largest group
 
 
-# The payload of a reduce that succeeded: `events.REDUCED`, then `events.NUMBERS`; a test holds them together.
+# The payload of a reduce that succeeded: `events.REDUCED`, then `events.NUMBERS`; a test compares them.
 cdef packed struct Reduced:
     uint32_t world                  # members that took part
     uint64_t sent                   # bytes
@@ -64,7 +64,7 @@ cdef packed struct Reduced:
     uint64_t network_ns
     uint64_t neighbour_ns
     uint64_t reduce_ns
-    PackedNumbers numbers           # of the world in which it commenced
+    PackedNumbers numbers           # about the run when it commenced
 
 
 cpdef list unpack_operations(bytes data)

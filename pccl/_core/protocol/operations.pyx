@@ -1,12 +1,12 @@
 # cython: language_level=3, auto_pickle=False
-"""One reduce as its caller asked for it, and what members must agree on before it may begin.
+"""One reduce as its caller asked for it, and what all members must pass alike before it can begin.
 
 An *operation* is what the training process hands to its actor: which completion slot waits for it, what is reduced, and
-where in shared memory. Its *signature* is the part that every member of the ring must give alike; only that travels to
-the master, which compares bytes and never needs to know what they mean. Lists of both, and of the *pairs* that
-commence, are fixed little-endian structures, one after the other, at most OPERATIONS_MAX to a message. Their fields are
-declared once, in the `.pxd`: the client fills a structure in place, an `Operation` wraps one, and the board reads it.
-A leaf: pure, and without the enums, which would cost the actors their quick start; a test holds the names together.
+where in shared memory. Its *signature* is the part that every member of the ring must pass alike; only that is sent to
+the master, which compares the bytes without decoding them. Lists of both, and of the *pairs* that commence, are fixed
+little-endian structures, one after the other, at most OPERATIONS_MAX to a message. Their fields are declared once, in
+the `.pxd`: the client fills a structure in place, an `Operation` wraps one, and the board reads it.
+A leaf: pure, and without the enums, whose import would slow down the start of the actors; a test compares the names.
 """
 
 cimport cython
@@ -28,14 +28,14 @@ ALGORITHMS = {1: "MIN_MAX", 2: "ZERO_POINT_SCALE", 100: "MIN_MAX_4BIT", 101: "ZE
 
 @record
 class ReduceSignature:
-    """What all members must give alike for one tag."""
+    """What all members must pass alike for one tag."""
 
     tag: int
     count: int  # elements
     datatype: int
     op: int
     algorithm: int  # of quantization; 0: none
-    quantized: int  # datatype on the wire; 0 without quantization
+    quantized: int  # datatype of the codes; 0 without quantization
 
     def __str__(self):
         words = f"{self.count:,} x {name_of(DATATYPES, self.datatype)}, {name_of(OPS, self.op)}"
@@ -48,10 +48,10 @@ class ReduceSignature:
 @cython.final
 @cython.freelist(16)
 cdef class Operation:
-    """One reduce of this peer: its completion slot, its signature, and where its memory lies.
+    """One reduce of this peer: its completion slot, its signature, and the locations of its memory.
 
-    The fields are those of `PackedOperation`, in that order: by position, by name, or zero. Operations compare by
-    content and cannot be changed.
+    Its arguments are the fields of `PackedOperation`, in that order or by name; a missing one is 0. Operations compare
+    by content and cannot be changed.
     """
 
     def __init__(self, *values, **named):
@@ -69,17 +69,17 @@ cdef class Operation:
 
     @property
     def generation(self):
-        """Which use of that slot it is."""
+        """The generation of that slot."""
         return self.packed.generation
 
     @property
     def tag(self):
-        """What members know it by."""
+        """The number with which the user names the reduce."""
         return self.packed.tag
 
     @property
     def signature(self):
-        """What the other members must give alike."""
+        """What the other members must pass alike."""
         return make_signature(signature_of(&self.packed))
 
     def __getattr__(self, name):
@@ -116,7 +116,7 @@ cdef make_signature(const PackedSignature *packed):
 
 
 def pack_operations(operations):
-    """A list of operations for the mailbox."""
+    """Pack operations for the mailbox."""
     cdef bytes data = PyBytes_FromStringAndSize(NULL, len(operations) * sizeof(PackedOperation))
     cdef PackedOperation *packed = <PackedOperation *> PyBytes_AS_STRING(data)
     cdef Operation operation
@@ -127,7 +127,7 @@ def pack_operations(operations):
 
 
 cpdef list unpack_operations(bytes data):
-    """The inverse of `pack_operations`. ValueError if that is no list of operations."""
+    """The inverse of `pack_operations`. Raises ValueError if the bytes are no list of operations."""
     cdef Py_ssize_t i, count = count_of(data, sizeof(PackedOperation), "operations")
     cdef const PackedOperation *packed = <const PackedOperation *> PyBytes_AS_STRING(data)
     cdef list operations = []
@@ -143,7 +143,7 @@ cpdef list unpack_operations(bytes data):
 
 
 cpdef bytes pack_signatures(signatures):
-    """A list of signatures for the master; of operations, their signatures."""
+    """Pack signatures, or the signatures of operations, for the master."""
     cdef bytes data = PyBytes_FromStringAndSize(NULL, len(signatures) * sizeof(PackedSignature))
     cdef PackedSignature *packed = <PackedSignature *> PyBytes_AS_STRING(data)
     for one in signatures:
@@ -158,14 +158,14 @@ cpdef bytes pack_signatures(signatures):
 
 
 def unpack_signatures(bytes data):
-    """The inverse of `pack_signatures`. ValueError if that is no list of signatures."""
+    """The inverse of `pack_signatures`. Raises ValueError if the bytes are no list of signatures."""
     cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "signatures")
     cdef const PackedSignature *packed = <const PackedSignature *> PyBytes_AS_STRING(data)
     return [make_signature(packed + i) for i in range(count)]
 
 
 cpdef list split_signatures(bytes data):
-    """(tag, packed signature) of each: equal signatures are equal bytes. ValueError as above."""
+    """(tag, packed signature) of each: equal signatures are equal bytes. Raises as `unpack_signatures`."""
     cdef Py_ssize_t i, count = count_of(data, sizeof(PackedSignature), "signatures")
     cdef const PackedSignature *packed = <const PackedSignature *> PyBytes_AS_STRING(data)
     if count == 1:
@@ -177,7 +177,7 @@ cpdef list split_signatures(bytes data):
 
 
 cpdef bytes pack_pairs(pairs):
-    """Which tag commences under which sequence number."""
+    """Pack (tag, sequence) pairs: each tag commences under its sequence."""
     cdef bytes data = PyBytes_FromStringAndSize(NULL, len(pairs) * sizeof(PackedPair))
     cdef PackedPair *packed = <PackedPair *> PyBytes_AS_STRING(data)
     for tag, sequence in pairs:
@@ -187,7 +187,7 @@ cpdef bytes pack_pairs(pairs):
 
 
 cpdef list unpack_pairs(bytes data):
-    """The inverse of `pack_pairs`. ValueError if that is no list of pairs."""
+    """The inverse of `pack_pairs`. Raises ValueError if the bytes are no list of pairs."""
     cdef Py_ssize_t i, count = count_of(data, sizeof(PackedPair), "pairs")
     cdef const PackedPair *packed = <const PackedPair *> PyBytes_AS_STRING(data)
     return [(packed[i].tag, packed[i].sequence) for i in range(count)]

@@ -1,7 +1,7 @@
-"""How a call ended, in numbers: what machines, wire and shared memory say, and `errors` turns into exceptions.
+"""How a call ended, as numbers in machines, messages and completion slots; `errors` turns them into exceptions.
 
-The numbers of `Result` that the machines use, without its enum, which would cost the actors their quick start; a test
-holds the two together. A kind beside the result says what kind of end it was. A leaf: imports nothing.
+These are the numbers of `Result` that the machines use, without the enum, whose import would slow down the start of
+the actors; a test compares the two. A kind beside the result says what kind of end it was. A leaf: imports nothing.
 """
 
 SUCCESS = 0
@@ -18,13 +18,13 @@ PENDING_ASYNC_OPS = 10
 KIND_PLAIN = 0  # the result alone decides
 KIND_KICKED = 1  # the master ended this peer's membership and said why
 KIND_MASTER_LOST = 2  # the connection to the master is gone
-KIND_CANCELLED = 3  # the caller itself gave the call up
-KIND_COLLECTIVE = 4  # the result decides; ahead of the text are the numbers of the world
-KIND_DESCRIBE = 5  # success so far: the caller is to describe its state, and then wait again
+KIND_CANCELLED = 3  # the caller itself gave up the call
+KIND_COLLECTIVE = 4  # the result decides; `events.NUMBERS` precede the text
+KIND_DESCRIBE = 5  # success so far: the caller must write the manifest of its state, then wait again
 
 
 def join(result: int, kind: int) -> int:
-    """Both in the one number that a completion slot has room for."""
+    """Pack both into the one number of a completion slot."""
     return result | kind << 8
 
 

@@ -1,7 +1,7 @@
-"""The peers that a state can be fetched from, as the master names them to those who lack it.
+"""The sources of a transfer, as the master sends them to the peers that fetch.
 
-A list of them is one blob: peer id, port, length of the host, host, one after the other. As many travel as fit, which
-is more than a transfer can make use of; the order says whom to prefer. A leaf: pure.
+A list of sources is one blob; each source has peer id, port, length of the host, host. As many are sent as fit, which
+is more than a transfer can use; earlier sources are preferred. A leaf: pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SOURCE = struct.Struct("<QHH")  # peer, port, bytes of the host; the host follows
-SOURCES_MAX = 64  # of one transfer: the links of a pool are shared out among them, and more would have none
+SOURCES_MAX = 64  # of one transfer: the links of a pool are divided among them, and more would get none
 
 
 @record
@@ -30,7 +30,7 @@ class Source:
 
 
 def pack_sources(sources: Iterable[Source]) -> bytes:
-    """The first of these, as many as fit."""
+    """Pack the first of these sources, as many as fit."""
     parts: list[bytes] = []
     size = 0
     for source in sources:
@@ -44,7 +44,7 @@ def pack_sources(sources: Iterable[Source]) -> bytes:
 
 
 def unpack_sources(blob: bytes) -> tuple[Source, ...]:
-    """The inverse of `pack_sources`. ValueError if that is no list of sources."""
+    """The inverse of `pack_sources`. Raises ValueError if the bytes are no list of sources."""
     sources: list[Source] = []
     offset = 0
     while offset < len(blob):

@@ -5,12 +5,11 @@ without the locations to the peers that fetch from it. The bytes are, in little-
 
     header   magic, number of keys, bytes of all names, number of all blocks
     rows     for each key, sorted by name: length of the name, datatype, inequality flag, bytes, digest, segment, offset
-    names    UTF-8, one behind the other
+    names    UTF-8, one after the other
     blocks   the digest of every block of STATE_BLOCK_BYTES, key by key
 
-A manifest may come from another host, so every number is checked against the bytes before anything is made of it: the
-length of the whole follows from the header, and nothing larger than what came is ever allocated. Pure: bytes in,
-records out.
+A manifest may come from another host, so every number is checked against the bytes before it is used: the total length
+follows from the header, and no allocation is larger than the received bytes. Pure: bytes in, records out.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 MAGIC = b"pcclDESC"
 HEADER = struct.Struct("<8sIIQ")
 ROW = struct.Struct("<HBBQQIQ")
-RUN_BLOCKS_MAX = 16  # blocks that travel as one unit: 4 MiB, many round trips' worth of work and soon done again
+RUN_BLOCKS_MAX = 16  # blocks of one unit: 4 MiB take longer than many round trips, and are soon fetched again
 
 
 class ManifestError(ValueError):
-    """Bytes that are no manifest, and why."""
+    """The bytes are no manifest; the text says why."""
 
 
 @record
@@ -54,7 +53,7 @@ class Row:
 
 
 class StateManifest:
-    """A manifest that was read."""
+    """A manifest, parsed from its bytes."""
 
     def __init__(self, buffer: Buffer) -> None:
         """Parse all of it, or raise ManifestError."""
@@ -63,9 +62,9 @@ class StateManifest:
             raise ManifestError(f"{len(data)} bytes are less than a header")
         magic, keys, name_bytes, blocks = HEADER.unpack_from(data)
         if magic != MAGIC:
-            raise ManifestError("it does not begin as a manifest does")
+            raise ManifestError("it does not begin with the magic bytes of a manifest")
         if not 1 <= keys <= KEYS_MAX:
-            raise ManifestError(f"{keys} keys, it may be 1 to {KEYS_MAX}")
+            raise ManifestError(f"{keys} keys; 1 to {KEYS_MAX} are allowed")
         names_at = HEADER.size + keys * ROW.size
         blocks_at = names_at + name_bytes
         if blocks_at + blocks * DIGEST_BYTES != len(data):
@@ -78,11 +77,11 @@ class StateManifest:
         return self.rows[index].blocks
 
     def without_locations(self) -> bytes:
-        """The same without locations, packed, for other peers."""
+        """Pack the manifest without its locations, for other peers."""
         return pack_manifest([replace(row, segment=0, offset=0) for row in self.rows])
 
     def schema(self) -> bytes:
-        """What must be the same at all peers, packed: names, datatypes, sizes and inequality flags."""
+        """Pack what must be the same at all peers: names, datatypes, sizes and inequality flags."""
         return pack_schema([SchemaRow(row.name, row.datatype, row.unequal, row.nbytes) for row in self.rows])
 
     def schema_digest(self) -> bytes:
@@ -107,22 +106,22 @@ def pack_manifest(rows: Sequence[Row]) -> bytes:
 
 
 def block_count(nbytes: int) -> int:
-    """How many blocks so many bytes are; the last one may be short."""
+    """The number of blocks in a tensor of `nbytes` bytes; the last one may be short."""
     return -(-nbytes // STATE_BLOCK_BYTES)
 
 
 def run_bytes(nbytes: int, first: int, count: int) -> int:
-    """How many bytes so many adjacent blocks of a tensor have."""
+    """The number of bytes in `count` adjacent blocks of a tensor of `nbytes` bytes."""
     return min(nbytes, (first + count) * STATE_BLOCK_BYTES) - first * STATE_BLOCK_BYTES
 
 
 def differing_runs(blocks: bytes | bytearray, others: bytes) -> Iterator[tuple[int, int]]:
-    """First block and number of blocks of each run of adjacent blocks that differ, none longer than a unit may be."""
+    """Yield (first block, number of blocks) of each run of adjacent blocks that differ, at most a unit long."""
     ours, theirs = memoryview(blocks).cast("Q"), memoryview(others).cast("Q")
     for begin in range(0, len(ours), RUN_BLOCKS_MAX):
         end = min(begin + RUN_BLOCKS_MAX, len(ours))
         first = -1
-        # Runs end where a unit's worth of blocks ends, so that equal stretches are passed over in one comparison.
+        # No run crosses a multiple of RUN_BLOCKS_MAX, so that equal blocks are skipped with one comparison.
         if blocks[begin * DIGEST_BYTES : end * DIGEST_BYTES] != others[begin * DIGEST_BYTES : end * DIGEST_BYTES]:
             for block in range(begin, end):
                 if ours[block] == theirs[block]:
@@ -136,13 +135,13 @@ def differing_runs(blocks: bytes | bytearray, others: bytes) -> Iterator[tuple[i
 
 
 def check_manifest(manifest: StateManifest, own: StateManifest, content: bytes) -> str:
-    """Why this manifest is not the elected state's, in words; empty if it is. `content` is the elected digest."""
+    """Return why this manifest is not that of the elected state; empty if it is. `content` is the elected digest."""
     if len(manifest.rows) != len(own.rows):
         return f"its manifest has {len(manifest.rows)} keys instead of {len(own.rows)}"
     for theirs, ours in zip(manifest.rows, own.rows, strict=True):
         if _schema_of(theirs) != _schema_of(ours):
             return f"its key {theirs.name!r} is not our {ours.name!r}, or of another datatype, size or inequality flag"
-        # Only what differs is ever fetched, so only there do the digests of blocks matter.
+        # Only tensors that differ are fetched, so only their block digests matter.
         if theirs.digest != ours.digest and digest_of_blocks(theirs.blocks, theirs.nbytes) != theirs.digest:
             return f"the blocks of its key {theirs.name!r} do not add up to its digest"
     if manifest.content_digest() != content:

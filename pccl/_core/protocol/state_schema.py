@@ -1,10 +1,10 @@
-"""What a shared state consists of, without its content: the names, datatypes, sizes and flags of its tensors.
+"""The schema of a shared state: the names, datatypes, sizes and flags of its tensors, without content.
 
 Peers can only agree on content if their schemas are equal, so a schema has one form: rows sorted by name, packed one
 after the other, little endian. Equal schemas are equal bytes and have equal digests; most of the time only the digest
-travels. When digests differ the master asks for the rows, in pages, and names the first key that is to blame.
+travels. When digests differ the master asks for the rows, in pages, and names the first key that differs.
 
-What another process sent is checked before anything is kept: bounds, text, order. A leaf: pure, imports no I/O.
+Bytes of another process are checked before they are used: bounds, text, order. A leaf: pure, imports no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ROW = struct.Struct("<HBBQ")  # bytes of the name, datatype, flag, bytes of the content; the name follows
-STATE_DIGEST_BYTES = 16  # of a schema or a content: enough that two of them never meet by chance
+STATE_DIGEST_BYTES = 16  # of a schema or a content: enough that two different ones never have equal digests by chance
 PAGES_MAX = -(-SCHEMA_BYTES_MAX // BLOB_BYTES_MAX)  # of one schema
 
 
@@ -43,7 +43,7 @@ class SchemaRow:
 
 
 def pack_schema(rows: Iterable[SchemaRow]) -> bytes:
-    """The one form of a schema. ValueError if it cannot be one: a name twice, too long, or too many of them."""
+    """Pack a schema. Raises ValueError if a name is repeated or too long, or if there are too many."""
     ordered = sorted(rows, key=lambda row: row.name.encode())
     if not 1 <= len(ordered) <= KEYS_MAX:
         raise ValueError(f"a shared state has 1 to {KEYS_MAX} tensors, not {len(ordered)}")
@@ -68,7 +68,7 @@ def pack_schema(rows: Iterable[SchemaRow]) -> bytes:
 
 
 def unpack_schema(blob: bytes) -> list[SchemaRow]:
-    """The inverse of `pack_schema`. ValueError if that is no schema, whoever sent it."""
+    """The inverse of `pack_schema`. Raises ValueError if the bytes are no schema."""
     if not 1 <= len(blob) <= SCHEMA_BYTES_MAX:
         raise ValueError(f"a schema has 1 to {SCHEMA_BYTES_MAX} bytes, not {len(blob)}")
     rows: list[SchemaRow] = []
@@ -94,22 +94,22 @@ def unpack_schema(blob: bytes) -> list[SchemaRow]:
 
 
 def digest_schema(packed: bytes) -> bytes:
-    """What stands for a schema in a vote."""
+    """The digest of a schema, for a vote."""
     return digest_parts([packed])
 
 
 def digest_parts(parts: Iterable[bytes]) -> bytes:
-    """The bytes that stand in a vote for all of these, in this order."""
+    """The digest of these bytes, in this order, for a vote."""
     return blake2b(b"".join(parts), digest_size=STATE_DIGEST_BYTES).digest()
 
 
 def split_schema(packed: bytes) -> list[bytes]:
-    """The pages in which a schema travels."""
+    """Cut a packed schema into the pages of its messages."""
     return [packed[offset : offset + BLOB_BYTES_MAX] for offset in range(0, len(packed), BLOB_BYTES_MAX)]
 
 
 def explain_difference(schema: bytes, other: bytes) -> str:
-    """The first key in which `other` differs from `schema`, and how; empty if it does not. ValueError as above."""
+    """Return the first key in which `other` differs from `schema`, and how; empty: none. Raises as `unpack_schema`."""
     wanted = {row.name: row for row in unpack_schema(schema)}
     given = {row.name: row for row in unpack_schema(other)}
     for name in sorted(wanted.keys() | given.keys(), key=str.encode):

@@ -1,13 +1,13 @@
-"""What is said on a connection over which a state is fetched, once its handshake is done.
+"""The messages on a link of a transfer, after the handshake: unit requests and their answers.
 
-The fetching side asks, the source answers in the order in which it was asked. Both have one fixed header; an answer
-repeats what was asked for, and its bytes follow raw:
+The fetching side sends unit requests, the source answers them in the same order. Both have one fixed header; an answer
+repeats the request, and its bytes follow raw:
 
     request   magic, kind, key, first block, number of blocks
     answer    magic, kind, key, first block, number of blocks, bytes that follow
 
-A manifest is asked for with zeros in place of key and blocks. Both sides know the schema, so both know how many bytes
-an answer has before it is there: whatever differs from that ends the connection. Here are also the orders that a
+A request for the manifest has zeros as key and blocks. Both sides know the schema, so both know how many bytes an
+answer has before it arrives: an answer of another size ends the connection. This module also has the commands that a
 fetching worker gets from its actor: units with the digests that their blocks must have. Pure.
 """
 
@@ -47,12 +47,12 @@ class Unit:
 
 
 class StateLinkError(ValueError):
-    """The other side said what it may not."""
+    """The other side sent a request or an answer that is not allowed."""
 
 
 @record
 class UnitRequest:
-    """The manifest, or so many blocks of a key from the first one on."""
+    """A request for the manifest, or for `count` blocks of a key from block `first` on."""
 
     kind: int
     key: int = 0
@@ -64,20 +64,20 @@ ASK_MANIFEST = UnitRequest(MANIFEST)
 
 
 def pack_request(request: UnitRequest) -> bytes:
-    """The bytes of a request."""
+    """The bytes of a unit request."""
     return REQUEST.pack(MAGIC, request.kind, request.key, request.first, request.count)
 
 
 def unpack_request(data: bytes, manifest: StateManifest) -> UnitRequest:
-    """A request that can be answered from this manifest; StateLinkError if it is none."""
+    """Return the unit request. Raises StateLinkError if it cannot be answered from this manifest."""
     magic, kind, key, first, count = REQUEST.unpack(data)
     request = UnitRequest(kind, key, first, count)
     if magic != MAGIC:
-        raise StateLinkError("it does not speak the language of state links")
+        raise StateLinkError("its request does not begin with the magic number of state links")
     if request == ASK_MANIFEST:
         return request
     if kind != UNIT:
-        raise StateLinkError(f"it asked for kind {kind}, which there is not")
+        raise StateLinkError(f"it asked for kind {kind}, which does not exist")
     if key >= len(manifest.rows):
         raise StateLinkError(f"it asked for key {key} of {len(manifest.rows)}")
     blocks = block_count(manifest.rows[key].nbytes)
@@ -87,12 +87,12 @@ def unpack_request(data: bytes, manifest: StateManifest) -> UnitRequest:
 
 
 def pack_answer(request: UnitRequest, nbytes: int) -> bytes:
-    """What goes ahead of the bytes that were asked for."""
+    """The header of an answer, which precedes the requested bytes."""
     return ANSWER.pack(MAGIC, request.kind, request.key, request.first, request.count, nbytes)
 
 
 def check_answer(data: bytes, request: UnitRequest, nbytes: int) -> None:
-    """StateLinkError unless this is the header of the answer to the request, with so many bytes to follow."""
+    """Raise StateLinkError unless this is the header of the answer to the request, with `nbytes` bytes to follow."""
     magic, kind, key, first, count, announced = ANSWER.unpack(data)
     if magic != MAGIC or UnitRequest(kind, key, first, count) != request:
         raise StateLinkError("it answered something else than it was asked for")
@@ -110,7 +110,7 @@ class Wanted:
 
 
 def pack_orders(units: Iterable[Unit], manifest: StateManifest) -> list[bytes]:
-    """Units as a worker is told them, in as many blobs as it takes."""
+    """Pack units for a fetching worker, into as many blobs as needed."""
     blobs = [bytearray()]
     for unit in units:
         digests = manifest.blocks(unit.key)[unit.first * DIGEST_BYTES : (unit.first + unit.count) * DIGEST_BYTES]

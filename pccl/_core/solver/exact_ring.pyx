@@ -1,13 +1,13 @@
 # cython: language_level=3, cdivision=True
 """The best ring of few members, by dynamic programming over sets (Held and Karp).
 
-A walk begins at member 0 and has visited a set of the others; `ends` below are those, numbered from 0. All walks over
-the same set to the same end can be continued alike, so only the best of them counts. Rings are compared by their
-slowest step first and by their sum second. This order does not hold for parts of a ring: the better part may lose its
-advantage to a slow step later. So there are two passes: one finds the slowest step of the best ring, the other the
-least sum over the edges that are no slower than that.
+A walk begins at member 0 and visits a set of the other members; `ends` below is the number of these, which are numbered
+from 0. All walks over the same set to the same end have the same continuations, so only the best of them is kept. Rings
+are compared first by their slowest step, then by their sum. Parts of a ring cannot be compared so: a slower step later
+removes the advantage of the faster part. So there are two passes: the first finds the slowest step of the best ring,
+the second the least sum over edges that are at least that fast.
 
-Pure arithmetic without the GIL; of equal rings always the same one.
+Pure arithmetic without the GIL. If several rings are equally good, the result is always the same one.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
@@ -59,7 +59,7 @@ cdef double find_bottleneck(const double *rates, int count, double *widest) noex
 cdef void find_least(
     const double *rates, const int64_t *costs, int count, double slowest, int64_t *least, uint8_t *origin
 ) noexcept nogil:
-    """The least cost of each walk over edges that are fast enough, and the last but one member of that walk."""
+    """Compute the least cost of each walk over edges that are fast enough, and the last but one member of that walk."""
     cdef int ends = count - 1, visited, before, end, previous
     cdef int64_t best, found
     for visited in range(1, 1 << ends):
@@ -83,7 +83,7 @@ cdef void walk_back(
     const double *rates, const int64_t *costs, int count, double slowest,
     const int64_t *least, const uint8_t *origin, int32_t *order,
 ) noexcept nogil:
-    """Write down the least ring, from its last member to its first."""
+    """Write the ring with the least cost into `order`, from its last member to its first."""
     cdef int ends = count - 1, visited = (1 << (count - 1)) - 1, end, last = 0, position
     cdef int64_t best = INT64_MAX, found
     for end in range(ends):

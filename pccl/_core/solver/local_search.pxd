@@ -1,4 +1,4 @@
-# Contents of `local_search`: a ring that is improved by exchanges until its steps or its time are used up.
+# Contents of `local_search`: a ring that is improved by exchanges until its kicks or its time are used up.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -11,7 +11,7 @@ cdef enum:
     COST_BITS = 40                  # a step costs at most 2^40 quanta, so a ring of 1024 costs less than a penalty
 
 cdef double RATE_MIN                # no measured edge is slower; below it there is no edge
-cdef int64_t PENALTY                # what a step slower than the goal costs beside its own cost
+cdef int64_t PENALTY                # added to the cost of a step that is slower than the goal
 
 
 cdef class Search:
@@ -19,35 +19,35 @@ cdef class Search:
     cdef const double *rates        # row: source, column: target; 0: forbidden. Lent by the caller, as are the costs
     cdef const int64_t *costs       # in quanta, see `solver`
     cdef int64_t *weights           # row: source. Costs, with the penalty where the rate is below the goal
-    cdef int64_t *weights_into      # row: target. The same turned around, because columns are slow to read
+    cdef int64_t *weights_into      # row: target. The same table transposed, because columns are slow to read
     cdef int32_t *fastest           # row: source. All its targets, the fastest first
-    cdef int32_t *ring              # the members in order, twice in a row, so that no loop wraps around
-    cdef int64_t *steps             # weight of the step from each place to the next, likewise twice
-    cdef int32_t *place             # member -> its place in the ring, below `count`
+    cdef int32_t *ring              # the members in order, written twice, so that no loop has to wrap around
+    cdef int64_t *steps             # weight of the step from each position to the next, also written twice
+    cdef int32_t *place             # member -> its position in the ring, below `count`
     cdef int32_t *spare             # the members of a stretch that is being rewritten
-    cdef int32_t *saved_ring        # to go back to when a kick did not help
+    cdef int32_t *saved_ring        # the ring before a kick, to be restored if the kick did not help
     cdef int64_t *saved_steps
     cdef int32_t *saved_place
-    cdef int32_t *queue             # members whose step changed, and was not looked at since
+    cdef int32_t *queue             # members whose step has changed and was not examined since
     cdef uint8_t *queued            # by member
     cdef int queue_begin
     cdef int queue_length
     cdef int64_t weight             # of the ring: the sum of its steps
-    cdef uint64_t chance            # state of the random numbers
+    cdef uint64_t chance            # state of the random number generator
     cdef int64_t kicks_left
     cdef int64_t deadline_ns        # 0: none
-    cdef bint stopped               # by the clock
+    cdef bint stopped               # the time is used up
     cdef int32_t *best              # the best legal ring so far
     cdef double best_bottleneck     # its slowest rate; 0: no legal ring is known
     cdef int64_t best_total         # its cost
-    cdef PathBuilder builder        # rings to begin with
+    cdef PathBuilder builder        # builds the rings with which attempts begin
     cdef int32_t *order             # the latest of them
     cdef double bound               # no ring has a faster slowest step
 
-    # Prepare, when rates and costs are set. The present ring, if not NULL, is a candidate if it is legal.
+    # Prepares the search; rates and costs must be set. The present ring, if not NULL and legal, is a ring candidate.
     cdef void begin(self, const int32_t *order) noexcept nogil
 
-    # Until the kicks or the time are used up, or nothing better can exist. Returns whether the latter is so.
+    # Searches until the kicks or the time are used up, or no better ring can exist. Returns whether that is proven.
     cdef bint run(self, int64_t kicks, int64_t deadline_ns) noexcept nogil
 
     cdef bint is_proven(self) noexcept nogil

@@ -1,27 +1,27 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, auto_pickle=False
-"""Local search for large rings: exchange two stretches while that helps, kick, and go back if the kick did not help.
+"""Local search for large rings: exchange two stretches while that helps, kick, and undo the kick if it did not help.
 
-**The move.** Steps have a direction, so no stretch may ever be walked backwards. Taking out three steps and walking the
-stretches between them in the other order is the one exchange of three that keeps all directions:
+**The move.** Steps have a direction, so a stretch may never be reversed. Only one exchange of three steps keeps all
+directions: remove three steps, and walk the stretches between them in the other order:
 
     source > A…a > B…b > C… source     becomes     source > B…b > A…a > C… source
 
-An exchange that helps makes at least one step faster than the one its source has now; so it is enough to look, for each
-source, at the targets that are faster, best first, and to try every third cut for each. Only sources whose step has
-changed are looked at again.
+An exchange that helps makes the step of at least one source faster. So it is enough to try, for each source, the
+targets that are faster, best first, and every third cut for each of them. Only sources whose step has changed are
+examined again.
 
-**The kick** cuts a random short stretch in three and walks the parts in opposite order, with four new steps: no single
-exchange undoes it. While the ring still has steps below the goal, kicks are aimed at one of those.
+**The kick** cuts a random short stretch into three parts and walks them in opposite order, with four new steps: no
+single exchange undoes it. While the ring has steps below the goal, a kick cuts at one of those.
 
-**The goal** is the rate that no step should be below. A slower step pays a penalty that is larger than the cost of any
+**The goal** is the rate that no step should be below. A slower step has a penalty that is larger than the cost of any
 ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal. The first
-goal is the bound: the fastest one that nothing speaks against, neither members that cannot reach each other over edges
-that fast, nor steps that are forced and contradict each other. Attempts at a goal begin with rings of the
-`path_builder`; if they fail, the next goal lies half way down to what is known. When no higher goal is reached, the sum
-is what is left to improve. Both take turns, with ever more kicks.
+goal is the bound: the highest rate that is not refuted. A rate is refuted if its edges do not connect all members, or
+if they force steps that contradict each other. Attempts at a goal begin with rings of the `path_builder`; if they fail,
+the next goal is half way between this goal and the best known rate. When no higher goal is reached, attempts improve
+the sum. Attempts at goals and at the sum take turns, with more kicks each time.
 
-Deterministic for a given beginning, seed and number of kicks: random numbers are drawn one to a line, because C does
-not say in which order it evaluates arguments. The clock only says when to stop.
+Deterministic for a given start, seed and number of kicks: each line draws at most one random number, because C does not
+define the order in which arguments are evaluated. The clock is used only to stop.
 """
 
 cimport cython
@@ -38,18 +38,18 @@ cdef double RATE_MIN = 1e-6
 cdef int64_t PENALTY = (<int64_t> 1) << (COST_BITS + 11)
 
 cdef enum:
-    STRETCH_MAX = 30                # members of each part of a kick: far enough to matter, near enough to mend quickly
-    KICKS_PER_MEMBER = 2            # of the first attempt at a goal; later ones have ever more
-    SUM_SHARE = 20                  # attempts at the sum have so many times the kicks of an attempt at a goal
+    STRETCH_MAX = 30                # members of each part of a kick: enough to matter, few enough to repair quickly
+    KICKS_PER_MEMBER = 2            # of the first attempt at a goal; later attempts have more
+    SUM_SHARE = 20                  # attempts at the sum have this many times the kicks of an attempt at a goal
     BEGINNINGS = 4                  # starts for each goal
-    LIFTS_MAX = 12                  # goals in a row: each halves the ratio, as a logarithm, between found and not found
-    HALVINGS_MAX = 64               # for the bound: enough to tell any two rates of a network apart
-    ROUNDS_GROWING = 20             # then attempts are as long as they will ever be
+    LIFTS_MAX = 12                  # goals in a row: each halves the distance, as a logarithm, between reached and not
+    HALVINGS_MAX = 64               # for the bound: enough to distinguish any two rates of a network
+    ROUNDS_GROWING = 20             # after this many rounds attempts do not become longer
 
 
 @cython.final
 cdef class Search:
-    """One ring under improvement and the best one seen. Everything but making it runs without the GIL."""
+    """A ring that is being improved, and the best ring so far. Only the constructor needs the GIL."""
 
     def __cinit__(self, int count, uint64_t seed):
         cdef size_t pairs = <size_t> count * count
@@ -132,9 +132,9 @@ cdef class Search:
                 quota += quota >> 1
 
     cdef bint is_proven(self) noexcept nogil:
-        """Whether nothing better can exist: the slowest step is at its bound, and no other ring costs less.
+        """Whether it is proven that no ring is better: the slowest step is at its bound, and no other ring costs less.
 
-        That is known if all steps are forced, or if every step is the best that its source, or its target, could have.
+        The latter is known if all steps are forced, or if every step is the best of its source, or of its target.
         """
         cdef int64_t out = 0, into = 0, least_out, least_into
         cdef int one, other
@@ -157,7 +157,7 @@ cdef class Search:
     # ------------------------------------------------------------------------------------------ goals
 
     cdef void find_bound(self) noexcept nogil:
-        """The fastest goal that is not refuted: all members reach each other, and no forced step is missing."""
+        """Find the highest goal that is not refuted: all members are connected, and forced steps do not contradict."""
         cdef double goal, refuted
         cdef int _tries
         self.bound = goal = min(self.widest(False), self.widest(True))
@@ -172,10 +172,10 @@ cdef class Search:
                 self.bound = goal
             else:
                 refuted = goal
-        self.bound = refuted  # what lies between the two was not looked at, so only this much is sure
+        self.bound = refuted  # the rates between the two were not tried, so only this bound is proven
 
     cdef void lift(self, int64_t quota) noexcept nogil:
-        """Make the slowest step faster: try the bound, then what lies between what was found and what was not."""
+        """Make the slowest step faster: try the bound, then goals between the best rate and the last failed goal."""
         cdef double goal = self.bound, unreached = self.bound
         cdef int _tries, _attempts
         for _tries in range(LIFTS_MAX):
@@ -193,12 +193,12 @@ cdef class Search:
                 return
 
     cdef double widest(self, bint into) noexcept nogil:
-        """The best slowest step with which member 0 reaches all, or is reached by all; 0 if it does not."""
+        """The highest rate whose edges lead from member 0 to all others, or from all others to it; 0 if none does."""
         cdef int count = self.count, one, nearest
         cdef double width, bound = INFINITY
         cdef double *widths = <double *> self.saved_steps  # not in use yet
         for one in range(count):
-            self.queued[one] = one == 0  # borrowed: who is reached
+            self.queued[one] = one == 0  # reused here for: members that are reached
             widths[one] = self.rates[<Py_ssize_t> one * count if into else one]
         for _ in range(count - 1):
             nearest = 0
@@ -230,7 +230,7 @@ cdef class Search:
         return above if above < high else below
 
     cdef void aim(self, double goal) noexcept nogil:
-        """Weigh every step anew, and the ring with them."""
+        """Compute the weights of all steps and of the ring for this goal."""
         cdef int count = self.count, source, target
         cdef Py_ssize_t index
         cdef int64_t weight
@@ -248,7 +248,7 @@ cdef class Search:
             self.weight += self.steps[source]
 
     cdef bint attempt(self, double goal, int64_t quota, bint until_reached) noexcept nogil:
-        """Kick the present ring, at most so many times. Returns whether the goal is reached."""
+        """Kick the present ring, at most `quota` times. Returns whether the goal is reached."""
         cdef int source
         cdef int64_t before
         self.aim(goal)
@@ -291,7 +291,7 @@ cdef class Search:
     # ------------------------------------------------------------------------------------------ moves
 
     cdef void descend(self) noexcept nogil:
-        """Exchange until no member that was touched has anything to gain."""
+        """Exchange until no exchange at a queued member helps."""
         cdef int32_t source
         while self.queue_length:
             if self.deadline_ns and now_ns() >= self.deadline_ns:
@@ -334,7 +334,7 @@ cdef class Search:
         return True
 
     cdef void exchange(self, int first, int one, int two, int three) noexcept nogil:
-        """Of the three stretches that follow each other from `first` on, exchange two: any two give the same ring."""
+        """Exchange two of the three adjacent stretches that begin at `first`: any two give the same ring."""
         if three >= one and three >= two:
             self.turn(first, one, 0, two)
         elif one >= two:
@@ -343,7 +343,7 @@ cdef class Search:
             self.turn(first + one + two, three, 0, one)
 
     cdef void turn(self, int first, int one, int two, int three) noexcept nogil:
-        """Walk three stretches that follow each other from place `first` on in the order three, two, one."""
+        """Reorder three adjacent stretches, which begin at position `first`, to the order three, two, one."""
         cdef int length = one + two + three, index, place
         first %= self.count
         memcpy(self.spare, self.ring + first, length * sizeof(int32_t))
@@ -364,32 +364,32 @@ cdef class Search:
         self.push(self.ring[(first + length - 1) % self.count])
 
     cdef void kick(self) noexcept nogil:
-        """Three short stretches in opposite order, at a slow step if there is one."""
+        """Put three short stretches into opposite order, at a slow step if there is one."""
         cdef int longest = min(STRETCH_MAX, (self.count - 1) // 3), place = draw(&self.chance, self.count), _tries
         if self.weight >= PENALTY:
             for _tries in range(self.count):
                 if self.steps[place] >= PENALTY:
                     break
                 place = place + 1 if place + 1 < self.count else 0
-            # Every other time it is not the first step that is cut, but one behind it.
+            # Every other time, the slow step is not at the beginning of the three stretches but within them.
             if draw(&self.chance, 2):
                 place += self.count - draw(&self.chance, longest)
         self.shuffle(place + 1, longest)
 
     cdef void shuffle(self, int first, int longest) noexcept nogil:
-        """Three stretches of random lengths from place `first` on, in opposite order."""
+        """Put three stretches of random lengths, which begin at position `first`, into opposite order."""
         cdef int one = 1 + draw(&self.chance, longest)
         cdef int two = 1 + draw(&self.chance, longest)
         cdef int three = 1 + draw(&self.chance, longest)
         self.turn(first, one, two, three)
 
     cdef void go_greedily(self) noexcept nogil:
-        """Always step to the fastest target that is left: a start without a ring, and a candidate with one."""
+        """Always step to the fastest target that is left. The result is a start, or one more ring candidate."""
         cdef int place, rank
         cdef int32_t here = 0
         for place in range(self.count):
             self.put(place, here)
-            self.queued[here] = True  # borrowed: who has a place
+            self.queued[here] = True  # reused here for: members that have a position
             for rank in range(self.count - 1):
                 if not self.queued[self.fastest[<Py_ssize_t> here * self.count + rank]]:
                     here = self.fastest[<Py_ssize_t> here * self.count + rank]
@@ -398,7 +398,7 @@ cdef class Search:
             self.queued[place] = False
 
     cdef void scramble(self) noexcept nogil:
-        """Several kicks at once, all over the ring: another start that is not completely new."""
+        """Make several kicks all over the ring, for another start that is not completely new."""
         cdef int _index, longest = (self.count - 1) // 3
         for _index in range(2 + self.count // 20):
             self.shuffle(draw(&self.chance, self.count), longest)
@@ -406,7 +406,7 @@ cdef class Search:
     # ------------------------------------------------------------------------------------------ the ring as memory
 
     cdef void load(self, const int32_t *order) noexcept nogil:
-        """Begin anew with this ring; `aim` weighs it."""
+        """Make this the present ring; `aim` computes its weight."""
         cdef int index
         for index in range(self.count):
             self.put(index, order[index])
@@ -418,7 +418,7 @@ cdef class Search:
         self.place[member] = place
 
     cdef void weigh(self, int place) noexcept nogil:
-        """Weigh the step that begins at this place."""
+        """Store the weight of the step that begins at this position."""
         cdef int64_t weight = self.weights[<Py_ssize_t> self.ring[place] * self.count + self.ring[place + 1]]
         self.steps[place] = self.steps[place + self.count] = weight
 
@@ -442,7 +442,7 @@ cdef class Search:
         self.weight = weight
 
     cdef void sort_targets(self, int source) noexcept nogil:
-        """All targets of a source, the fastest first, equals by number (Shell's method: short, in place)."""
+        """Sort all targets of a source, the fastest first, equals by number (Shellsort: short, in place)."""
         cdef int32_t *targets = self.fastest + <Py_ssize_t> source * self.count
         cdef const double *rates = self.rates + <Py_ssize_t> source * self.count
         cdef int count = self.count - 1, gap = count // 2, index, at

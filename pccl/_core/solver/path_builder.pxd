@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 
 
-# A random number below a bound (splitmix64); the state is the caller's.
+# A random number below a bound (splitmix64); the caller holds the state.
 cdef inline int draw(uint64_t *chance, int below) noexcept nogil:
     cdef uint64_t mixed
     chance[0] += <uint64_t> 0x9E3779B97F4A7C15
@@ -13,11 +13,11 @@ cdef inline int draw(uint64_t *chance, int below) noexcept nogil:
     return <int> ((mixed ^ (mixed >> 31)) % <uint64_t> below)
 
 
-# The graph as far as it is still open, and the paths that the steps taken so far make.
+# The edges that may still be taken, and the paths that consist of the steps taken so far.
 cdef struct PartialRing:
     uint64_t *leaving               # row: source; a bit for each target that it may still go to
     uint64_t *entering              # row: target; a bit for each source that may still come
-    int32_t *exits                  # source -> how many bits it has; 0 also when its step is taken
+    int32_t *exits                  # source -> number of its bits; 0 also when its step is taken
     int32_t *entries                # target -> likewise
     int32_t *following              # source -> target of the step that is taken; -1: none yet
     int32_t *preceding              # target -> its source; -1: none yet
@@ -36,12 +36,12 @@ cdef class PathBuilder:
     cdef void *partial_memory
     cdef int32_t *queue             # members with one exit (below count) or with one entry (count and above)
     cdef int queued
-    cdef bint dead_end              # somebody has no exit or no entry left
+    cdef bint dead_end              # a member has no exit or no entry left
 
-    # Take the edges that are at least so fast. False: it is proven that there is no ring over them.
+    # Takes the edges with at least the rate `goal`. False: it is proven that there is no ring over them.
     cdef bint prepare(self, const double *rates, double goal) noexcept nogil
 
-    # Write a ring into `order` that leaves the graph as seldom as chance and foresight allow. True: it never does.
+    # Writes a ring into `order`, with as few steps outside the graph as it can. True: there is none.
     cdef bint write(self, uint64_t *chance, int32_t *order) noexcept nogil
 
     cdef void lay_out(self, PartialRing *partial, char *memory) noexcept nogil

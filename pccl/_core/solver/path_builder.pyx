@@ -4,12 +4,12 @@
 A ring takes one step out of every member and one into every member. So a member with one exit left must take it, and a
 member with one entry left must be entered there. Every step that is taken closes all other exits of its source and all
 other entries of its target. A path must not close before it holds all members. These three rules are applied until they
-change nothing. If they leave a member without exit or entry before anything was chosen, this proves that there is no
+change nothing. If a member has no exit or no entry left before any choice was made, this proves that there is no
 ring. Otherwise a member with the fewest choices left takes, at random among equals, the step that fewest others can
 take, and the rules are applied again.
 
-Choices are not undone. After a dead end, the paths are joined with a few steps that the graph does not have: a start
-for `local_search`, which repairs a few bad steps well, but does not foresee forced ones.
+Choices are not undone. After a dead end, the paths are joined with a few steps that the graph does not have. Such a
+ring is a start for `local_search`, which repairs a few bad steps well, but does not find forced steps.
 """
 
 cimport cython
@@ -22,7 +22,7 @@ from pccl._core.system.posix cimport lowest_bit_u64
 
 @cython.final
 cdef class PathBuilder:
-    """`prepare` for a graph, then `write` as many rings as wanted."""
+    """Builds rings: call `prepare` with a graph, then `write` for each ring."""
 
     def __cinit__(self, int count):
         self.count = count
@@ -30,7 +30,7 @@ cdef class PathBuilder:
         self.nbytes = 2 * sizeof(uint64_t) * count * self.words + 6 * sizeof(int32_t) * count
         self.root_memory = calloc(1, self.nbytes)
         self.partial_memory = calloc(1, self.nbytes)
-        # Ways only become fewer, so everybody is down to one way out and to one way in at most once.
+        # Edges are only removed, so a member comes down to one exit at most once, and to one entry at most once.
         self.queue = <int32_t *> calloc(2 * count, sizeof(int32_t))
         if not (self.root_memory and self.partial_memory and self.queue):
             raise MemoryError
@@ -43,7 +43,7 @@ cdef class PathBuilder:
         free(self.queue)
 
     cdef void lay_out(self, PartialRing *partial, char *memory) noexcept nogil:
-        """Both attempts have the same layout, so that one is copied over the other at once."""
+        """Point the fields into `memory`, at the same offsets for both, so that one can be copied to the other."""
         cdef size_t bits = <size_t> self.count * self.words
         cdef int32_t *numbers = <int32_t *> (memory + 2 * bits * sizeof(uint64_t))
         partial.leaving = <uint64_t *> memory
@@ -87,7 +87,7 @@ cdef class PathBuilder:
         while self.choose(chance):
             self.follow()
         if partial.taken == self.count:
-            partial.preceding[0] = -1  # cut it open where it is to begin
+            partial.preceding[0] = -1  # cut the ring open at its first member
         for first in range(self.count):
             here = first if partial.preceding[first] < 0 else -1
             while here >= 0 and place < self.count:
@@ -99,7 +99,7 @@ cdef class PathBuilder:
     # ------------------------------------------------------------------------------------------ rules
 
     cdef void follow(self) noexcept nogil:
-        """Take every step that is forced, and those that are forced by it."""
+        """Take every forced step, and the steps that are forced by it."""
         cdef PartialRing *partial = &self.partial
         cdef const uint64_t *row
         cdef int member, word
@@ -124,7 +124,7 @@ cdef class PathBuilder:
                 self.take(word, member - self.count)
 
     cdef void take(self, int source, int target) noexcept nogil:
-        """This step is part of the ring."""
+        """Make this step part of the ring, and forbid the edges that it excludes."""
         cdef PartialRing *partial = &self.partial
         cdef int word, other, first, last
         cdef uint64_t bits
@@ -149,7 +149,7 @@ cdef class PathBuilder:
             self.forbid(last, first)
 
     cdef void forbid(self, int source, int target) noexcept nogil:
-        """This edge cannot be part of the ring."""
+        """Remove an edge that cannot be part of the ring."""
         cdef PartialRing *partial = &self.partial
         cdef uint64_t *row = partial.leaving + source * self.words + (target >> 6)
         cdef uint64_t bit = <uint64_t> 1 << (target & 63)
@@ -181,7 +181,7 @@ cdef class PathBuilder:
     # ------------------------------------------------------------------------------------------ choices
 
     cdef bint choose(self, uint64_t *chance) noexcept nogil:
-        """A member with the fewest choices left takes one. False if no member has any."""
+        """Take a step of a member that has the fewest choices left. False if no member has any."""
         cdef PartialRing *partial = &self.partial
         cdef int member, ways, fewest = 2 * self.count, chosen = -1, equals = 0
         for member in range(2 * self.count):
@@ -203,7 +203,7 @@ cdef class PathBuilder:
         return True
 
     cdef int pick(self, const uint64_t *row, const int32_t *degrees, uint64_t *chance) noexcept nogil:
-        """Of the members in a row, one that the fewest others can step to."""
+        """Return a member of a row that has the smallest degree, at random among equals."""
         cdef int word, member, fewest = self.count + 1, chosen = -1, equals = 0
         cdef uint64_t bits
         for word in range(self.words):

@@ -1,19 +1,19 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, auto_pickle=False
 """The best ring over measured bandwidths.
 
-**What is best.** `rates` is a table of `count` rows, source by source: the bandwidth of each directed edge, in any one
-unit; 0 where there is no edge. Of two rings the better is the one whose slowest step is faster (its *bottleneck*: a
+**The best ring.** `rates` is a table with one row for each source: the bandwidth of each directed edge, in any one
+unit; 0 if there is no edge. Of two rings the better is the one whose slowest step is faster (its *bottleneck*: a
 ring moves as fast as its slowest step). If these are equal, it is the one whose steps cost less in sum (its *total*),
 where a step costs 1 / rate: the time that one more unit of data spends on it. Costs are whole numbers of a quantum,
 which is the cost of the fastest edge divided by 2^20, so that sums are exact and equal rings are equal; a step that
 costs more than 2^40 quanta counts as 2^40. A ring may not take a step without a rate.
 
-**How it is found.** Up to `EXACT_MAX` members by `exact_ring`, with proof; beyond that by `local_search`, which has a
-proof only sometimes. The present ring, if given, is a candidate like any other and wins every tie: the answer is never
-worse than what is there, and nothing is rewired for nothing.
+**Method.** Up to `EXACT_MAX` members `exact_ring` finds it, with proof; beyond that `local_search` does, which has a
+proof only sometimes. The present ring, if given, is a ring candidate and wins every tie: the answer is never worse than
+the present ring, and lanes are not reconnected without a gain.
 
-**How it is written.** From the first member of the present ring on, or else from member 0. Pure: the clock says only
-when to stop, and without a time limit the same arguments give the same answer.
+**Result.** The ring begins with the first member of the present ring, or else with member 0. The clock is used only to
+stop: without a time limit the same arguments give the same answer.
 """
 
 cimport cython
@@ -34,7 +34,7 @@ cdef enum:
 
 EXACT_MAX = FEW_MAX
 MEMBERS_MAX = SEARCH_MAX
-STEPS = 20_000  # of a search that is not told how many: less than a second for a hundred members
+STEPS = 20_000  # default of a search: less than a second for a hundred members
 RATE_MIN = SLOWEST_MIN  # below it there is no edge
 RATE_MAX = 1e18  # far above any network; keeps costs away from zero
 
@@ -43,12 +43,12 @@ cdef double FASTEST_MAX = RATE_MAX
 
 @record
 class Solution:
-    """A ring and what it is worth."""
+    """A ring, its bottleneck and its total."""
 
     order: list[int]
     bottleneck: float  # rate of the slowest step; infinite for a ring of one, which has no steps
     total: float  # sum of 1 / rate over all steps, in whole quanta
-    exact: bool  # proven: there is no better one
+    exact: bool  # it is proven that there is no better ring
 
 
 def evaluate(const double[::1] rates not None, order not None) -> tuple[float, float] | None:
@@ -63,11 +63,11 @@ def solve(
     const double[::1] rates not None, int count, start=None,
     uint64_t seed=0, int64_t steps=STEPS, int64_t budget_ns=0, bint exact=True,
 ) -> Solution | None:
-    """The best ring; None if there is none or, among many members, if none was found.
+    """Return the best ring; None if there is none or, with many members, if none was found.
 
-    `steps` bounds the search among many members, and so does `budget_ns` unless it is 0; looking at every edge comes
-    first (milliseconds for a hundred members, half a second for a thousand). Without `exact` few members are searched
-    too: for those who want to know how good the search is.
+    `steps` bounds the search with many members, and so does `budget_ns` unless it is 0. Every edge is read before the
+    search (milliseconds for a hundred members, half a second for a thousand). Without `exact`, the search is used for
+    few members too, to find out how good it is.
     """
     cdef int64_t deadline_ns = now_ns() + budget_ns if budget_ns > 0 else 0
     cdef Table table = Table(rates, count)
@@ -86,7 +86,7 @@ def solve(
     return Solution(order, worth.bottleneck, worth.total * table.quantum, proven)
 
 
-# What a ring is worth.
+# How good a ring is.
 cdef struct Worth:
     double bottleneck               # rate of its slowest step; 0: it takes a forbidden one
     int64_t total                   # cost of all steps, in quanta
@@ -96,8 +96,8 @@ cdef struct Worth:
 cdef class Table:
     """The rates with their costs, and the ring that is the answer so far."""
 
-    cdef const double[::1] view     # keeps the rates where they are
-    cdef const double *rates        # row: source, column: target; the diagonal means nothing
+    cdef const double[::1] view     # keeps the memory of the rates
+    cdef const double *rates        # row: source, column: target; the diagonal is ignored
     cdef int64_t *costs             # likewise, in quanta; forbidden edges cost most
     cdef int count                  # members
     cdef double quantum             # what the total is counted in
@@ -132,7 +132,7 @@ cdef class Table:
             rate = self.rates[index]
             if index % (self.count + 1) == 0:
                 continue
-            # Written so that it is true for what is not a number.
+            # Written so that NaN is refused too.
             if not (rate == 0 or SLOWEST_MIN <= rate <= FASTEST_MAX):
                 raise ValueError(
                     f"the rate from member {index // self.count} to {index % self.count} must be 0 or "
@@ -147,7 +147,7 @@ cdef class Table:
         return 0
 
     cdef int read(self, order) except -1:
-        """Take over a ring, or a ValueError that says why it is none."""
+        """Take over a ring. Raises ValueError if a member is missing or named twice."""
         cdef int index
         if sorted(order) != list(range(self.count)):
             raise ValueError(f"a ring of {self.count} names each member from 0 to {self.count - 1} once, not {order}")
@@ -156,13 +156,13 @@ cdef class Table:
         return 0
 
     cdef list write(self, int first):
-        """The ring, from that member on."""
+        """Return the ring, beginning with the member `first`."""
         found = [self.order[index] for index in range(self.count)]
         begin = found.index(first)
         return found[begin:] + found[:begin]
 
     cdef Worth judge(self, const int32_t *order) noexcept nogil:
-        """What a ring is worth."""
+        """Return how good a ring is."""
         cdef Worth worth
         cdef Py_ssize_t step
         cdef int index
@@ -174,7 +174,7 @@ cdef class Table:
         return worth
 
     cdef int solve_exactly(self, bint present) except -1:
-        """Take over the best ring, unless there is none, or the present one is as good."""
+        """Take over the best ring, unless there is none or the present ring is equally good."""
         cdef int32_t *order = <int32_t *> calloc(self.count, sizeof(int32_t))
         cdef Worth here = self.judge(self.order), there
         cdef int found = -1
@@ -190,7 +190,7 @@ cdef class Table:
         return 0
 
     cdef bint search(self, Search search, bint present, int64_t steps, int64_t deadline_ns) except -1:
-        """Take over the best ring that is found, if any. Tells whether it is proven that there is no better."""
+        """Take over the best ring that is found, if any. Returns whether it is proven that there is no better one."""
         cdef bint proven
         search.rates, search.costs = self.rates, self.costs
         with nogil:

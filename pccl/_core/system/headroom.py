@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60  # without a limit, version 1 says eight exbibytes
 
 
 def available_bytes() -> int:
-    """The smallest of what the machine and the control groups have left."""
+    """Return how many bytes are left: the smallest value of the machine and its control groups."""
     return min([_machine_bytes(), *_group_bytes()])
 
 

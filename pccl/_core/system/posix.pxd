@@ -1,15 +1,15 @@
 # Every C function, structure and constant of the operating system that the project calls.
 #
-# Declarations only, all `nogil`; nothing here raises, allocates or decides. Only this room and loops over bytes use
-# what is specific to Linux, never the machines.
+# Declarations only, all `nogil`; nothing here raises, allocates or decides. Only this folder and loops over bytes
+# use what is specific to Linux, never the machines.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 # Atomics on memory that several processes map. Stores release, so that a reader finds the payload that was written
 # before. Read-modify-write operations are sequentially consistent, because two processes race for the same word there.
-# So are loads: of a worker that enters and then reads the state, and an actor that changes the state and then reads the
-# count, at least one must see the other; an acquire load could pass the write before it (not on x86).
+# So are loads. A worker enters and then reads the state; an actor changes the state and then reads the count: at least
+# one must see the other's write. An acquire load could be executed before the preceding write (not on x86).
 cdef extern from * nogil:
     """
     #include <stdint.h>

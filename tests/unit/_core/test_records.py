@@ -24,8 +24,8 @@ class Point:
 
 
 @record
-class Place:
-    """The same fields, another kind."""
+class Pixel:
+    """A record with the same fields and another class."""
 
     x: int
     y: int = 7
@@ -59,20 +59,20 @@ def test_wrong_names_are_a_type_error(keywords: dict[str, int], complaint: str) 
 
 
 def test_they_are_made_alike_from_a_tuple_and_a_dictionary() -> None:
-    """Goal: C code that calls a class by its oldest protocol makes the same record."""
+    """Goal: a class called from C with a tuple and a dictionary makes the same record."""
     assert type.__call__(Point, 1, y=2) == Point(1, 2)
     with pytest.raises(TypeError, match="lacks its argument 'x'"):
         type.__call__(Point, y=2)
 
 
 def test_nothing_is_derived_from_them() -> None:
-    """Goal: a record is made without its class being asked, so there is no class but the one that was declared."""
+    """Goal: records cannot be subclassed, because they are created without calling their class."""
     with pytest.raises(TypeError, match="not an acceptable base type"):
         type("Longer", (Point,), {})
 
 
 def test_they_let_go_of_what_they_hold() -> None:
-    """Goal: what fills a slot is counted once when it comes and once when the record goes, also if it was refused."""
+    """Goal: references are counted correctly: one when a field is set, none after the record ends or was refused."""
     held = object()
     before = sys.getrefcount(held)
     for _ in range(100):
@@ -85,13 +85,13 @@ def test_they_let_go_of_what_they_hold() -> None:
 def test_they_compare_by_kind_and_value() -> None:
     """Goal: tests compare whole lists of actions, so two kinds with equal fields must differ."""
     assert Point(1) != Point(2)
-    assert Point(1) != Place(1)
+    assert Point(1) != Pixel(1)
     assert Nothing() == Nothing()
 
 
 def test_they_hash_as_they_compare() -> None:
     """Goal: records are keys and members of sets."""
-    assert len({Point(1), Point(1, 7), Place(1), Nothing()}) == 3
+    assert len({Point(1), Point(1, 7), Pixel(1), Nothing()}) == 3
 
 
 def test_they_print_what_they_hold() -> None:
@@ -101,7 +101,7 @@ def test_they_print_what_they_hold() -> None:
 
 
 def test_they_cannot_be_changed() -> None:
-    """Goal: an action that was handed out stays what it was."""
+    """Goal: an action never changes after it was returned."""
     point = Point(1)
     with pytest.raises(AttributeError, match=r"Point\.x cannot be assigned"):
         point.x = 2
@@ -142,7 +142,7 @@ def test_replace_makes_a_changed_copy() -> None:
 
 
 def test_they_cost_nothing_to_import() -> None:
-    """Goal: what the peer actor imports stays free of `dataclasses` and `inspect`, which cost tens of milliseconds."""
+    """Goal: the peer actor never imports `dataclasses` and `inspect`, which cost tens of milliseconds."""
     code = (
         "import sys; import pccl._core.protocol.messages, pccl._core.protocol.events, pccl._core.peer.peer_state; "
         "print(sorted({'dataclasses', 'inspect', 'typing', 'logging', 'numpy', 'torch'} & set(sys.modules)))"

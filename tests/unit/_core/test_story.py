@@ -1,4 +1,4 @@
-"""The story that an error of a machine carries: complete enough to find the bug, and without any secret."""
+"""The story of a machine's internal error: complete enough to find the bug, and without secrets."""
 
 from __future__ import annotations
 

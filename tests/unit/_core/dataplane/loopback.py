@@ -1,7 +1,7 @@
-"""Rings of real senders and receivers, as threads of this process: waits are bounded, and nothing is left behind.
+"""Rings of real senders and receivers, as threads of this process. Waits are bounded, and nothing is left behind.
 
 A `Member` is one peer without its actor: a board, a few segments, and workers that serve their connections in threads,
-which costs no process and no GIL. A `Ring` is some of them, connected. Frames can also be written and read by hand.
+without processes and without the GIL. `ring_of` connects some of them. Tests can also write and read frames themselves.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from pccl._core.protocol.operations import Operation
 from pccl._core.system.mapping import Mapping, create_memory_file
 from pccl.values import DataType, ReduceOp
 
-PATIENCE = 10.0  # seconds, for what takes milliseconds on an idle machine
+PATIENCE = 10.0  # seconds; the waits take milliseconds on an idle machine
 
 HEADER = struct.Struct("<IHHQQIIIII")
 HEADER_BYTES = HEADER.size + 4
 MAGIC = 0x33424350
 BLOCK, PLAIN, HOST_READ, OFFER, WITHDRAWAL, INTRODUCTION = range(6)  # kinds of frames
-NOTE = struct.Struct("<IIII")  # what a receiver writes back: magic, blocks returned, the offer it answers, and how
+NOTE = struct.Struct("<IIII")  # what a receiver writes back: magic, blocks returned, the offer it answers, the answer
 NOTE_MAGIC = 0x31524350
-INTRODUCED = 0xFFFFFFFF  # in place of an offer
-FAR, NEAR, LENDING = "far", "near", "lending"  # neighbours: on two hosts, on one, and reading each other's memory
+INTRODUCED = 0xFFFFFFFF  # instead of the serial of an offer
+# Neighbours on two hosts, on one host, and on one host with host reads.
+OTHER_HOST, SAME_HOST, SAME_HOST_READ = "far", "near", "lending"
 WHEREABOUTS = b"in one and the same test process"
 
-SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # segments
+SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # numbers of segments
 
 
 def frame(
@@ -54,7 +55,7 @@ def frame(
     header_flip: int = 0,
     **other: int,
 ) -> bytes:
-    """A frame as a sender writes it, or one with some field wrong."""
+    """Return a frame as a sender writes it, or with wrong fields."""
     length, crc = other.get("length", len(payload)), other.get("crc", crc32c_of(payload))
     kind, offset, segment = other.get("kind", BLOCK), other.get("offset", 0), other.get("segment", 0)
     head = HEADER.pack(magic, hop, kind, sequence, offset, segment, chunk, block, length, crc)
@@ -62,7 +63,7 @@ def frame(
 
 
 def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
-    """That many bytes, within patience."""
+    """Read this many bytes; fail after PATIENCE seconds."""
     sock.settimeout(PATIENCE)
     data = bytearray()
     while len(data) < nbytes:
@@ -73,7 +74,7 @@ def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 
 def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, int, int, bytes]:
-    """Sequence, hop, chunk, block and payload of the next frame, with the checksums that it should have."""
+    """Read the next frame and check its checksums; return (sequence, hop, chunk, block, payload)."""
     head = read_exactly(sock, HEADER_BYTES)
     magic, hop, kind, sequence, offset, segment, chunk, block, length, crc = HEADER.unpack(head[: HEADER.size])
     assert (magic, kind, offset, segment) == (MAGIC, PLAIN if plain else BLOCK, 0, 0)
@@ -84,34 +85,34 @@ def read_frame(sock: socket.socket, *, plain: bool = False) -> tuple[int, int, i
 
 
 def note(returned: int = 0, serial: int = 0, accepted: int = 0, *, magic: int = NOTE_MAGIC) -> bytes:
-    """What a receiver writes back."""
+    """Return a note as a receiver writes it."""
     return NOTE.pack(magic, returned, serial, accepted)
 
 
 def read_note(sock: socket.socket) -> tuple[int, int, int]:
-    """Blocks returned, the offer that is answered, and the answer."""
+    """Read a note; return (blocks returned, serial of the offer, answer)."""
     magic, *rest = NOTE.unpack(read_exactly(sock, NOTE.size))
     assert magic == NOTE_MAGIC
     return rest[0], rest[1], rest[2]
 
 
 def read_introduction(sock: socket.socket) -> bytes:
-    """What a sender says of its whereabouts."""
+    """Read an introduction; return the whereabouts of the sender."""
     head, body = read_exactly(sock, HEADER_BYTES), read_exactly(sock, 32)
     assert head + body == frame(0, 0, 0, 0, body, kind=INTRODUCTION)
     return body
 
 
 def eventually(condition: Callable[[], Any], what: str = "it") -> None:
-    """Wait until the condition holds."""
+    """Wait until the condition holds; fail after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:.0f} s"
-        time.sleep(0.0005)  # between two looks at the condition, which alone decides
+        time.sleep(0.0005)  # only limits how often the condition is checked
 
 
 def connect(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection; with tiny buffers if they are given."""
+    """Return the two ends of a TCP connection, with buffers of this size if it is given."""
     with socket.socket() as listener:
         if buffer_bytes:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
@@ -131,7 +132,7 @@ def connect(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
 
 
 class Worker:
-    """A sender or receiver in a thread. Its connection is closed by whoever ends first."""
+    """A sender or receiver in a thread. The side that ends first closes the connection."""
 
     def __init__(self, member: Member, sends: bool, lane: int) -> None:
         self.member = member
@@ -188,20 +189,20 @@ class Worker:
         self._call()
         assert done.wait(PATIENCE), "the worker does not read its mail"
 
-    def attach(self, connection: socket.socket, link: str = FAR) -> None:
-        """Serve this connection from now on; it is ours to close."""
+    def attach(self, connection: socket.socket, link: str = OTHER_HOST) -> None:
+        """Serve this connection from now on, and close it at the end."""
         connection.setblocking(False)
 
         def command() -> None:
             self._detach()
             self.connection = connection
-            known = b"" if link == FAR else WHEREABOUTS
-            self.lane.attach(connection.fileno(), whereabouts=known, host_read=link == LENDING)
+            known = b"" if link == OTHER_HOST else WHEREABOUTS
+            self.lane.attach(connection.fileno(), whereabouts=known, host_read=link == SAME_HOST_READ)
 
         self._tell(command)
 
     def detach(self) -> None:
-        """Give up the connection, in the middle of a frame or not."""
+        """Give up the connection, even in the middle of a frame."""
         self._tell(self._detach)
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ class Worker:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the worker does not end"
         self._theirs.close()
-        del self.lane  # and its epoll with it, now and not when garbage is collected
+        del self.lane  # closes its epoll now, not at a garbage collection
 
 
 class Member:
@@ -231,13 +232,13 @@ class Member:
         self.board = Board(memoryview(self._memory), self.sender_bells, self.receiver_bells, self.bell)
 
     def memory(self, number: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A new segment, as bytes."""
+        """Make a new segment; return its bytes."""
         fd = create_memory_file("tensor", max(nbytes, 1))
         self.segments[number] = fd, max(nbytes, 1)
         return np.frombuffer(Mapping(fd, max(nbytes, 1)), np.uint8)[:nbytes]  # type: ignore[call-overload]
 
-    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, link: str = FAR) -> Worker:
-        """A new worker, at work."""
+    def worker(self, sends: bool, lane: int, connection: socket.socket | None = None, link: str = OTHER_HOST) -> Worker:
+        """Start and return a new worker."""
         worker = Worker(self, sends, lane)
         self.workers.append(worker)
         if connection is not None:
@@ -246,11 +247,11 @@ class Member:
 
     @property
     def problems(self) -> list[str]:
-        """Why connections ended."""
+        """Return the reasons why connections ended."""
         return [problem for worker in self.workers for problem in worker.problems]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Sleep at the actor's bell until the condition holds: whatever makes it true must ring."""
+        """Sleep on the actor's bell until the condition holds; a change of the condition must ring the bell."""
         poll = select.poll()
         poll.register(self.bell, select.POLLIN)
         deadline = time.monotonic() + PATIENCE
@@ -289,14 +290,14 @@ def operation(
     quantization: tuple[int, int] = (0, 0),
     area: tuple[int, int] = (0, 0),
 ) -> Operation:
-    """What the actor would be told: tensors as segment and offset."""
+    """Return an operation as the actor gets it, with tensors as segment and offset."""
     flags = FLAG_BACKED_UP if backup[0] else 0
     return Operation(0, 0, 0, count, datatype.value, op.value, *quantization, flags, *send, *recv, *backup, *area)
 
 
 @contextmanager
-def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member]]:
-    """That many members, each connected to the next."""
+def ring_of(world: int, lanes: int = 1, link: str = OTHER_HOST) -> Iterator[list[Member]]:
+    """Make this many members, each connected to the next."""
     with ExitStack() as stack:
         members = [Member(lanes) for _ in range(world)]
         for member in members:
@@ -308,7 +309,7 @@ def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member
                 members[(rank + 1) % world].worker(False, lane, other, link)
         senders = [worker.lane for member in members for worker in member.workers if isinstance(worker.lane, Sender)]
         eventually(
-            lambda: all(sender.same_host_verified == (link != FAR) for sender in senders),
+            lambda: all(sender.same_host_verified == (link != OTHER_HOST) for sender in senders),
             "the answer to all introductions",
         )
         yield members
@@ -317,9 +318,9 @@ def ring_of(world: int, lanes: int = 1, link: str = FAR) -> Iterator[list[Member
 
 @contextmanager
 def lone_member(
-    lanes: int = 1, buffer_bytes: int = 0, link: str = FAR
+    lanes: int = 1, buffer_bytes: int = 0, link: str = OTHER_HOST
 ) -> Iterator[tuple[Member, list[socket.socket], list[socket.socket]]]:
-    """A member, and by lane the hands that hold the other ends: what it sends comes out, what goes in it receives."""
+    """Make one member; yield it with the other ends of its lanes: sockets it sends to, and sockets it receives from."""
     with ExitStack() as stack:
         member = Member(lanes)
         stack.callback(member.close)
@@ -328,7 +329,7 @@ def lone_member(
             near, far = connect(buffer_bytes)
             member.worker(True, lane, near, link)
             outgoing.append(stack.enter_context(far))
-            if link != FAR:
+            if link != OTHER_HOST:
                 assert read_introduction(far) == WHEREABOUTS
             near, far = connect()
             member.worker(False, lane, far, link)

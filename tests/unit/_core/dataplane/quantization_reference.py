@@ -1,4 +1,4 @@
-"""Quantization as `quantize_groups.h` describes it, written a second time: in numpy, one group after the other."""
+"""A second implementation of the quantization in `quantize_groups.h`: in numpy, one group after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = dict(zip(FLOATS, (65504.0, 2.0**128 - 2.0**120, 2.0**128 - 2.0**104, sy
 PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_SCALE_4BIT)
 ANCHORED = (QuantizationAlgorithm.ZERO_POINT_SCALE, QuantizationAlgorithm.ZERO_POINT_SCALE_4BIT)
 
-# Everything that can be asked for.
+# All supported combinations.
 WAYS = [
     (datatype, QuantizationOptions(quantized, algorithm))
     for datatype in FLOATS
@@ -34,34 +34,35 @@ WAYS = [
 
 
 def bits_of(how: QuantizationOptions) -> int:
-    """Of one code."""
+    """Return the bits of one code."""
     return 4 if how.algorithm in PACKED else 8 * how.quantized_datatype.itemsize
 
 
 def group_of(datatype: DataType) -> int:
-    """Elements that share a scale."""
+    """Return the number of elements that share a scale."""
     return 1024 if datatype is DataType.DOUBLE else 512
 
 
 def wide(datatype: DataType) -> np.dtype[Any]:
-    """What is computed in."""
+    """Return the type in which the quantization computes."""
     return np.dtype(np.float64 if datatype is DataType.DOUBLE else np.float32)
 
 
 def room(datatype: DataType) -> float:
-    """The largest difference that can be computed in it."""
+    """Return the largest difference that this type can hold."""
     return LIMITS[DataType.DOUBLE if datatype is DataType.DOUBLE else DataType.FLOAT]
 
 
 def widened(datatype: DataType, values: Array) -> Array:
-    """Elements as numbers, exactly; bfloat16 comes as its bits."""
+    """Convert elements to numbers, exactly; bfloat16 is given as its bits."""
     if datatype is DataType.BFLOAT16:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(wide(datatype))
+    with np.errstate(invalid="ignore"):  # which aarch64 reports for a signalling NaN
+        return values.astype(wide(datatype))
 
 
 def narrowed(datatype: DataType, values: Array) -> Array:
-    """Back again, to the nearest and in doubt to the even one; NaN is the one without a payload."""
+    """Convert numbers back, rounded to nearest, ties to even; every NaN becomes the one without a payload."""
     if datatype is DataType.BFLOAT16:
         bits = values.astype(np.float32).view(np.uint32)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -71,7 +72,7 @@ def narrowed(datatype: DataType, values: Array) -> Array:
 
 
 def coded(datatype: DataType, how: QuantizationOptions, values: Array) -> bytes:
-    """Elements as they travel, by the library."""
+    """Encode elements with the library."""
     numbers = datatype.value, how.algorithm.value, how.quantized_datatype.value
     block = bytearray(coded_size(len(values), *numbers))
     encode_into(*numbers, block, values)
@@ -79,14 +80,14 @@ def coded(datatype: DataType, how: QuantizationOptions, values: Array) -> bytes:
 
 
 def decoded(datatype: DataType, how: QuantizationOptions, block: bytes, like: Array) -> Array:
-    """Elements as they arrive, by the library."""
+    """Decode elements with the library."""
     values = np.empty_like(like)
     decode_into(datatype.value, how.algorithm.value, how.quantized_datatype.value, values, block)
     return values
 
 
 def ring_reduced(datatype: DataType, how: QuantizationOptions, op: ReduceOp, inputs: list[Array]) -> Array:
-    """What all must end with: every hop adds what was decoded, and what is final is coded once more, for everybody."""
+    """Return the result for all members: every hop adds the decoded elements, and the final chunk is coded again."""
     world = len(inputs)
     cut = Cut(len(inputs[0]), datatype.itemsize, world)
     result = inputs[0].copy()
@@ -103,11 +104,11 @@ def ring_reduced(datatype: DataType, how: QuantizationOptions, op: ReduceOp, inp
     return result
 
 
-# --- the second opinion -------------------------------------------------------------------------------------------
+# --- the reference ------------------------------------------------------------------------------------------------
 
 
 def expected_code(datatype: DataType, how: QuantizationOptions, values: Array) -> bytes:
-    """Elements as they travel."""
+    """Encode elements with the reference."""
     numbers, group = widened(datatype, values), group_of(datatype)
     return b"".join(
         _one_group(datatype, how, numbers[begin : begin + group]) for begin in range(0, len(numbers), group)
@@ -115,7 +116,7 @@ def expected_code(datatype: DataType, how: QuantizationOptions, values: Array) -
 
 
 def expected_values(datatype: DataType, how: QuantizationOptions, block: bytes, count: int) -> Array:
-    """Elements as they arrive."""
+    """Decode elements with the reference."""
     group, at, parts = group_of(datatype), 0, [np.empty(0, wide(datatype))]
     for begin in range(0, count, group):
         some = min(group, count - begin)
@@ -158,7 +159,7 @@ def _scale(datatype: DataType, how: QuantizationOptions, least: float, most: flo
 
 
 def _step(datatype: DataType, exact: float) -> float:
-    """The smallest number without a lower half that is not below."""
+    """Return the smallest number >= `exact` whose lower half of bits is zero."""
     if datatype is DataType.DOUBLE:
         upper = struct.unpack("<Q", struct.pack("<d", exact))[0] >> 32
         while struct.unpack("<d", struct.pack("<Q", upper << 32))[0] < exact:
@@ -177,7 +178,7 @@ def _rough_group(datatype: DataType, how: QuantizationOptions, numbers: Array, l
         exact = (most - least) / top if np.isfinite(most - least) else most / top - least / top
         step = _step(datatype, max(exact, 5e-324))
     codes = []
-    with np.errstate(invalid="ignore"):  # NaN that would signal
+    with np.errstate(invalid="ignore"):  # signalling NaN
         doubles = numbers.astype(np.float64)
     for number in doubles.tolist():
         if not np.isfinite(number):

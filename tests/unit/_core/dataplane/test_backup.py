@@ -1,4 +1,4 @@
-"""The backup of an in-place tensor: whenever and wherever a worker dies, the old bits come back."""
+"""The backup of an in-place tensor: whenever a worker dies, the old bits can be restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KILLS = 200
 
 
 def all_frames(sequence: int, count: int) -> list[bytes]:
-    """What rank 0 of two receives: the blocks to be added, then the final ones."""
+    """Return the frames that rank 0 of two receives: the blocks to be added, then the final ones."""
     cut = Cut(count, 1, 2)
     return [
         frame(sequence, hop, chunk, block, bytes([77]) * (end - begin))
@@ -45,8 +45,16 @@ def all_frames(sequence: int, count: int) -> list[bytes]:
     ]
 
 
+def read_own_blocks(out: socket.socket, sequence: int, count: int) -> None:
+    """Read until this member has sent its own chunk; only then does a neighbour have final blocks of it to send."""
+    missing = len(all_frames(sequence, count)) // 2
+    while missing:
+        number, hop, *_ = read_frame(out)
+        missing -= number == sequence and hop == 0
+
+
 class Tensor:
-    """Bytes of a member that are reduced in place, with their backup."""
+    """A tensor of bytes that is reduced in place, with its backup."""
 
     def __init__(self, member: Member, count: int = COUNT) -> None:
         self.count = count
@@ -73,18 +81,19 @@ def test_a_cleared_backup_restores_nothing() -> None:
     restore(tensor.ctypes.data, backup.ctypes.data, 1000, 4)
 
     assert (tensor == np.arange(1000)).all()
-    assert (backup[nbytes:] == 0xA5).all()  # not beyond its room
-    assert (backup[:4000] == 0xA5).all()  # nor what the marks say is empty
+    assert (backup[nbytes:] == 0xA5).all()  # nothing beyond its size was written
+    assert (backup[:4000] == 0xA5).all()  # nor the room for the blocks
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 16_384, 16_385, 100_000, COUNT])
 def test_every_prefix_of_an_operation_is_undone(count: int) -> None:
-    """Goal: after each frame, and in the middle of the next, the old bits can be had back."""
-    with lone_member() as (member, _, (into,)):
+    """Goal: after each frame, and in the middle of the next, the old bits can be restored."""
+    with lone_member() as (member, (out,), (into,)):
         tensor = Tensor(member, count)
         frames = all_frames(1, count)
         for sequence in range(1, min(len(frames), 12) + 1):
             assert member.board.begin(sequence, tensor.operation, 0, 2)
+            read_own_blocks(out, sequence, count)
             received = 0
             for data in all_frames(sequence, count)[:sequence]:
                 into.sendall(data)
@@ -102,10 +111,11 @@ def test_a_backup_is_good_after_success_as_well() -> None:
     with lone_member() as (member, (out,), (into,)):
         tensor = Tensor(member, 50_000)
         assert member.board.begin(1, tensor.operation, 0, 2)
+        read_own_blocks(out, 1, 50_000)
         for data in all_frames(1, 50_000):
             into.sendall(data)
-        for _ in range(len(all_frames(1, 50_000))):
-            read_frame(out)
+        for _ in range(len(all_frames(1, 50_000)) // 2):
+            assert read_frame(out)[1:3] == (1, 1)
         member.finish(1)
         final = Cut(50_000, 1, 2).chunk(0)
         assert (tensor.bits[final[0] : final[1]] == 77).all()
@@ -114,14 +124,14 @@ def test_a_backup_is_good_after_success_as_well() -> None:
 
 @pytest.mark.parametrize("count", [1000, COUNT])
 def test_the_own_chunk_is_saved_before_it_is_sent(count: int) -> None:
-    """Goal: it is read then, and need not be read again before its result overwrites it."""
+    """Goal: the chunk is read for sending anyway, and not again before its result overwrites it."""
     with lone_member() as (member, (out,), _):
         tensor = Tensor(member, count)
         assert member.board.begin(1, tensor.operation, 0, 2)
         begin, end = Cut(count, 1, 2).chunk(0)
         for _ in range(len(all_frames(1, count)) // 2):
             assert read_frame(out)[1:3] == (0, 0)
-        tensor.bits[begin:end] = 77  # as its result would
+        tensor.bits[begin:end] = 77  # like its result
         assert tensor.changed
         member.abort(1)
         tensor.restore()
@@ -139,7 +149,7 @@ def test_restoring_twice_is_harmless() -> None:
 
 
 def receive_in_child(member: Member, connection: socket.socket) -> int:
-    """Fork a receiver, as the actor does; it serves until it is killed."""
+    """Fork a receiver, as the actor does; it serves until it is killed. Return its process id."""
     mailbox, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -157,7 +167,7 @@ def receive_in_child(member: Member, connection: socket.socket) -> int:
 
 
 def test_a_receiver_may_be_killed_at_any_moment() -> None:
-    """Goal: hundreds of deaths, in the middle of copying, marking, adding and receiving, and never a wrong bit."""
+    """Goal: hundreds of kills during copying, marking, adding and receiving, and never a wrong bit."""
     source = random.Random(1)
     data = b"".join(all_frames(1, COUNT))
     torn = 0
@@ -170,7 +180,7 @@ def test_a_receiver_may_be_killed_at_any_moment() -> None:
             pid = receive_in_child(member, far)
             try:
                 send_some(near, data, source.randrange(len(data) + 1))
-                time.sleep(source.choice([0, 0, 1e-5, 1e-4]))  # so that the kill meets the block at any of its points
+                time.sleep(source.choice([0, 0, 1e-5, 1e-4]))  # so that the kill comes at any point of a block
             finally:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -181,7 +191,7 @@ def test_a_receiver_may_be_killed_at_any_moment() -> None:
 
 
 def send_some(sock: socket.socket, data: bytes, nbytes: int) -> None:
-    """Little more than the other side reads: its buffers are small."""
+    """Send only a little more than the other side has read; its buffers are small."""
     sock.setblocking(False)
     sent, deadline = 0, time.monotonic() + PATIENCE
     while sent < nbytes:

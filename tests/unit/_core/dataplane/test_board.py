@@ -1,4 +1,4 @@
-"""The board: who is admitted, who is told, and that every ready block is taken exactly once."""
+"""The board: which operations are admitted, which workers are woken, and every ready block is taken exactly once."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ RING_OF_TWO = 0, 2
 
 @pytest.fixture
 def member() -> Iterator[Member]:
-    """One without workers: nothing moves unless a test moves it."""
+    """A member without workers: no block moves unless a test moves it."""
     alone = Member()
     yield alone
     alone.close()
 
 
 def rung(member: Member) -> bool:
-    """Whether the actor's bell was rung since the last look."""
+    """Return whether the actor's bell was rung since the last check."""
     try:
         return os.eventfd_read(member.bell) > 0
     except BlockingIOError:
@@ -67,7 +67,7 @@ def test_an_operation_waits_for_its_place(member: Member) -> None:
     assert not board.begin(OPERATIONS_MAX + 1, operation(8), *RING_OF_TWO)
     board.release(1)
     assert board.begin(OPERATIONS_MAX + 1, operation(8), *RING_OF_TWO)
-    # An earlier operation at the same place is not mistaken for it.
+    # An earlier operation in the same board entry is not taken for it.
     assert not board.has_ended(1)
     assert board.is_drained(1)
     board.release(1)
@@ -75,7 +75,7 @@ def test_an_operation_waits_for_its_place(member: Member) -> None:
 
 
 def test_an_operation_waits_for_room(member: Member) -> None:
-    """Goal: no more blocks are admitted than queues are laid out for; aborted ones count until they are released."""
+    """Goal: no more blocks are admitted than the queues can hold; aborted operations count until they are released."""
     board = member.board
     blocks = Cut(HUGE, 4, 2).blocks_numbered
     fitting = BLOCKS_ADMITTED // blocks
@@ -137,7 +137,7 @@ def test_what_cannot_be_cut_is_refused(member: Member, datatype: int, ring: tupl
 
 
 def test_only_operations_are_put_up(member: Member) -> None:
-    """Goal: their fields are read where they lie, so anything else must be refused before that."""
+    """Goal: the fields of an operation are read by their offsets, so any other object must be refused."""
     with pytest.raises(TypeError, match="expected pccl._core.protocol.operations.Operation, got str"):
         member.board.begin(1, "one", 0, 2)  # type: ignore[arg-type]
     assert member.board.begin(1, operation(10), *RING_OF_TWO)
@@ -179,7 +179,7 @@ def test_what_was_aborted_is_swept_out_and_the_rest_is_kept() -> None:
         out_near, out_far = connect()
         member.worker(True, 0, out_near)
         with out_far:
-            # Forwarded blocks come first, in order; then what is this peer's own.
+            # Forwarded blocks come first, in order; then this peer's own blocks.
             assert [read_frame(out_far)[:2] for _ in range(4)] == [(1, 1), (3, 1), (1, 0), (3, 0)]
 
 
@@ -195,7 +195,7 @@ FRAME = np.dtype(
 
 
 def test_every_block_is_taken_once_however_many_push_and_pop() -> None:
-    """Goal: four receivers push, four senders pop, the queue comes round, and each block is sent exactly once."""
+    """Goal: four receivers push, four senders pop, the queue wraps around, and each block is sent exactly once."""
     assert ROUNDS * OPERATIONS * (HOPS - 1) > QUEUE_CELLS
     with lone_member(LANES) as (member, outs, intos):
         member.memory(SEND, WORLD * OPERATIONS)
@@ -214,7 +214,7 @@ def test_every_block_is_taken_once_however_many_push_and_pop() -> None:
 
 
 def exchange(outs: list[socket.socket], intos: list[socket.socket], sequences: range) -> bytes:
-    """Send a member all frames of these operations, over all lanes at once, and read all that it sends."""
+    """Send all frames of these operations to a member, over all lanes at once; return all that it sends."""
     cut = Cut(WORLD, 1, WORLD)
     blobs = [bytearray() for _ in intos]
     for sequence in sequences:

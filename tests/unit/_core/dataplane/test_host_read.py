@@ -1,4 +1,4 @@
-"""Blocks that are lent: what a sender and a receiver on one host say to each other, and what they never do."""
+"""Host reads: the messages between a sender and a receiver on one host, and what both must never do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .loopback import (
     HEADER_BYTES,
     HOST_READ,
     INTRODUCTION,
-    LENDING,
     MAGIC,
     OFFER,
+    SAME_HOST_READ,
     SEND,
     WITHDRAWAL,
     Member,
@@ -41,7 +41,7 @@ from .loopback import (
     ring_of,
 )
 
-COUNT = 1 << 22  # bytes, of two members: 2 MiB each
+COUNT = 1 << 22  # bytes of two members: 2 MiB each
 BLOCKS = len(Cut(COUNT, 1, 2).blocks(0))
 LOANS_MAX, RETURNS_AT_ONCE = 8, 4
 OFFERED = struct.Struct("<QQQIIII")
@@ -51,7 +51,7 @@ WHAT = operation(COUNT, DataType.UINT8, send=(SEND, 0), recv=(SEND, 0))
 
 
 def read_header(sock: socket.socket) -> dict[str, int]:
-    """Any frame's header."""
+    """Read the header of any frame."""
     fields = HEADER.unpack(read_exactly(sock, HEADER_BYTES)[: HEADER.size])
     names = ("magic", "hop", "kind", "sequence", "offset", "segment", "chunk", "block", "length", "crc")
     header = dict(zip(names, fields, strict=True))
@@ -60,7 +60,7 @@ def read_header(sock: socket.socket) -> dict[str, int]:
 
 
 def read_offer(sock: socket.socket) -> dict[str, int]:
-    """A frame that offers memory."""
+    """Read a frame that offers memory."""
     header = read_header(sock)
     assert (header["kind"], header["length"]) == (OFFER, OFFERED.size)
     names = ("nbytes", "inode", "device", "segment", "serial", "pid", "descriptor")
@@ -70,7 +70,7 @@ def read_offer(sock: socket.socket) -> dict[str, int]:
 
 
 def offer_of(fd: int, nbytes: int, segment: int = 9, serial: int = 1, **other: int) -> bytes:
-    """A frame that offers memory of this process."""
+    """Return a frame that offers memory of this process."""
     found = os.fstat(fd)
     body = OFFERED.pack(
         nbytes,
@@ -85,7 +85,7 @@ def offer_of(fd: int, nbytes: int, segment: int = 9, serial: int = 1, **other: i
 
 
 def lent(sequence: int, hop: int, chunk: int, block: int, nbytes: int, **other: int) -> bytes:
-    """A frame whose block lies in memory that was offered."""
+    """Return a frame whose block is in offered memory."""
     return frame(sequence, hop, chunk, block, b"", length=nbytes, crc=0, kind=HOST_READ, segment=9, **other)
 
 
@@ -93,7 +93,7 @@ def lent(sequence: int, hop: int, chunk: int, block: int, nbytes: int, **other: 
 
 
 class Lender:
-    """A member whose neighbour is this test, and has accepted its memory."""
+    """A member whose next peer is this test, which has accepted its memory."""
 
     def __init__(self, member: Member, out: socket.socket) -> None:
         self.member, self.out = member, out
@@ -104,7 +104,7 @@ class Lender:
         self.offer = read_offer(out)
 
     def accept(self) -> int:
-        """Say yes, and read what was sent until that was heard; the number of blocks that were not lent."""
+        """Accept the offer and read frames up to the first loan; return the number of blocks that were sent before."""
         self.out.sendall(note(serial=self.offer["serial"], accepted=1))
         while True:
             header = read_header(self.out)
@@ -117,8 +117,8 @@ class Lender:
 
 @pytest.fixture
 def lender() -> Iterator[Lender]:
-    """Its socket takes less than a block, so that the answer to its offer finds it waiting."""
-    with lone_member(buffer_bytes=4096, link=LENDING) as (member, (out,), _):
+    """A lender whose socket buffer is smaller than a block, so that it waits when the answer to its offer comes."""
+    with lone_member(buffer_bytes=4096, link=SAME_HOST_READ) as (member, (out,), _):
         yield Lender(member, out)
 
 
@@ -154,7 +154,7 @@ def test_a_refused_offer_is_not_repeated(lender: Lender) -> None:
 
 
 def test_a_block_counts_as_sent_when_it_was_given_back(lender: Lender) -> None:
-    """Goal: who has lent blocks is not done, does not vote, and its tensor is not overwritten."""
+    """Goal: a sender with open loans has not ended, does not vote, and its tensor is not overwritten."""
     sent = lender.accept()
     lent_out = BLOCKS - sent
     assert RETURNS_AT_ONCE < lent_out <= LOANS_MAX
@@ -171,7 +171,7 @@ def test_a_block_counts_as_sent_when_it_was_given_back(lender: Lender) -> None:
 
 
 def test_no_more_is_lent_than_may_be(lender: Lender) -> None:
-    """Goal: a small operation waits for a bounded number of blocks of a large one, however fast those are lent."""
+    """Goal: a small operation waits for a bounded number of blocks of a large one, however fast the loans are."""
     lender.accept()
     assert lender.member.board.begin(2, WHAT, 0, 2)
     for _ in range(LOANS_MAX - 1):
@@ -202,7 +202,7 @@ def test_a_senseless_answer_ends_the_connection(lender: Lender, answer: bytes) -
 
 
 def test_loans_of_an_aborted_operation_come_back_to_nobody(lender: Lender) -> None:
-    """Goal: they are taken back all the same, and the next operation is lent, and counted for itself alone."""
+    """Goal: returned loans are accepted, and the blocks of the next operation are lent and counted separately."""
     lent_out = BLOCKS - lender.accept()
     for _ in range(lent_out - 1):
         read_header(lender.out)
@@ -228,12 +228,12 @@ def test_memory_that_goes_is_withdrawn_between_two_frames(lender: Lender) -> Non
 
 
 def test_a_new_connection_is_offered_everything_anew(lender: Lender) -> None:
-    """Goal: what the last neighbour has mapped says nothing about the next one."""
+    """Goal: the next neighbour has not mapped what the last one had."""
     lender.accept()
     sender = lender.member.workers[0]
     near, far = socket.socketpair()
     with far:
-        sender.attach(near, LENDING)
+        sender.attach(near, SAME_HOST_READ)
         read_introduction(far)
         assert lender.member.board.begin(2, WHAT, 0, 2)
         assert read_header(far)["kind"] == BLOCK
@@ -243,7 +243,7 @@ def test_a_new_connection_is_offered_everything_anew(lender: Lender) -> None:
 
 
 class Borrower:
-    """A member whose neighbour is this test, and offers memory."""
+    """A member whose previous peer is this test, which offers memory."""
 
     def __init__(self, member: Member, out: socket.socket, into: socket.socket) -> None:
         self.member, self.out, self.into = member, out, into
@@ -253,21 +253,21 @@ class Borrower:
         os.pwrite(self.fd, b"\x02" * COUNT, 0)
 
     def offer(self, **other: int) -> tuple[int, int, int]:
-        """Offer the memory; the answer."""
+        """Offer the memory; return the answer."""
         self.into.sendall(offer_of(self.fd, other.pop("nbytes", COUNT), **other))
         return read_note(self.into)
 
 
 @pytest.fixture
 def borrower() -> Iterator[Borrower]:
-    with lone_member(link=LENDING) as (member, (out,), (into,)):
+    with lone_member(link=SAME_HOST_READ) as (member, (out,), (into,)):
         made = Borrower(member, out, into)
         yield made
         os.close(made.fd)
 
 
 def reducing(block: int) -> tuple[int, int, int]:
-    """Chunk, begin and length of a block that the member at rank 0 of 2 adds at hop 0."""
+    """Return chunk, begin and length of a block that the member at rank 0 of 2 adds at hop 0."""
     begin, end = Cut(COUNT, 1, 2).blocks(1)[block]
     return 1, begin, end - begin
 
@@ -293,7 +293,7 @@ def test_a_final_block_is_copied(borrower: Borrower) -> None:
 
 
 def test_what_was_added_from_there_is_sent_on_with_a_checksum(borrower: Borrower) -> None:
-    """Goal: a neighbour on this host before us and one far away behind us."""
+    """Goal: the previous peer is on this host, and the next peer on another one."""
     near, far = connect()
     with far:
         borrower.member.workers[0].attach(near)
@@ -301,7 +301,7 @@ def test_what_was_added_from_there_is_sent_on_with_a_checksum(borrower: Borrower
         assert borrower.member.board.begin(1, WHAT, 0, 2)
         chunk, begin, nbytes = reducing(0)
         borrower.into.sendall(lent(1, 0, chunk, 0, nbytes, offset=begin))
-        frames = [read_frame(far) for _ in range(BLOCKS + 1)]  # which looks at the checksums
+        frames = [read_frame(far) for _ in range(BLOCKS + 1)]  # read_frame checks the checksums
     assert [payload for _, hop, _, _, payload in frames if hop == 1] == [b"\x03" * nbytes]
 
 
@@ -340,7 +340,7 @@ def test_nothing_is_given_back_before_its_operation_has_begun(borrower: Borrower
 
 @pytest.mark.parametrize("other", [{"pid": 2**22 + 1}, {"inode": 1}, {"nbytes": COUNT + 4097}])
 def test_memory_that_is_not_what_was_offered_is_refused(borrower: Borrower, other: dict[str, Any]) -> None:
-    """Goal: another process namespace has other processes; and nothing is read beyond the end."""
+    """Goal: another process namespace has other processes; and nothing beyond the end is read."""
     assert borrower.offer(**other) == (0, 1, 0)
     assert len(borrower.member.workers[1].lane.borrowed) == 0
 
@@ -354,7 +354,7 @@ def test_whoever_wants_no_memory_refuses_it(borrower: Borrower) -> None:
 
 
 def test_memory_that_could_shrink_is_refused(borrower: Borrower) -> None:
-    """Goal: or reading it would be the end of this process."""
+    """Goal: reading memory that has shrunk would kill this process."""
     os.close(borrower.fd)
     borrower.fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
     os.ftruncate(borrower.fd, COUNT)
@@ -431,8 +431,8 @@ def test_with_the_connection_everything_borrowed_goes(borrower: Borrower) -> Non
 
 
 def test_neighbours_on_one_host_send_next_to_nothing() -> None:
-    """Goal: once memory is known, blocks do not travel; counted by the kernel, and the sum is right."""
-    with ring_of(2, link=LENDING) as members:
+    """Goal: once the memory is mapped, blocks are not sent; the kernel's counts show it, and the sum is correct."""
+    with ring_of(2, link=SAME_HOST_READ) as members:
         tensors = [member.memory(SEND, COUNT) for member in members]
         for sequence in range(1, 5):
             for rank, tensor in enumerate(tensors):
@@ -450,9 +450,9 @@ def test_neighbours_on_one_host_send_next_to_nothing() -> None:
 
 
 def bytes_sent(member: Member) -> int:
-    """What the kernel has sent on the connection to the next member, each byte once.
+    """Return the bytes that the kernel has sent on the connection to the next member, each byte once.
 
-    A neighbour that is slow to read confirms late, and the kernel sends its last segment again, to be sure.
+    If a neighbour reads slowly and confirms late, the kernel sends its last segment again.
     """
     (connection,) = (worker.connection for worker in member.workers if isinstance(worker.lane, Sender))
     assert connection is not None

@@ -1,4 +1,4 @@
-"""What a far link has under way: the rate is found, the queue stays short, and no mistake stops the link for ever."""
+"""The in-flight budget of a far link: the rate is found, the queue stays short, and the link never stops for ever."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pccl._core.dataplane.inflight import InflightModel, reported
 
 from .loopback import connect
 
-RATE = 125_000_000  # bytes in a second
+RATE = 125_000_000  # bytes per second
 SHORTEST_US = 100_000
-CARRIED = RATE * SHORTEST_US // 1_000_000  # in a round trip
+CARRIED = RATE * SHORTEST_US // 1_000_000  # bytes in a round trip
 LEAST_BYTES = 1 << 16
 PACKET = 1448
 TICK_US = 10_000
@@ -23,25 +23,25 @@ class Pipe(NamedTuple):
     """A link, simulated in steps of 10 ms."""
 
     rate: int = RATE
-    queue: int = CARRIED  # bytes that may wait
-    others_us: int = 0  # that confirmations are late because of others
+    queue: int = CARRIED  # bytes that may wait in the link
+    others_us: int = 0  # delay of acknowledgements that other traffic causes
     window: int = 40_000_000  # bytes that the kernel would have in flight by itself
 
 
 class Pool:
-    """A pool that sends as much as it may, for some seconds of some link at a time."""
+    """A pool that sends as much as its budget allows, over given links for given times."""
 
     def __init__(self) -> None:
         self.model = InflightModel(SHORTEST_US)
         self.limit: int | None = None
         self.in_flight_max = self.now = 0
-        self.lost = 0.0  # of the packets of the last time
+        self.lost = 0.0  # share of the packets of the last tick
         self._arrived = self._packets = self._resent = self._waiting = 0
-        self._on_the_way: list[int] = []  # bytes that arrive, and are confirmed, in each of the coming ticks
+        self._on_the_way: list[int] = []  # bytes that arrive and are acknowledged in each of the next ticks
         self._in_flight = 0
 
     def send(self, pipe: Pipe, seconds: float) -> float:
-        """Bytes in a second that arrived."""
+        """Send for this time; return the bytes per second that arrived."""
         before, packets, resent, self.in_flight_max = self._arrived, self._packets, self._resent, 0
         per_tick = pipe.rate * TICK_US // 1_000_000
         delay = (SHORTEST_US + pipe.others_us) // TICK_US
@@ -72,7 +72,7 @@ class Pool:
 
 
 def test_the_rate_is_found_and_the_queue_stays_short() -> None:
-    """Goal: a kernel that would overrun the link is held at what the link carries and a quarter."""
+    """Goal: a kernel that would overload the link is limited to what the link carries plus a quarter."""
     pool = Pool()
     pool.send(Pipe(), 5)
     rate = pool.send(Pipe(), 10)
@@ -83,13 +83,13 @@ def test_the_rate_is_found_and_the_queue_stays_short() -> None:
 
 
 def test_a_window_that_the_kernel_limits_is_left_alone() -> None:
-    """Goal: where the kernel wants less than the link bears, nothing is held back, however long no rate grows."""
+    """Goal: if the kernel sends less than the link carries, it is not limited, even if the rate never grows."""
     pool = Pool()
     pool.send(Pipe(window=CARRIED // 2), 20)
 
     assert pool.limit is None or pool.limit > CARRIED // 2
     assert pool.in_flight_max == CARRIED // 2
-    assert pool.send(Pipe(), 10) > 0.9 * RATE  # and when the kernel wants more
+    assert pool.send(Pipe(), 10) > 0.9 * RATE  # also when the kernel sends more
 
 
 def test_a_link_that_becomes_faster_is_noticed() -> None:
@@ -110,12 +110,12 @@ def test_a_link_that_becomes_slower_is_noticed_by_its_losses() -> None:
     rate = pool.send(slow, 5)
 
     assert pool.lost < 0.02
-    assert pool.in_flight_max <= CARRIED // 2  # what the link carries, and its queue
+    assert pool.in_flight_max <= CARRIED // 2  # bytes on the link and in its queue
     assert rate == pytest.approx(RATE / 4, rel=0.05)
 
 
 def test_delays_that_others_cause_do_not_starve_the_link() -> None:
-    """Goal: three times the round trip, and the rate stays more than half; it is all there again when they are gone."""
+    """Goal: with three times the round trip the rate stays above half; it recovers fully afterwards."""
     pool = Pool()
     pool.send(Pipe(), 10)
     rate = pool.send(Pipe(others_us=2 * SHORTEST_US), 60)
@@ -126,7 +126,7 @@ def test_delays_that_others_cause_do_not_starve_the_link() -> None:
 
 
 def test_a_link_on_which_nothing_arrives_can_still_be_tried() -> None:
-    """Goal: whatever was learned from a peer that was stopped, something may be sent, or nothing would ever again."""
+    """Goal: after a peer that was stopped some bytes may still be sent, or the link would stay idle for ever."""
     model = InflightModel(SHORTEST_US)
     limits = [model.learn(second * 10**9, 0, 1_000_000, 1000, 900, SHORTEST_US) for second in range(1, 20)]
 
@@ -135,7 +135,7 @@ def test_a_link_on_which_nothing_arrives_can_still_be_tried() -> None:
 
 
 def test_what_arrived_while_a_lane_did_not_report_is_no_rate() -> None:
-    """Goal: a lane that comes back with a heap of arrivals begins a new look."""
+    """Goal: a lane that reports many arrivals after a pause starts a new measurement."""
     model = InflightModel(SHORTEST_US)
     model.learn(10**9, 0, 0, 0, 0, SHORTEST_US)
     model.restart_sample()
@@ -147,7 +147,7 @@ def test_what_arrived_while_a_lane_did_not_report_is_no_rate() -> None:
 
 
 def test_arrivals_that_seem_to_shrink_are_no_rate() -> None:
-    """Goal: a count that begins again, as of a new connection, does not look like a giant leap."""
+    """Goal: a count that restarts, as with a new connection, does not look like a very high rate."""
     model = InflightModel(SHORTEST_US)
     model.learn(10**9, 10**9, 0, 0, 0, SHORTEST_US)
     model.learn(2 * 10**9, 0, 0, 0, 0, SHORTEST_US)
@@ -156,7 +156,7 @@ def test_arrivals_that_seem_to_shrink_are_no_rate() -> None:
 
 
 def test_a_look_lasts_several_round_trips() -> None:
-    """Goal: a single round trip in which confirmations come in a heap is averaged with those around it."""
+    """Goal: a round trip with many acknowledgements at once is averaged with those around it."""
     model = InflightModel(SHORTEST_US)
     arrived = 0
     for number in range(1, 101):
@@ -174,7 +174,7 @@ def test_the_kernel_reports_of_tcp_only() -> None:
         while received < 100_000:
             received += len(far.recv(1 << 16))
         far.sendall(b"!")
-        assert near.recv(1) == b"!"  # it carries the confirmation of all before it
+        assert near.recv(1) == b"!"  # it acknowledges all bytes before it
         report = reported(near.fileno())
         assert report is not None
         arrived, in_flight, unsent = report

@@ -1,4 +1,4 @@
-"""Lanes that work: rings of real senders and receivers compute what the ring's order says, bit for bit."""
+"""Lanes without failures: rings of real senders and receivers compute the documented result, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pccl.values import DataType, ReduceOp
 
 from .loopback import (
     BACKUP,
-    FAR,
-    LENDING,
-    NEAR,
+    OTHER_HOST,
     RECV,
+    SAME_HOST,
+    SAME_HOST_READ,
     SEND,
     Member,
     connect,
@@ -37,19 +37,19 @@ OPERATIONS_MAX = 256
 
 
 def carrier(datatype: DataType) -> np.dtype[Any]:
-    """What numpy holds such elements in; bfloat16 is two bytes to it."""
+    """Return the numpy type that holds the elements; bfloat16 is held as two bytes."""
     return np.dtype(np.uint16) if datatype is DataType.BFLOAT16 else datatype.to_numpy_dtype()
 
 
 def widened(datatype: DataType, values: Array) -> Array:
-    """Half-precision values as floats, exactly."""
+    """Convert half-precision values to floats, exactly."""
     if datatype is DataType.BFLOAT16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32) if datatype is DataType.FLOAT16 else values
 
 
 def narrowed(datatype: DataType, values: Array) -> Array:
-    """Back again, to the nearest and in doubt to the even one."""
+    """Convert floats back, rounded to nearest, ties to even."""
     if datatype is DataType.BFLOAT16:
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -57,7 +57,7 @@ def narrowed(datatype: DataType, values: Array) -> Array:
 
 
 def drawn(datatype: DataType, count: int, seed: int) -> Array:
-    """Finite values of all magnitudes that do not overflow, and no zeros."""
+    """Return finite values of all magnitudes that do not overflow, and no zeros."""
     source = np.random.default_rng(seed)
     if carrier(datatype).kind == "f" or datatype is DataType.BFLOAT16:
         values = source.uniform(0.5, 2, count) * source.choice([-1, 1], count)
@@ -76,7 +76,7 @@ def combined(op: ReduceOp, one: Array, other: Array) -> Array:
 
 
 def divided(values: Array, divisor: int) -> Array:
-    """Towards zero for integers."""
+    """Divide; integers are rounded towards zero."""
     if values.dtype.kind == "f":
         return values / values.dtype.type(divisor)
     whole = [abs(value) // divisor * (-1 if value < 0 else 1) for value in values.tolist()]
@@ -84,7 +84,7 @@ def divided(values: Array, divisor: int) -> Array:
 
 
 def reduced(datatype: DataType, op: ReduceOp, inputs: list[Array]) -> Array:
-    """What all must end with: chunk c starts at rank c, each next rank adds, and the last one divides an average."""
+    """Return the result: chunk c starts at rank c, each next rank adds its part, and the last divides an average."""
     world = len(inputs)
     cut = Cut(len(inputs[0]), datatype.itemsize, world)
     result = inputs[0].copy()
@@ -136,7 +136,7 @@ class Tensors:
             self.begin(rank, sequence, op)
 
     def end_all(self, sequence: int, op: ReduceOp) -> None:
-        """All end, with the right bits; then it was as if it had never happened."""
+        """Wait until all members end, check the bits, and restore the inputs."""
         for member in self.members:
             member.finish(sequence)
         expected = reduced(self.datatype, op, self.inputs).tobytes()
@@ -154,7 +154,7 @@ class Tensors:
             assert self.sends[rank].tobytes() == self.inputs[rank].tobytes()
 
     def _check_statistics(self, rank: int, statistics: tuple[int, int, int, int, int]) -> None:
-        """All bytes of the tensor pass by twice, but for one chunk each time."""
+        """Check the counts: all bytes of the tensor pass twice, except one chunk each time."""
         world = len(self.members)
         cut = Cut(self.count, self.datatype.itemsize, world)
         sizes = [end - begin for begin, end in map(cut.chunk, range(world))]
@@ -164,9 +164,9 @@ class Tensors:
         assert all(0 <= nanoseconds < 60e9 for nanoseconds in statistics[2:])
 
 
-@pytest.fixture(params=[FAR, NEAR, LENDING])
+@pytest.fixture(params=[OTHER_HOST, SAME_HOST, SAME_HOST_READ])
 def link(request: pytest.FixtureRequest) -> str:
-    """How members are connected."""
+    """The kind of connection between the members."""
     return str(request.param)
 
 
@@ -192,7 +192,7 @@ def test_every_type_and_operation(datatype: DataType, link: str) -> None:
 
 
 def test_a_tensor_of_many_blocks_over_many_lanes(link: str) -> None:
-    """Goal: whichever lane takes a block, the sum is the ring's; and all lanes together moved what was to be moved."""
+    """Goal: the sum does not depend on the lane of a block, and all lanes together moved all bytes."""
     with ring_of(2, 3, link=link) as members:
         tensors = Tensors(members, DataType.DOUBLE, 1_000_003, in_place=True)
         tensors.begin_all(1, ReduceOp.AVG)
@@ -219,7 +219,7 @@ def test_many_operations_at_once(link: str) -> None:
 
 
 def test_sequences_come_round(link: str) -> None:
-    """Goal: the place of an operation is used again as soon as it is released, and not before."""
+    """Goal: the board entry of an operation is used again as soon as it is released, and not before."""
     with ring_of(2, link=link) as members:
         first = Tensors(members, DataType.UINT8, 100, in_place=False, place=0)
         second = Tensors(members, DataType.UINT8, 3000, in_place=True, place=1)
@@ -235,12 +235,12 @@ def test_sequences_come_round(link: str) -> None:
 
 
 def test_frames_of_an_operation_that_has_not_begun_here_wait(link: str) -> None:
-    """Goal: one member is late, all others send already; nothing is lost, nothing is dropped."""
+    """Goal: one member begins late, all others already send; no frame is lost or dropped."""
     with ring_of(3, link=link) as members:
         tensors = Tensors(members, DataType.FLOAT, 50_000, in_place=True)
         for rank in (0, 2):
             tensors.begin(rank, 1, ReduceOp.SUM)
-        # The one behind the late one cannot send more than the late one lets pass.
+        # The next member cannot send more than the late one lets pass.
         eventually(lambda: members[0].board.lane_statistics(True, 0)[1] > 0)
         assert members[1].board.lane_statistics(False, 0)[1] == 0
         tensors.begin(1, 1, ReduceOp.SUM)
@@ -248,7 +248,7 @@ def test_frames_of_an_operation_that_has_not_begun_here_wait(link: str) -> None:
 
 
 def test_several_early_frames_wait_in_turn(link: str) -> None:
-    """Goal: a lane waits at the first early frame; what is behind it may be of older operations, so all must begin."""
+    """Goal: a lane waits at the first early frame; later frames may be of older operations, so all must begin."""
     with ring_of(2, link=link) as members:
         many = [Tensors(members, DataType.INT64, 500, in_place=False, place=place) for place in range(5)]
         for sequence, tensors in enumerate(many, 1):
@@ -277,11 +277,13 @@ def test_a_fast_link_wakes_one_lane_only() -> None:
         for sequence in range(1, 101):
             assert member.board.begin(sequence, operation(16), 0, 2)
             assert read_frame(outs[0])[:4] == (sequence, 0, 0, 0)
-        assert [member.board.lane_statistics(True, lane)[1] for lane in range(3)] == [100, 0, 0]
+        # A lane counts a block after it was sent, so the last one may arrive before it is counted.
+        eventually(lambda: member.board.lane_statistics(True, 0)[1] == 100)
+        assert [member.board.lane_statistics(True, lane)[1] for lane in (1, 2)] == [0, 0]
 
 
 def test_a_full_socket_recruits_the_next_lane() -> None:
-    """Goal: nobody reads the first lane, so the second takes the rest, but for what the first holds."""
+    """Goal: the first lane is not read, so the second sends the rest, except the blocks that the first holds."""
     with lone_member(lanes=2, buffer_bytes=4096) as (member, outs, _):
         count = 1 << 20
         data = member.memory(SEND, count)
@@ -296,11 +298,11 @@ def test_a_full_socket_recruits_the_next_lane() -> None:
         _, _, _, block, payload = read_frame(outs[0])
         got[block] = payload
         assert b"".join(got[block] for block in sorted(got)) == data[: cut.chunk(0)[1]].tobytes()
-        assert member.board.lane_statistics(True, 1)[1] == blocks - 1
+        eventually(lambda: member.board.lane_statistics(True, 1)[1] == blocks - 1)
 
 
 def test_a_lane_that_goes_hands_its_work_to_a_sleeper() -> None:
-    """Goal: the only lane at work is detached; what waits is taken by one that slept."""
+    """Goal: the only active lane is detached; a sleeping lane takes the waiting blocks."""
     with lone_member(lanes=2) as (member, outs, _):
         member.memory(SEND, 4096)
         senders = [
@@ -329,7 +331,7 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
 
 
 def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
-    """Goal: whenever an operation is given up, its tensors have their old bits, and those beside it are right."""
+    """Goal: whenever an operation is aborted, its tensors have their old bits, and other operations are correct."""
     source = random.Random(5)
     halfway = 0
     with ring_of(3, 2, link=link) as members:
@@ -340,7 +342,7 @@ def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
             for rank in range(3):
                 for tensors, number in both:
                     tensors.begin(rank, number, ReduceOp.SUM)
-            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort meets any point of it
+            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
             for member in source.sample(members, 3):
                 halfway += 0 < member.board.moved(sequence + 1) and not member.board.has_ended(sequence + 1)
                 member.abort(sequence + 1)

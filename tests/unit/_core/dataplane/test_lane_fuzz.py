@@ -1,8 +1,8 @@
-"""Random frames: mutated, cut short, repeated and reordered streams into a real receiver, random answers into a sender.
+"""Random frames: mutated, cut, repeated and reordered streams for a real receiver, random answers for a sender.
 
-Whatever comes, the process lives, no byte outside the tensor changes, no block counts twice, the connection ends with a
+With any input the process lives, no byte outside the tensor changes, no block counts twice, the connection ends with a
 reason, and the same worker serves the next one. Under `make sanitize` no access is out of bounds, either. Each stream
-is drawn from a seed, which is part of the test's name.
+comes from a seed, which is part of the test's name.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pccl.values import DataType
 
 from .loopback import (
     BLOCK,
-    FAR,
     HEADER,
     HEADER_BYTES,
     HOST_READ,
     INTRODUCED,
     INTRODUCTION,
-    LENDING,
     NOTE_MAGIC,
     OFFER,
+    OTHER_HOST,
     PLAIN,
     RECV,
+    SAME_HOST_READ,
     SEND,
     WHEREABOUTS,
     WITHDRAWAL,
@@ -50,7 +50,7 @@ from .loopback import (
 
 TRIALS = 25  # connections for each seed
 COUNT = 150_000  # bytes: several blocks in each chunk
-MARGIN = 4096  # bytes around a tensor that nobody may touch
+MARGIN = 4096  # bytes around a tensor that must not change
 CANARY = 0xA5
 LENDABLE = 9  # a segment that the other side may read
 
@@ -60,12 +60,12 @@ WIDTHS = dict(zip(FIELDS, (32, 16, 16, 64, 64, 32, 32, 32, 32, 32), strict=True)
 
 
 class Stream:
-    """The bytes of one connection, drawn at random: what a correct peer would send, and then some harm to it."""
+    """The random bytes of one connection: what a correct peer would send, with some damage."""
 
     def __init__(self, chance: random.Random, sequence: int, memory: tuple[int, int]) -> None:
         self._chance = chance
         self._sequence = sequence
-        self._memory = memory  # descriptor and size of what can be lent
+        self._memory = memory  # descriptor and size of memory that can be offered
         cut = Cut(COUNT, 1, 2)
         self.frames = [
             frame(sequence, hop, 1 - hop, block, chance.randbytes(end - begin))
@@ -81,7 +81,7 @@ class Stream:
             harm()
 
     def pieces(self) -> list[bytes]:
-        """The same in writes of random sizes, so that headers and blocks are cut anywhere."""
+        """Return the stream in parts of random sizes, so that headers and blocks are cut anywhere."""
         whole, pieces, at = b"".join(self.frames), [], 0
         while at < len(whole):
             size = self._chance.choice((1, 47, 48, 49, 4143, 4144, 4145, 100_000))
@@ -101,7 +101,7 @@ class Stream:
         self.frames[index] = bytes(data)
 
     def _rewrite(self) -> None:
-        """Another value in one field of a header, whose checksum is right."""
+        """Change one field of a header, with a correct checksum."""
         index = self._index()
         data = self.frames[index]
         if len(data) < HEADER_BYTES:
@@ -132,14 +132,14 @@ class Stream:
         self.frames.insert(self._index(), self._chance.randbytes(self._chance.randint(1, 10_000)))
 
     def _insert_notice(self) -> None:
-        """A notice of any kind, with a body that fits or does not."""
+        """Insert a notice frame of any kind, with a body that fits or does not."""
         kind = self._chance.choice((OFFER, WITHDRAWAL, INTRODUCTION, INTRODUCTION + 1, 0xFFFF))
         body = self._chance.choice((b"", WHEREABOUTS, self._chance.randbytes(OFFERED.size), b"x" * 5000))
         segment = self._chance.choice((0, LENDABLE, 0xFFFFFFFF))
         self.frames.insert(self._index(), frame(0, 0, 0, 0, body, kind=kind, segment=segment))
 
     def _offer(self, number: int = LENDABLE) -> None:
-        """Memory that there is, or that there is not."""
+        """Insert an offer of memory that exists, or does not."""
         fd, nbytes = self._memory
         found = os.fstat(fd)
         wild = self._chance.random() < 0.5
@@ -149,7 +149,7 @@ class Stream:
         self.frames.insert(0, frame(0, 0, 0, 0, body, kind=OFFER, segment=number))
 
     def _lend(self) -> None:
-        """A block that lies in offered memory, or beyond its end."""
+        """Insert a loan of a block in offered memory, or beyond its end."""
         self._offer()
         index = self._index()
         data = self.frames[index]
@@ -189,23 +189,23 @@ class Victim:
 
 
 def feed(sock: socket.socket, pieces: list[bytes]) -> None:
-    """Write as much as the other side takes before it closes, and then say that nothing follows."""
+    """Write until the other side closes or all is written, then shut down the sending side."""
     try:
         for piece in pieces:
             sock.sendall(piece)
         sock.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # it has ended the connection already
+        pass  # the other side has already ended the connection
 
 
 def fresh(worker: Worker, link: str) -> socket.socket:
-    """A new connection to a worker, by its other end."""
+    """Connect to a worker; return the other end."""
     ours, theirs = connect()
     worker.attach(theirs, link)
     return ours
 
 
-@pytest.mark.parametrize("link", [FAR, LENDING])
+@pytest.mark.parametrize("link", [OTHER_HOST, SAME_HOST_READ])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_receiver_survives_any_stream(seed: int, link: str) -> None:
     chance = random.Random(f"{seed} {link}")
@@ -224,7 +224,7 @@ def test_a_receiver_survives_any_stream(seed: int, link: str) -> None:
 
 
 def test_a_stream_without_harm_is_received() -> None:
-    """Goal: the streams that the others harm are right, so it is the harm that ends them."""
+    """Goal: undamaged streams are correct, so only the damage ends the connections in the other tests."""
     with lone_member() as (member, (out,), (into,)):
         victim = Victim(member)
         victim.tensors[0][MARGIN:-MARGIN] = 1
@@ -250,11 +250,11 @@ def test_a_stream_without_harm_is_received() -> None:
 def test_a_sender_survives_any_answers(seed: int) -> None:
     chance = random.Random(seed)
     words = (0, 1, 2, 8, 9, INTRODUCED, 1 << 31)
-    with lone_member(link=LENDING) as (member, _, _):
+    with lone_member(link=SAME_HOST_READ) as (member, _, _):
         victim = Victim(member)
         for sequence in range(1, TRIALS + 1):
             ended = len(victim.sender.problems)
-            with fresh(victim.sender, LENDING) as out:
+            with fresh(victim.sender, SAME_HOST_READ) as out:
                 read_introduction(out)
                 out.sendall(note(serial=INTRODUCED, accepted=chance.randint(0, 1)))
                 victim.begin(sequence)

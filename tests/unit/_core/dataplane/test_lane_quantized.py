@@ -1,4 +1,4 @@
-"""Quantized operations on lanes that work: all members end with the same bits, and those are the ring's."""
+"""Quantized operations on lanes: all members end with the same bits, which are those of the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from pccl._core.dataplane.plan import Cut
 from pccl._core.dataplane.quantization import area_bytes, coded_size
 from pccl.values import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 
-from .loopback import FAR, LENDING, NEAR, Member, eventually, frame, lone_member, operation, read_frame, ring_of
+from .loopback import (
+    OTHER_HOST,
+    SAME_HOST,
+    SAME_HOST_READ,
+    Member,
+    eventually,
+    frame,
+    lone_member,
+    operation,
+    read_frame,
+    ring_of,
+)
 from .quantization_reference import WAYS, coded, narrowed, ring_reduced, wide
 
 Array = np.ndarray[Any, Any]
@@ -78,7 +89,7 @@ class Tensors:
             self.begin(rank, sequence, op)
 
     def end_all(self, sequence: int, op: ReduceOp = ReduceOp.SUM) -> None:
-        """All end, with the right bits; then it was as if it had never happened."""
+        """Wait until all members end, check the bits, and restore the inputs."""
         for member in self.members:
             member.finish(sequence)
         expected = ring_reduced(self.datatype, self.how, op, self.inputs).tobytes()
@@ -98,7 +109,7 @@ class Tensors:
             backup[:] = 0
 
     def _bytes_moved(self, rank: int) -> tuple[int, int]:
-        """Sent and received: what travels, and that is coded."""
+        """Return the bytes sent and received, as coded blocks."""
         world = len(self.members)
         cut = Cut(self.count, self.datatype.itemsize, world)
         sizes = [
@@ -109,9 +120,9 @@ class Tensors:
         return sum(sizes[cut.sent(rank, hop)] for hop in hops), sum(sizes[cut.received(rank, hop)] for hop in hops)
 
 
-@pytest.fixture(params=[FAR, NEAR, LENDING])
+@pytest.fixture(params=[OTHER_HOST, SAME_HOST, SAME_HOST_READ])
 def link(request: pytest.FixtureRequest) -> str:
-    """How members are connected."""
+    """The kind of connection between the members."""
     return str(request.param)
 
 
@@ -189,14 +200,14 @@ def test_quantized_and_plain_ones_at_once(link: str) -> None:
 
 
 def test_aborts_at_random_moments(link: str) -> None:
-    """Goal: whenever an operation is given up, its tensors have their old bits, and the next one is right."""
+    """Goal: whenever an operation is aborted, its tensors have their old bits, and the next one is correct."""
     source = random.Random(5)
     halfway = 0
     with ring_of(3, 2, link=link) as members:
         doomed = Tensors(members, 400_000, place=1)
         for sequence in range(1, 41):
             doomed.begin_all(sequence)
-            time.sleep(source.choice([0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort meets any point of it
+            time.sleep(source.choice([0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
             for member in source.sample(members, 3):
                 halfway += 0 < member.board.moved(sequence) and not member.board.has_ended(sequence)
                 member.abort(sequence)
@@ -210,7 +221,7 @@ def test_aborts_at_random_moments(link: str) -> None:
 
 
 def test_an_abort_in_the_middle_of_a_coded_frame() -> None:
-    """Goal: the sender goes on from its own memory, so the frame is whole and the connection is kept."""
+    """Goal: the sender continues from its own memory, so the frame is complete and the connection is kept."""
     with lone_member(buffer_bytes=4096) as (member, (out,), _):
         count = 400_000
         data = member.memory(1, 4 * count).view(np.float32)
@@ -227,7 +238,7 @@ def test_an_abort_in_the_middle_of_a_coded_frame() -> None:
 
 
 def test_what_is_final_is_forwarded_untouched() -> None:
-    """Goal: bytes that this library would never have chosen go on as they came, and are decoded on the way."""
+    """Goal: coded bytes that this library would never produce are forwarded unchanged, and decoded here."""
     with lone_member() as (member, (out,), (into,)):
         count, world = 3000, 3
         cut = Cut(count, 4, world)
@@ -235,7 +246,7 @@ def test_what_is_final_is_forwarded_untouched() -> None:
             member.memory(number, 1 << 16)
         what = operation(count, quantization=(1, 0), area=(4, 0), recv=(1, 0))
         assert member.board.begin(1, what, 0, world)
-        read_frame(out)  # the own chunk
+        read_frame(out)  # the member's own chunk
         for hop in (0, 1):
             chunk = cut.received(0, hop)
             size = cut.chunk(chunk)[1] - cut.chunk(chunk)[0]
@@ -251,7 +262,7 @@ def test_what_is_final_is_forwarded_untouched() -> None:
 
 @pytest.mark.parametrize(("change", "length"), [("plain", 4 * 1500), ("one byte short", 1517), ("one too many", 1519)])
 def test_a_length_that_does_not_fit_ends_the_connection(change: str, length: int) -> None:
-    """Goal: of a quantized operation only what is coded is accepted."""
+    """Goal: in a quantized operation only coded blocks are accepted."""
     with lone_member() as (member, _, (into,)):
         for number in (1, 4):
             member.memory(number, 1 << 14)

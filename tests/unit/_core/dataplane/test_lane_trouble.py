@@ -1,4 +1,4 @@
-"""Lanes in trouble: frames that are wrong, operations that are aborted under way, connections that break."""
+"""Lanes with failures: wrong frames, operations that are aborted while they run, connections that break."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from .loopback import (
     read_frame,
 )
 
-COUNT = 3000  # bytes: one block to a chunk
+COUNT = 3000  # bytes: one block in each chunk
 CANARY = 0xA5
 
 
 def worker_of(member: Member, sends: bool, lane: int = 0) -> Worker:
-    """The sender or the receiver of a lane."""
+    """Return the sender or the receiver of a lane."""
     return member.workers[2 * lane + (not sends)]
 
 
@@ -77,7 +77,7 @@ class Target:
         )
 
     def reduce(self, sequence: int, out: socket.socket, into: socket.socket) -> None:
-        """The other member, played by hand: both chunks, of one block each."""
+        """Act as the other member: send and read both chunks, of one block each."""
         self.begin(sequence)
         mine = read_frame(out)
         assert mine == (sequence, 0, 0, 0, self.old[self.chunk(0)].tobytes())
@@ -102,7 +102,7 @@ class Target:
 
 
 def read_until(sock: socket.socket, sequence: int) -> None:
-    """Read whole frames up to the first one of an operation; those of earlier ones may come first."""
+    """Read frames up to the first one of an operation; frames of earlier operations may come first."""
     for _ in range(100):
         if read_frame(sock)[0] == sequence:
             return
@@ -110,7 +110,7 @@ def read_until(sock: socket.socket, sequence: int) -> None:
 
 
 def right(**wrong: int) -> bytes:
-    """The first frame that rank 0 of two receives, but for what is given."""
+    """Return the first frame that rank 0 of two receives, with these fields changed."""
     payload = bytes(Cut(COUNT, 1, 2).chunk(1)[1] - Cut(COUNT, 1, 2).chunk(1)[0])
     fields = {"sequence": 1, "hop": 0, "chunk": 1, "block": 0} | wrong
     return frame(**fields, payload=payload)
@@ -164,7 +164,7 @@ def test_a_wrong_frame_ends_the_connection_and_changes_nothing(data: bytes, prob
 @pytest.mark.parametrize("cut", [HEADER_BYTES + 1, None])
 @pytest.mark.parametrize("hop", [0, 1])
 def test_a_block_that_comes_twice_ends_the_second_connection(hop: int, cut: int | None) -> None:
-    """Goal: whole or half arrived over another lane, a block counts once, and nothing is written after the end."""
+    """Goal: a block that arrived over another lane, wholly or in part, counts once; later bytes are not written."""
     with lone_member(lanes=2) as (member, _, (first, second)):
         target = Target(member)
         target.begin(1)
@@ -197,7 +197,7 @@ def test_a_ring_of_one_takes_no_frame() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 30, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 700])
 @pytest.mark.parametrize("hop", [0, 1])
 def test_a_receiver_lets_go_in_the_middle_of_a_frame(in_place: bool, cut: int, hop: int) -> None:
-    """Goal: the tensor is given back at once, the rest of the frame is dropped, and the next operation works."""
+    """Goal: the tensor is released at once, the rest of the frame is dropped, and the next operation works."""
     with lone_member() as (member, (out,), (into,)):
         target = Target(member, in_place=in_place)
         target.begin(1)
@@ -217,7 +217,7 @@ def test_a_receiver_lets_go_in_the_middle_of_a_frame(in_place: bool, cut: int, h
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_sender_lets_go_in_the_middle_of_a_frame(in_place: bool) -> None:
-    """Goal: nobody reads; the tensor is given back all the same, and what follows is the frame as it was begun."""
+    """Goal: the tensor is released although the frame is not read, and the frame ends with its original bytes."""
     with lone_member(buffer_bytes=4096) as (member, (out,), _):
         count = 1 << 20
         target = Target(member, count, in_place=in_place)
@@ -228,7 +228,7 @@ def test_a_sender_lets_go_in_the_middle_of_a_frame(in_place: bool) -> None:
         member.abort(1)
         target.restore()
         member.board.release(1)
-        target.send[64:-64] = 0xEE  # the caller goes on with its tensor
+        target.send[64:-64] = 0xEE  # the caller uses its tensor again
         sequence, hop, chunk, block, payload = read_frame(out)
         begin, end = target.cut.blocks(0)[0]
         assert (sequence, hop, chunk, block) == (1, 0, 0, 0)
@@ -239,7 +239,7 @@ def test_a_sender_lets_go_in_the_middle_of_a_frame(in_place: bool) -> None:
 
 
 def test_frames_of_what_is_over_are_dropped_in_little_memory() -> None:
-    """Goal: a frame that nobody waits for is read to its end, however long it says it is."""
+    """Goal: a frame of an ended operation is read to its end, whatever its length."""
     with lone_member() as (member, (out,), (into,)):
         target = Target(member)
         target.begin(1)
@@ -265,7 +265,7 @@ def resident_bytes() -> int:
 
 
 def unread(worker: Worker) -> int:
-    """Bytes that wait in the worker's socket."""
+    """Return the number of bytes that wait in the worker's socket."""
     assert worker.connection is not None
     return int.from_bytes(fcntl.ioctl(worker.connection.fileno(), termios.FIONREAD, bytes(4)), "little")
 
@@ -282,7 +282,7 @@ def test_an_early_frame_of_an_operation_that_never_comes_is_dropped() -> None:
 )
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_closed_connection_is_reported_wherever_it_was(data: bytes, begun: bool) -> None:
-    """Goal: also when the close came together with the data, before the worker looked at either."""
+    """Goal: also if the close came together with the data, before the worker read either."""
     with ExitStack() as stack:
         member = Member()
         stack.callback(member.close)
@@ -300,11 +300,11 @@ def test_a_closed_connection_is_reported_wherever_it_was(data: bytes, begun: boo
 
 
 def test_a_close_that_comes_together_with_an_early_frame_is_reported() -> None:
-    """Goal: the worker hears of both at once, asleep, and only once."""
+    """Goal: a sleeping worker gets both in one wake-up, and only once."""
     with lone_member() as (member, _, (into,)):
         receiver = worker_of(member, False)
         receiver._tell(lambda: None)
-        time.sleep(0.01)  # into its sleep, where the defect was; awake it must report the same
+        time.sleep(0.01)  # so that the worker sleeps, where the defect was; a worker that is awake must report the same
         into.send(right(sequence=9), socket.MSG_MORE)
         into.close()
         eventually(lambda: receiver.problems, "the report")
@@ -331,7 +331,7 @@ def test_a_reset_says_so() -> None:
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_a_lane_detached_in_the_middle_of_a_frame_serves_the_next_connection(sends: bool) -> None:
-    """Goal: it lets go of the operation, forgets the rest of the frame, and begins afresh."""
+    """Goal: it releases the operation, drops the rest of the frame, and starts with a new frame."""
     with lone_member(buffer_bytes=4096) as (member, _, (into,)), ExitStack() as stack:
         count = 1 << 20
         big = Target(member, count)
@@ -361,7 +361,7 @@ def test_a_lane_detached_in_the_middle_of_a_frame_serves_the_next_connection(sen
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_an_abort_while_a_segment_is_awaited(sends: bool) -> None:
-    """Goal: whoever waits for memory to be mapped does not hold up an abort for longer than that takes."""
+    """Goal: a worker that waits for a segment to be mapped delays an abort no longer than the mapping takes."""
     with lone_member() as (member, (out,), (into,)):
         target = Target(member)
         worker = worker_of(member, sends)
@@ -371,8 +371,9 @@ def test_an_abort_while_a_segment_is_awaited(sends: bool) -> None:
             into.sendall(right())
         eventually(lambda: worker.wanted)
         assert worker.wanted == [SEND]
-        # A receiver takes hold again when all is mapped; a sender holds on to its block.
-        assert not (member.board.abort(1) and sends)
+        # A receiver holds the operation again when all segments are mapped; a sender holds its block.
+        drained = member.board.abort(1)
+        assert not (sends and drained)
         worker.mapping_allowed.set()
         member.wait_until(lambda: member.board.is_drained(1), "letting go")
         member.board.release(1)
@@ -401,7 +402,7 @@ def test_mail_is_read_in_the_middle_of_a_frame() -> None:
 
 @pytest.mark.parametrize("kind", [Sender, Receiver])
 def test_a_lane_that_was_never_built_closes_nothing(kind: type[Sender] | type[Receiver]) -> None:
-    """Goal: descriptor 0, which a fresh object would hold, is not its own."""
+    """Goal: it does not close descriptor 0, the initial value of its field."""
     before = os.fstat(0).st_ino
     with pytest.raises(TypeError):
         kind(None, 0, True, 0, 0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The cut of a ring operation: nothing is left out, nothing is done twice, and neighbours agree."""
+"""The plan of an operation: nothing is left out, nothing is done twice, and neighbours have the same plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_chunks_and_blocks_partition_the_tensor(count: int, itemsize: int, world
             assert block_end - block_begin == cut.block or block_end == end
             at = block_end
         assert at == end
-        # Blocks of all chunks are numbered without a clash.
+        # Numbers of blocks are unique over all chunks.
         assert len(ranges) * world <= cut.blocks_numbered
         blocks += len(ranges)
     assert at == count
@@ -56,9 +56,9 @@ def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize:
     cut = Cut(count, itemsize, world)
     nbytes = cut.block * itemsize
 
-    assert cut.block % 1024 == 0  # no group of quantized elements is cut
+    assert cut.block % 1024 == 0  # no quantization group is cut
     assert nbytes >= BLOCK_BYTES_MIN
-    if nbytes > BLOCK_BYTES_MAX:  # only so that there are not too many
+    if nbytes > BLOCK_BYTES_MAX:  # only to limit the number of blocks
         per_chunk = BLOCKS_MAX // world
         assert cut.block <= -(-cut.chunk(0)[1] // per_chunk) + 1024
     assert nbytes < 1 << 32  # a frame carries its length in 32 bits, and so does a mark
@@ -67,7 +67,7 @@ def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize:
 @given(counts, itemsizes, worlds)
 @settings(max_examples=200, deadline=None)
 def test_blocks_of_a_chunk_are_alike(count: int, itemsize: int, world: int) -> None:
-    """Goal: no chunk ends with a crumb that costs a frame, but for what rounding leaves."""
+    """Goal: no chunk ends with a very small block that costs a frame, apart from rounding."""
     cut = Cut(count, itemsize, world)
     lengths = [end - begin for begin, end in cut.blocks(0)]
 
@@ -79,9 +79,9 @@ def test_blocks_of_a_chunk_are_alike(count: int, itemsize: int, world: int) -> N
 @given(st.integers(0, 1 << 26), itemsizes, st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsize: int, world: int) -> None:
-    """Goal: chunk c starts at rank c, every next rank adds its own, and all end with the same."""
+    """Goal: chunk c starts at rank c, each next rank adds its part, and all ranks end with the same result."""
     cut = Cut(count, itemsize, world)
-    held = [[(rank,) for _ in range(world)] for rank in range(world)]  # by rank and chunk: whose parts are in it
+    held = [[(rank,) for _ in range(world)] for rank in range(world)]  # by rank and chunk: the ranks that were added
     moved = [0] * world
     for hop in range(2 * world - 2):
         sent = [held[rank][cut.sent(rank, hop)] for rank in range(world)]
@@ -93,7 +93,7 @@ def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsiz
                 held[rank][chunk] = (*sent[previous], rank)  # type: ignore[assignment]
             else:
                 held[rank][chunk] = sent[previous]
-            # What was received is what is sent at the next hop.
+            # The chunk that was received is sent at the next hop.
             assert hop == 2 * world - 3 or cut.sent(rank, hop + 1) == chunk
     in_order = [tuple((chunk + step) % world for step in range(world)) for chunk in range(world)]
     assert held == [in_order] * world

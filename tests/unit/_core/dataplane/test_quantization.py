@@ -1,7 +1,7 @@
-"""Quantization by itself: the bits are those of the law, on every instruction set, and errors stay within bounds.
+"""Quantization without lanes: every instruction set gives the documented bits, and errors stay within bounds.
 
-`quantize_groups.h` defines the format; `quantization_reference` computes it a second time, and both must agree to the
-last bit.
+`quantize_groups.h` defines the format; `quantization_reference` is a second implementation, and both must give the
+same bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 MIN_MAX, ZERO_POINT = QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE
 
-# Around vectors and groups, then across several groups.
+# Counts around the sizes of vectors and groups, then across several groups.
 COUNTS = [0, 1, 2, 3, 7, 8, 15, 31, 33, 64, 255, 511, 512, 513, 1023, 1024, 1025, 2600]
 
 ways = pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def drawn(kind: str, datatype: DataType, count: int, seed: int = 1) -> Array:
-    """Elements of a distribution, in their own type."""
+    """Return elements of a distribution, in their own type."""
     source = np.random.default_rng([seed, count])
     made: dict[str, Any] = {
         "normal": lambda: source.normal(size=count),
@@ -92,7 +92,7 @@ KINDS = ("normal", "uniform", "heavy", "above", "below", "tiny", "minute", "spar
 
 
 def check_bits(datatype: DataType, how: QuantizationOptions, values: Array) -> Array:
-    """Both opinions agree; what arrives."""
+    """Check that library and reference agree; return the decoded elements."""
     block = coded(datatype, how, values)
     assert block == expected_code(datatype, how, values)
     arrived = decoded(datatype, how, block, values)
@@ -112,7 +112,7 @@ class TestBits:
 
     @ways
     def test_any_bits_at_all(self, datatype: DataType, how: QuantizationOptions) -> None:
-        """Goal: random bits are all magnitudes, and NaN of every payload; each group is rough, and travels."""
+        """Goal: random bits have all magnitudes and every NaN; each group is encoded in the rough form."""
         data = random.Random(1).randbytes(1600 * datatype.itemsize)
         carrier = np.uint16 if datatype is DataType.BFLOAT16 else datatype.to_numpy_dtype()
         check_bits(datatype, how, np.frombuffer(data, carrier))
@@ -153,7 +153,7 @@ def _numbers(datatype: DataType, how: QuantizationOptions) -> tuple[int, int, in
 
 
 def errors(datatype: DataType, how: QuantizationOptions, values: Array) -> Array:
-    """How far each element is off, by the range of its group; what its type cannot resolve does not count."""
+    """Return each element's error, relative to the range of its group, beyond the resolution of its type."""
     arrived = widened(datatype, check_bits(datatype, how, values)).astype(np.float64)
     numbers = widened(datatype, values).astype(np.float64)
     group = group_of(datatype)
@@ -172,7 +172,7 @@ def errors(datatype: DataType, how: QuantizationOptions, values: Array) -> Array
 @ways
 @pytest.mark.parametrize("kind", ["normal", "uniform", "heavy", "above", "below", "sparse"])
 def test_no_value_is_further_off_than_half_a_step(datatype: DataType, how: QuantizationOptions, kind: str) -> None:
-    """Goal: the step is the range by the codes, one of which ZERO_POINT_SCALE spends, rounded up by 1/128 at most."""
+    """Goal: the step is the range divided by the codes (ZERO_POINT_SCALE has one less), rounded up by 1/128 at most."""
     steps = (1 << bits_of(how)) - (2 if how.algorithm in ANCHORED else 1)
     worst = errors(datatype, how, drawn(kind, datatype, 5000)).max()
 
@@ -191,13 +191,13 @@ def test_the_bound_holds_for_any_floats(values: list[float], how: QuantizationOp
     ranges = [np.ptp(array[begin : begin + 512].astype(float)) for begin in range(0, len(array), 512)]
     steps = (1 << bits_of(how)) - (2 if how.algorithm in ANCHORED else 1)
 
-    # Closer together than the smallest step is as good as equal.
+    # Values closer than the smallest step count as equal.
     assert errors(DataType.FLOAT, how, array).max() <= 0.505 / steps * (1 + 1 / 128) or min(ranges) < 1e-37
 
 
 @ways
 def test_equal_values_are_exact(datatype: DataType, how: QuantizationOptions) -> None:
-    """Goal: 42 and 43 make 85, also where a step could never say so."""
+    """Goal: 42 and 43 make 85, also where no step could represent it."""
     for value in (42, 43, 1 / 3, -1e-7, 6e4, 0, 5e-324, LIMITS[datatype], -LIMITS[datatype]):
         values = narrowed(datatype, np.full(700, value, wide(datatype)))
         assert (check_bits(datatype, how, values) == values).all(), value
@@ -231,7 +231,7 @@ def test_zero_is_exact_where_it_is_an_anchor(datatype: DataType, how: Quantizati
 
 @ways
 def test_no_number_stays_where_it_was(datatype: DataType, how: QuantizationOptions) -> None:
-    """Goal: NaN and infinities arrive as such, in their places; their neighbours are as finite as they were."""
+    """Goal: NaN and infinities arrive unchanged, at their positions; the elements beside them stay finite."""
     numbers = widened(datatype, drawn("normal", datatype, 3000))
     places = {5: np.nan, 6: np.inf, 511: -np.inf, 1500: np.nan, 2999: np.inf}
     for place, value in places.items():
@@ -243,7 +243,7 @@ def test_no_number_stays_where_it_was(datatype: DataType, how: QuantizationOptio
     assert np.isnan(arrived[np.isnan(numbers)]).all()
     assert (arrived[np.isinf(numbers)] == numbers[np.isinf(numbers)]).all()
     assert np.isfinite(arrived[finite]).all()
-    # Three codes are gone; of 16, that is a fifth.
+    # Three codes are reserved; of 16, that is a fifth.
     assert np.abs(arrived[finite] - widened(datatype, values)[finite]).max() < np.ptp(numbers[finite]) * 0.6 / (
         (1 << bits_of(how)) - 4
     )
@@ -258,7 +258,7 @@ def test_a_group_without_any_number(datatype: DataType, how: QuantizationOptions
 
 @ways
 def test_no_range_is_too_large(datatype: DataType, how: QuantizationOptions) -> None:
-    """Goal: from one end of the type to the other, nothing becomes infinite, and the bound is a little wider."""
+    """Goal: a range over the whole type gives no infinity, and a slightly wider bound."""
     limit = LIMITS[datatype]
     for kind in ("both ends", "upper end", "lower end", "beyond half"):
         span = {"both ends": (-1, 1), "upper end": (0.2, 1), "lower end": (-1, -0.2), "beyond half": (-0.6, 0.6)}[kind]
@@ -273,7 +273,7 @@ def test_no_range_is_too_large(datatype: DataType, how: QuantizationOptions) -> 
 
 @ways
 def test_the_smallest_numbers(datatype: DataType, how: QuantizationOptions) -> None:
-    """Goal: subnormals come out finite and no further off than a group's range, or half of the smallest step."""
+    """Goal: subnormals stay finite, with an error of at most a group's range or half of the smallest step."""
     values = drawn("minute" if datatype is DataType.DOUBLE else "tiny", datatype, 1300)
     arrived = widened(datatype, check_bits(datatype, how, values)).astype(np.float64)
 
@@ -314,7 +314,7 @@ def test_an_area_has_a_place_for_each_block_of_every_smaller_ring(
 
 
 def test_what_cannot_be_quantized_is_refused() -> None:
-    """Goal: what the caller is told at launch, and what the data plane accepts, is the same."""
+    """Goal: the check at launch and the check of the data plane accept the same."""
     for datatype in DataType:
         for algorithm in QuantizationAlgorithm:
             for quantized in DataType:

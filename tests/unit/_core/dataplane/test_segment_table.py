@@ -1,4 +1,4 @@
-"""The segments of a worker: found by number, whatever the numbers are, and mapped exactly as long as they are there."""
+"""The segment table of a worker: segments are found by number, and mapped exactly as long as they are in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fd() -> Iterator[int]:
 
 
 def mapped() -> int:
-    """How often this process maps the memory of these tests."""
+    """Return how often this process maps the memory of these tests."""
     return Path("/proc/self/maps").read_text().count("probe-segment")
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_segment_is_refused(fd: int) -> None:
 
 
 def test_segments_are_found_whatever_their_numbers_are() -> None:
-    """Goal: numbers that fall on the same place, at the end of the table, and after others were removed."""
+    """Goal: numbers with the same hash, at the end of the table, and after removals are found."""
     source = random.Random(3)
     numbers = [63, 127, 191, 1 << 20, (1 << 32) - 1, (1 << 32) - 65, *range(64, 64 * 90, 64)]
     source.shuffle(numbers)

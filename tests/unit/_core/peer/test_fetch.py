@@ -1,4 +1,4 @@
-"""The machine that fetches: every block once, from all who have it, as long as anybody is left."""
+"""The fetch: every block is fetched once, from all sources that have it, while at least one source is left."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SECOND = 1_000_000_000
 
 
 class Sink:
-    """The machine, and what its owner knows of links."""
+    """A fetch, and the links that its owner keeps for it."""
 
     def __init__(
         self, own: StateManifest, manifest: StateManifest, sources: list[int], links: int = 1, **other: Any
     ) -> None:
         self.manifest = manifest
         self.now_ns = 0
-        self.links: dict[int, int] = {}  # link -> source, called or up
+        self.links: dict[int, int] = {}  # link -> source, dialled or up
         self.closing: list[int] = []
         self.orders: dict[int, list[Unit]] = {}
         self.asked: list[int] = []
@@ -99,7 +99,7 @@ def test_one_source_from_call_to_done() -> None:
 
 
 def test_what_a_link_owes_is_known_until_it_has_come() -> None:
-    """Goal: an actor can tell a worker that has nothing to do from one that is stopped."""
+    """Goal: an actor can tell a worker that has nothing to do from one that is stuck."""
     manifest = describe(row("a", 3 * BLOCK, 1))
     sink = Sink(describe(row("a", 3 * BLOCK, 0)), manifest, [7])
     (link,) = sink.links
@@ -124,7 +124,7 @@ def test_no_source_is_a_failure() -> None:
 
 
 def test_all_links_work_and_each_source_is_asked_once() -> None:
-    """Goal: few units go to many links, and the first manifest is enough."""
+    """Goal: a few units are spread over many links, and the first manifest is enough."""
     sink = Sink(large(64, 1), large(64, 2), [7, 8], links=2)
     sink.up(*sink.links)
     assert sorted(sink.links[link] for link in sink.asked) == [7, 8]
@@ -142,7 +142,7 @@ def test_a_link_has_as_much_under_way_as_it_moves_in_a_second() -> None:
     sink.fetched(1)
     assert sum(unit.nbytes for unit in sink.orders[1]) == FETCH_BYTES_AHEAD
     sink.now_ns = 100 * SECOND
-    assert sink.fetched(2) == []  # what it has left is as much as it moves in a minute
+    assert sink.fetched(2) == []  # it still has as much as it moves in a minute
     assert sum(unit.nbytes for unit in sink.orders[2]) == UNIT_BYTES_MAX
 
 
@@ -173,7 +173,7 @@ def test_a_lost_link_gives_back_only_what_it_had_not_finished() -> None:
 
 
 def test_what_a_closing_link_has_under_way_is_nobody_elses_yet() -> None:
-    """Goal: two processes never write the same block; not before the first is gone may the second begin."""
+    """Goal: two processes never write the same block; the second begins only after the first is gone."""
     sink = Sink(large(32, 1), large(32, 2), [7, 8])
     sink.up(1)
     sink.tell(1)
@@ -196,7 +196,7 @@ def test_a_source_that_cannot_be_reached_is_called_a_few_times() -> None:
 
 
 def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
-    """Goal: what is here is not fetched again, and the new source's manifest is asked for only where it matters."""
+    """Goal: fetched blocks are not fetched again, and the new source's manifest is requested only if it is needed."""
     sink = Sink(large(16 * 2, 1), large(16 * 2, 2), [7], attempts=0)
     sink.up(1)
     sink.tell(1)
@@ -222,7 +222,7 @@ def test_a_fetch_that_was_stranded_before_it_had_a_table_asks_for_one() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_was_fetched_can_be_served(whole: bool) -> None:
-    """Goal: the manifest of an heir is the elected state's; of what may differ it tells what it has."""
+    """Goal: a receiver that becomes a source has the elected manifest; for tensors that may differ it has its own."""
     ours = describe(row("a", 1), row("b", 1), row("own", 1, unequal=True))
     theirs = describe(row("a", 1), row("b", 2), row("own", 2, unequal=True))
     sink = Sink(ours, theirs, [7], whole=whole)
@@ -305,12 +305,12 @@ def test_what_may_differ_comes_from_one_source() -> None:
 
 
 def test_another_holder_keeps_what_is_the_same() -> None:
-    """Goal: a manifest that says something else is followed to the letter; what is here is not fetched again."""
+    """Goal: a manifest with other digests is followed exactly; blocks that match it are not fetched again."""
     sink = Sink(OWN, FIRST, [7, 8], whole=True, attempts=0)
     sink.up(1)
     sink.tell(1)
-    sink.fetched(1)  # blocks 0 to 15, which the other has as well
-    sink.fetched(1)  # blocks 16 to 31, which it has not
+    sink.fetched(1)  # blocks 0 to 15, which the other source has as well
+    sink.fetched(1)  # blocks 16 to 31, which the other source does not have
     sink.up(2)
     assert sink.asked == []
     assert AskManifest(2) in sink.down(1)
@@ -326,7 +326,7 @@ def test_a_block_that_may_be_half_written_is_fetched_whatever_the_next_table_say
     sink.tell(1)
     sink.up(2)
     sink.down(1)
-    sink.tell(2, OWN)  # the other has just what we had
+    sink.tell(2, OWN)  # the other source has what we had before
     assert [(unit.first, unit.count) for unit in sink.orders[2]] == [(0, 16), (16, 16)]
 
 
@@ -335,7 +335,7 @@ def test_a_block_that_may_be_half_written_is_fetched_whatever_the_next_table_say
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_each_block_is_fetched_once(seed: int) -> None:
-    """Goal: with links that break at random, all is fetched exactly once if one source stays; failure is said once."""
+    """Goal: with links that break at random, each block is fetched once if a source stays; one failure is reported."""
     random = Random(seed)
     shape = [random.randrange(60) for _ in range(random.randrange(1, 8))]
     own = describe(*[row(f"{key}", *[random.randrange(3) for _ in range(blocks)]) for key, blocks in enumerate(shape)])
@@ -350,7 +350,7 @@ def test_whatever_happens_each_block_is_fetched_once(seed: int) -> None:
     )
     sink = Sink(own, manifest, [1, 2, 3], links=random.randrange(1, 3), attempts=random.choice([0, 2]))
     fetched: Counter[tuple[int, int]] = Counter()
-    steady = 1  # this one never breaks
+    steady = 1  # the source whose links never break
     for _ in range(3000):
         if sink.ends:
             break

@@ -51,7 +51,7 @@ from .peer_harness import (
     RUN,
     SECOND,
     SUCCESS,
-    Companion,
+    PeerHarness,
     commence,
     connect,
     describe,
@@ -75,8 +75,8 @@ from .peer_harness import (
 
 
 def test_from_connect_to_member() -> None:
-    """Goal: the shortest way in, action by action."""
-    peer = Companion()
+    """Goal: the shortest way to become a member, action by action."""
+    peer = PeerHarness()
 
     assert peer.call(connect()) == [DialMaster(0)]
     assert peer.feed(MasterUp()) == []
@@ -89,8 +89,8 @@ def test_from_connect_to_member() -> None:
 
 
 def test_an_unreachable_master_is_tried_again_and_then_given_up() -> None:
-    """Goal: so many attempts, a pause between them, and the last reason for the caller."""
-    peer = Companion(retry_interval=1.0)
+    """Goal: the given number of attempts, a pause between them, and the last reason for the caller."""
+    peer = PeerHarness(retry_interval=1.0)
     peer.call(connect(attempts=2))
 
     assert peer.feed(MasterDown("refused")) == []
@@ -103,14 +103,14 @@ def test_an_unreachable_master_is_tried_again_and_then_given_up() -> None:
 
 
 def test_a_final_refusal_is_not_tried_again() -> None:
-    """Goal: another attempt with the same wrong token would meet the same answer."""
+    """Goal: another attempt with the same wrong token would get the same answer."""
     actions = dialling().feed(MasterDown("wrong token", final=True))
 
     assert ends(actions) == [(0, MASTER_FAILED, PLAIN)]
 
 
 def test_a_master_lost_before_the_acceptance_costs_an_attempt() -> None:
-    """Goal: connect() goes on with a new registration; nothing of the old one remains."""
+    """Goal: connect() registers again; nothing of the old registration is kept."""
     peer = joining(retry_interval=1.0)
     peer.hear(wire(1, 3, 1, 1, 1))
 
@@ -120,7 +120,7 @@ def test_a_master_lost_before_the_acceptance_costs_an_attempt() -> None:
 
 
 def test_a_newcomer_that_hears_nothing_hangs_up_and_starts_again() -> None:
-    """Goal: a master that fell silent does not hold connect() for ever."""
+    """Goal: a silent master does not block connect() for ever."""
     peer = joining()
 
     actions = peer.pass_time(11, master_beats=False)
@@ -130,7 +130,7 @@ def test_a_newcomer_that_hears_nothing_hangs_up_and_starts_again() -> None:
 
 
 def test_without_a_name_there_is_no_rush() -> None:
-    """Goal: a peer that is not registered yet has nothing to say, and must not ask for ticks without a pause."""
+    """Goal: a peer that is not registered sends no heartbeats, and must not ask for ticks without a pause."""
     peer = dialling()
     peer.feed(MasterUp())
     peer.now_ns = 3 * SECOND
@@ -140,8 +140,8 @@ def test_without_a_name_there_is_no_rush() -> None:
 
 
 @pytest.mark.parametrize("peer", [dialling(), joining()], ids=["dialling", "joining"])
-def test_connect_can_be_given_up(peer: Companion) -> None:
-    """Goal: Ctrl-C in connect() ends it at once, and politely if somebody already listens."""
+def test_connect_can_be_given_up(peer: PeerHarness) -> None:
+    """Goal: Ctrl-C in connect() ends it at once; a connected master is told first."""
     registered = peer.state.phase == "joining"
 
     actions = peer.call(mailbox.CallCancel(0, 1))
@@ -167,7 +167,7 @@ def test_calls_become_votes_and_answers_find_their_call() -> None:
 
 
 def test_the_answer_to_a_call_that_was_given_up_is_dropped() -> None:
-    """Goal: it is never mistaken for the answer to the call that came after."""
+    """Goal: a late answer is never taken for the answer to a later call."""
     peer = member()
     peer.call(mailbox.CallTopology(0, 2, 0))
 
@@ -182,14 +182,14 @@ def test_the_answer_to_a_call_that_was_given_up_is_dropped() -> None:
 
 
 def test_a_cancel_that_comes_too_late_answers_nobody() -> None:
-    """Goal: the call has ended already; its slot may belong to another one."""
+    """Goal: the call has already ended; its slot may belong to another call."""
     peer = member()
 
     assert peer.call(mailbox.CallCancel(0, 1)) == []
 
 
 def test_a_failed_call_tells_why() -> None:
-    """Goal: the master's sentence reaches the caller, and the membership goes on."""
+    """Goal: the caller gets the master's text, and the membership goes on."""
     peer = member()
     peer.call(mailbox.CallPending(1, 2))
 
@@ -200,7 +200,7 @@ def test_a_failed_call_tells_why() -> None:
 
 
 def test_a_second_thread_in_the_same_call_is_refused() -> None:
-    """Goal: one vote per peer and call; the first caller is untouched."""
+    """Goal: one vote per peer and call; the first caller is not affected."""
     peer = member()
     peer.call(mailbox.CallTopology(0, 2, 0))
 
@@ -214,13 +214,13 @@ def test_a_second_thread_in_the_same_call_is_refused() -> None:
 @pytest.mark.parametrize(
     ("peer", "reason"),
     [
-        (Companion(), b"call connect() first"),
+        (PeerHarness(), b"call connect() first"),
         (dialling(), b"call connect() first"),
         (joining(), b"call connect() first"),
     ],
     ids=["new", "dialling", "joining"],
 )
-def test_calls_before_the_membership_are_refused(peer: Companion, reason: bytes) -> None:
+def test_calls_before_the_membership_are_refused(peer: PeerHarness, reason: bytes) -> None:
     """Goal: the error says what to do first."""
     (end,) = peer.call(mailbox.CallTopology(5, 6, 0))
 
@@ -229,8 +229,8 @@ def test_calls_before_the_membership_are_refused(peer: Companion, reason: bytes)
 
 
 @pytest.mark.parametrize("peer", [dialling(), joining(), member()], ids=["dialling", "joining", "member"])
-def test_connect_is_called_once(peer: Companion) -> None:
-    """Goal: a second connect() says so, and harms nothing."""
+def test_connect_is_called_once(peer: PeerHarness) -> None:
+    """Goal: a second connect() gets an error and changes nothing."""
     phase = peer.state.phase
 
     (end,) = peer.call(mailbox.CallConnect(5, 6, 1, 0, 1, b"", "", 0, b""))
@@ -259,7 +259,7 @@ def test_connect_is_called_once(peer: Companion) -> None:
 def test_the_end_reaches_everybody_who_waits_and_everybody_who_comes_later(
     event: Any, result: int, kind: int, text: bytes
 ) -> None:
-    """Goal: lanes go, workers go, every call ends with the reason, and so does every later one."""
+    """Goal: lanes and workers end, every call ends with the reason, and so does every later call."""
     peer = wired()
     peer.call(mailbox.CallTopology(0, 2, 0))
     peer.call(mailbox.CallPending(1, 3))
@@ -277,7 +277,7 @@ def test_the_end_reaches_everybody_who_waits_and_everybody_who_comes_later(
 
 
 def test_the_first_reason_wins() -> None:
-    """Goal: what the master said before its last word was read does not replace why the membership ended."""
+    """Goal: messages that the master sent before the end do not replace the reason of the end."""
     peer = member()
     peer.hear(m.Kick(8, "straggler"))
 
@@ -288,7 +288,7 @@ def test_the_first_reason_wins() -> None:
 
 
 def test_a_cancel_after_the_end_completes_nothing_twice() -> None:
-    """Goal: the call ended with the membership; Ctrl-C a moment later finds nothing to end."""
+    """Goal: the call ended with the membership; a Ctrl-C after that changes nothing."""
     peer = member()
     peer.call(mailbox.CallTopology(0, 2, 0))
     peer.feed(MasterDown("reset"))
@@ -297,7 +297,7 @@ def test_a_cancel_after_the_end_completes_nothing_twice() -> None:
 
 
 def test_a_goodbye_is_said_before_hanging_up() -> None:
-    """Goal: nobody has to wait for a timeout to learn that this peer left."""
+    """Goal: the others learn at once, without a timeout, that this peer left."""
     actions = wired().call(mailbox.CallLeave(7, 8))
 
     assert actions == [
@@ -311,9 +311,9 @@ def test_a_goodbye_is_said_before_hanging_up() -> None:
     ]
 
 
-@pytest.mark.parametrize("make", [Companion, dialling, joining, member, wired])
+@pytest.mark.parametrize("make", [PeerHarness, dialling, joining, member, wired])
 def test_the_actor_ends_with_its_training_process(make: Any) -> None:
-    """Goal: whatever the phase, a dead training process ends the actor, politely where there is somebody to tell."""
+    """Goal: in every phase a dead training process ends the actor; a connected master is told first."""
     peer = make()
 
     actions = peer.feed(AppGone("killed"))
@@ -323,7 +323,7 @@ def test_the_actor_ends_with_its_training_process(make: Any) -> None:
 
 
 def test_a_silent_master_ends_the_membership_in_time() -> None:
-    """Goal: the agreed silence, which the master chose, and not a second less."""
+    """Goal: the membership ends after the silence that the master has set, and not earlier."""
     peer = member()
     peer.call(mailbox.CallTopology(0, 2, 0))
 
@@ -335,7 +335,7 @@ def test_a_silent_master_ends_the_membership_in_time() -> None:
 
 
 def test_its_own_pause_is_not_the_masters_silence() -> None:
-    """Goal: a process that was stopped for a minute gives the master time to be heard, and only that much."""
+    """Goal: after a stop of its own process for a minute, a peer gives the master the usual time again, and no more."""
     peer = member()
     peer.now_ns += 60 * SECOND
 
@@ -348,7 +348,7 @@ def test_its_own_pause_is_not_the_masters_silence() -> None:
 
 
 def test_notices_reach_the_user() -> None:
-    """Goal: what the master has to say about a long wait is logged where the user sees it."""
+    """Goal: the master's notice about a long wait is in the user's log."""
     assert member().hear(m.Notice(WARNING, "waits")) == [Tell(WARNING, "waits")]
 
 
@@ -406,17 +406,17 @@ EVENTS: dict[type[Any], Any] = {
 }
 
 
-def in_phase(phase: str) -> Companion:
+def in_phase(phase: str) -> PeerHarness:
     if phase == "gone":
         peer = member()
         peer.hear(m.Kick(8, "straggler"))
         return peer
-    return {"new": Companion, "dialling": dialling, "joining": joining, "member": reducing}[phase]()
+    return {"new": PeerHarness, "dialling": dialling, "joining": joining, "member": reducing}[phase]()
 
 
 @pytest.mark.parametrize(("phase", "kind"), TRANSITIONS, ids=lambda part: getattr(part, "__name__", part))
 def test_every_row_of_the_table_works(phase: str, kind: type[Any]) -> None:
-    """Goal: nothing the table allows is taken for a broken protocol, and the invariants hold after it."""
+    """Goal: no event that the table allows is a protocol violation, and the invariants hold after it."""
     peer = in_phase(phase)
 
     actions = peer.feed(EVENTS[kind])
@@ -431,11 +431,11 @@ OUTSIDE = [(phase, kind) for phase in PHASES for kind in EVENTS if (phase, kind)
 
 @pytest.mark.parametrize(("phase", "kind"), OUTSIDE, ids=lambda part: getattr(part, "__name__", part))
 def test_what_is_not_in_the_table_is_refused_ended_or_ignored(phase: str, kind: type[Any]) -> None:
-    """Goal: a call gets its answer, a master that breaks the protocol is left, an echo does nothing; no other way."""
+    """Goal: a call gets an error, a message of the master ends the membership, a late event is ignored."""
     peer = in_phase(phase)
     event = EVENTS[kind]
     if isinstance(event, LinkCame):
-        with pytest.raises(TypeError, match="knows no"):  # nobody listens before connect()
+        with pytest.raises(TypeError, match="knows no"):  # there is no listener before connect()
             peer.feed(event)
         return
 
@@ -453,14 +453,14 @@ def test_what_is_not_in_the_table_is_refused_ended_or_ignored(phase: str, kind: 
 
 
 def test_a_lane_that_comes_after_the_end_is_told_so() -> None:
-    """Goal: the other side need not wait for its timeout, and the connection is not kept."""
+    """Goal: the other side gets an answer instead of a timeout, and the connection is not kept."""
     peer = in_phase("gone")
 
     assert peer.come(lane(1, 2, 9)) == (1, [AnswerLink(1, "straggler")])
 
 
 def test_a_worker_that_dies_between_two_attempts_is_replaced() -> None:
-    """Goal: workers outlive a lost registration, so their death in between must not be forgotten."""
+    """Goal: workers outlive a lost registration, so the death of one in between must be remembered."""
     peer = joining(retry_interval=1.0)
     peer.hear(wire(1, 3, 1, 1, 1))
     peer.feed(MasterDown("reset"))

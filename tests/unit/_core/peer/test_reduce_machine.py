@@ -1,4 +1,4 @@
-"""A peer's side of collectives: one reduce from the call to the completion of its slot, and its memory in between."""
+"""The peer's side of reduces: from the call to the completion of its slot, and which process may use the memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .peer_harness import (
     SECOND,
     SUCCESS,
     WORLD,
-    Companion,
+    PeerHarness,
     commence,
     ends,
     initiated,
@@ -58,7 +58,7 @@ from .peer_harness import (
 
 
 def test_the_short_way_action_by_action() -> None:
-    """Goal: four steps, one message or action each but the last."""
+    """Goal: four steps; each but the last is one message or action."""
     peer = wired()
     mine = operation(5, 5)
 
@@ -73,7 +73,7 @@ def test_the_short_way_action_by_action() -> None:
 
 
 def test_a_success_brings_the_numbers_of_the_world_in_which_it_commenced() -> None:
-    """Goal: neither older nor newer ones, however many changes of the world this peer hears of meanwhile."""
+    """Goal: the numbers are neither older nor newer, however often the world changes during the reduce."""
     peer = initiated(5, 6)
     peer.hear(m.World(2, 7, 3, 3, 4, 1))
     peer.hear(commence((5, 1)))
@@ -88,7 +88,7 @@ def test_a_success_brings_the_numbers_of_the_world_in_which_it_commenced() -> No
 
 
 def test_a_round_that_was_given_up_still_brings_its_numbers() -> None:
-    """Goal: the master tells numbers once; a peer keeps them whether or not somebody waits for that answer."""
+    """Goal: the master sends the numbers once, so a peer keeps them even if no call waits for that answer."""
     peer = wired()
     peer.hear(m.TopologyDone(77, 8, 2, 6, 3, 2, 3))
     peer.call(reduce(operation(5, 5)))
@@ -122,7 +122,7 @@ def test_a_tag_in_use_is_refused_and_the_rest_goes_on() -> None:
 
 
 def test_the_same_tag_twice_in_one_list_is_in_use() -> None:
-    """Goal: the master would take it for a broken protocol."""
+    """Goal: the second use is refused here, because the master would treat it as a protocol violation."""
     peer = wired()
 
     actions = peer.call(reduce(operation(5, 5), operation(6, 5)))
@@ -132,14 +132,14 @@ def test_the_same_tag_twice_in_one_list_is_in_use() -> None:
 
 
 def test_a_list_of_nothing_but_used_tags_votes_for_nothing() -> None:
-    """Goal: no empty message."""
+    """Goal: no empty message is sent."""
     peer = initiated(5)
 
     assert not told(peer.call(reduce(operation(7, 5))), m.Initiate)
 
 
 def test_no_topology_vote_with_reduces_under_way() -> None:
-    """Goal: what the contract calls PENDING_ASYNC_OPS, and are_peers_pending overlaps anything."""
+    """Goal: the call fails with PENDING_ASYNC_OPS; are_peers_pending may overlap any call."""
     peer = initiated(5)
 
     assert ends(peer.call(mailbox.CallTopology(1, 1, 0))) == [(1, PENDING_ASYNC_OPS, PLAIN)]
@@ -147,7 +147,7 @@ def test_no_topology_vote_with_reduces_under_way() -> None:
 
 
 def test_no_reduce_during_a_topology_vote() -> None:
-    """Goal: another thread votes; each operation is told so."""
+    """Goal: while another thread votes, each operation fails with that reason."""
     peer = wired()
     peer.call(mailbox.CallTopology(1, 1, 0))
 
@@ -158,14 +158,14 @@ def test_no_reduce_during_a_topology_vote() -> None:
 
 
 def test_without_a_membership_every_operation_of_the_list_is_told_why() -> None:
-    """Goal: nobody waits for a slot that nobody completes."""
-    actions = Companion().call(reduce(operation(5, 5), operation(6, 6)))
+    """Goal: every slot is completed, so no caller waits for ever."""
+    actions = PeerHarness().call(reduce(operation(5, 5), operation(6, 6)))
 
     assert ends(actions) == [(5, INVALID_USAGE, PLAIN), (6, INVALID_USAGE, PLAIN)]
 
 
 def test_traffic_travels_with_the_heartbeat() -> None:
-    """Goal: observing costs nothing extra."""
+    """Goal: traffic counts need no message of their own."""
     peer = wired()
     peer.feed(Traffic(30, 40))
     peer.now_ns = SECOND
@@ -177,7 +177,7 @@ def test_traffic_travels_with_the_heartbeat() -> None:
 
 
 def test_a_failure_before_it_commenced_ends_it_at_once() -> None:
-    """Goal: nobody touched the memory; the numbers of the world come along."""
+    """Goal: the memory was not used; the failure carries the world's numbers."""
     peer = initiated(5)
 
     assert peer.hear(verdict(5, 0)) == [Complete(5, 50, LOST, COLLECTIVE, FAILED)]
@@ -185,7 +185,7 @@ def test_a_failure_before_it_commenced_ends_it_at_once() -> None:
 
 
 def test_an_order_leaves_what_has_not_commenced() -> None:
-    """Goal: whether its vote reached the master before the ring changed only the master knows."""
+    """Goal: only the master knows whether the vote reached it before the ring changed."""
     peer = initiated(5, 6)
 
     assert not [action for action in peer.hear(NEXT_ORDER) if isinstance(action, AbortOperation)]
@@ -205,7 +205,7 @@ def test_giving_up_in_time() -> None:
 
 
 def test_giving_up_too_late() -> None:
-    """Goal: the order to commence crossed the withdrawal: others count on this peer, so it runs to its verdict."""
+    """Goal: the commence crossed the withdrawal; other members rely on this peer, so the reduce runs to its verdict."""
     peer = initiated(5)
     peer.call(mailbox.CallCancel(5, 50))
 
@@ -216,17 +216,17 @@ def test_giving_up_too_late() -> None:
 
 @pytest.mark.parametrize("slot", [3, 4, 99])
 def test_giving_up_what_runs_or_is_unknown_does_nothing(slot: int) -> None:
-    """Goal: tag 3 runs, tag 4 is voted, slot 99 is nobody's."""
+    """Goal: tag 3 runs, tag 4 is voted, slot 99 is not in use; a cancel of any of them is ignored."""
     assert reducing().call(mailbox.CallCancel(slot, 10 * slot)) == []
 
 
 def test_the_slots_sequence_tells_an_old_call_from_a_new_one() -> None:
-    """Goal: a cancel that comes after its call has ended does not hit the next user of the slot."""
+    """Goal: a cancel that comes after the end of its call does not affect the next user of the slot."""
     assert initiated(5).call(mailbox.CallCancel(5, 49)) == []
 
 
 def test_awaiting_is_told_once_and_only_while_it_matters() -> None:
-    """Goal: the master learns that a caller blocks while others are missing."""
+    """Goal: the master is told that a caller blocks, once, while other members are missing."""
     peer = initiated(5)
 
     assert peer.call(mailbox.CallAwait(5, 50)) == [SendMaster(m.Awaiting(5))]
@@ -241,7 +241,7 @@ def test_awaiting_is_told_once_and_only_while_it_matters() -> None:
 
 @pytest.mark.parametrize("voted", [False, True])
 def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
-    """Goal: also after this peer has voted ok; the slot waits for the verdict."""
+    """Goal: also after this peer has voted success; the slot waits for the verdict."""
     peer = running(5)
     if voted:
         peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
@@ -254,12 +254,12 @@ def test_an_abort_is_answered_when_the_memory_is_restored(voted: bool) -> None:
 
 @pytest.mark.parametrize("sequence", [2, 9])
 def test_what_is_voted_or_unknown_does_not_end_again(sequence: int) -> None:
-    """Goal: this peer has voted; an event of the past changes nothing."""
+    """Goal: this peer has voted; a late event changes nothing."""
     assert reducing().feed(ReduceEnded(sequence, 0, 0, 0, 0, 0)) == []
 
 
 def test_a_second_abort_is_not_answered_twice() -> None:
-    """Goal: this peer stalled and the master's abort crossed its word."""
+    """Goal: this peer reported a stall, and the master's abort crossed that message."""
     peer = running(5)
     peer.hear(m.AbortReduce(1, "x"))
 
@@ -270,7 +270,7 @@ def test_a_second_abort_is_not_answered_twice() -> None:
 
 
 def test_an_end_that_crossed_the_abort_is_no_vote() -> None:
-    """Goal: the shell had said that it ended before it was told to let go."""
+    """Goal: the actor had reported the end before the machine told it to abort."""
     peer = running(5)
     peer.hear(m.AbortReduce(1, "x"))
 
@@ -279,7 +279,7 @@ def test_an_end_that_crossed_the_abort_is_no_vote() -> None:
 
 
 def test_an_order_aborts_what_runs_before_it_touches_a_lane() -> None:
-    """Goal: running and voted ones alike, first of all, and the master gets no answer."""
+    """Goal: running and voted reduces are aborted first, and the master gets no answer."""
     peer = reducing()
 
     actions = peer.hear(NEXT_ORDER)
@@ -303,7 +303,7 @@ def test_the_slot_waits_for_both_drain_and_verdict(drained_first: bool) -> None:
 
 
 def test_an_order_during_an_abort_takes_the_answer_back() -> None:
-    """Goal: once this peer says that it is wired, the master takes no word on the past any more."""
+    """Goal: once this peer is wired, the master accepts no message about the old ring any more."""
     peer = running(5)
     peer.hear(m.AbortReduce(1, "x"))
     peer.hear(NEXT_ORDER)
@@ -321,7 +321,7 @@ def test_two_orders_abort_once() -> None:
 
 @pytest.mark.parametrize("event", [LinkDown(1, "reset"), WorkerDied("signal 9")], ids=["link", "worker"])
 def test_a_broken_edge_alone_aborts_nothing(event: Any) -> None:
-    """Goal: the master decides, and its order comes."""
+    """Goal: the master decides; the peer waits for its order."""
     peer = running(5)
 
     actions = peer.feed(event)
@@ -332,7 +332,7 @@ def test_a_broken_edge_alone_aborts_nothing(event: Any) -> None:
 
 
 def test_what_commences_over_a_broken_ring_is_not_begun() -> None:
-    """Goal: the lanes are gone, the order that says so is on its way; the verdict alone ends it."""
+    """Goal: the lanes are gone and the new ring order is on its way; only the verdict ends the reduce."""
     peer = initiated(5)
     peer.feed(WorkerDied("signal 9"))
 
@@ -342,7 +342,7 @@ def test_what_commences_over_a_broken_ring_is_not_begun() -> None:
 
 
 def test_a_retry_is_not_mistaken_for_the_attempt_before_it() -> None:
-    """Goal: the same tag again, at once; late words of the lanes about the old number change nothing."""
+    """Goal: the same tag is used again at once; late events of the old sequence change nothing."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
     peer.feed(ReduceDrained(1))
@@ -360,15 +360,15 @@ def test_a_retry_is_not_mistaken_for_the_attempt_before_it() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        commence((99, 9)),  # unknown
-        commence((3, 9)),  # runs already
-        commence((7, 2)),  # a number that was used
+        commence((99, 9)),  # unknown tag
+        commence((3, 9)),  # already runs
+        commence((7, 2)),  # a sequence that was used
         commence((7, 9), epoch=1),  # another ring
         m.Commence(2, b"nonsense"),
-        m.ReduceDone(1),  # has not voted
+        m.ReduceDone(1),  # this peer has not voted
         m.ReduceDone(9),
         m.AbortReduce(9, "x"),
-        verdict(3, 1),  # runs, and was not aborted
+        verdict(3, 1),  # it runs and was not aborted
         verdict(4, 2),
         verdict(7, 9),
         verdict(3, 0),
@@ -388,7 +388,7 @@ def test_what_no_honest_master_says_ends_the_membership(message: Any) -> None:
 
 
 def test_a_commence_in_part_wrong_is_aborted_as_a_whole() -> None:
-    """Goal: what was begun before the mistake was found is given up with the rest."""
+    """Goal: operations that began before the mistake was found are aborted with the rest."""
     peer = initiated(5)
 
     actions = peer.hear(m.Commence(2, pack_pairs([(5, 1), (99, 2)])))

@@ -1,4 +1,4 @@
-"""How a peer's reduces end without a verdict of the others: by a stall, or with the membership."""
+"""Reduces of a peer that end without a verdict: by a stall, or with the membership."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .peer_harness import (
     PLAIN,
     SECOND,
     SUCCESS,
-    Companion,
+    PeerHarness,
     ends,
     member,
     operation,
@@ -53,8 +53,8 @@ from .peer_harness import (
 # --- Stalls -----------------------------------------------------------------
 
 
-def pass_time(peer: Companion, seconds: float, moved: list[int] | None = None) -> list[Any]:
-    """Time passes in ticks of at most a second, with the progress of collective 1 ahead of each."""
+def pass_time(peer: PeerHarness, seconds: float, moved: list[int] | None = None) -> list[Any]:
+    """Let time pass in ticks of at most a second; before each tick, report the progress of sequence 1."""
     actions = []
     end_ns = peer.now_ns + int(seconds * SECOND)
     while peer.now_ns < end_ns and peer.state.ring_links.is_whole():
@@ -66,7 +66,7 @@ def pass_time(peer: Companion, seconds: float, moved: list[int] | None = None) -
 
 
 def test_a_stall_lets_go_of_everything() -> None:
-    """Goal: after the limit the operation is aborted, then both edges and all workers go."""
+    """Goal: after the limit the operation is aborted, then both edges and all workers are dropped."""
     peer = running(5)
     peer.feed(ReduceProgress(1, -1))
 
@@ -84,7 +84,7 @@ def test_a_stall_lets_go_of_everything() -> None:
 
 
 def test_who_moves_now_and_then_is_not_stalled() -> None:
-    """Goal: eight of its own longest pauses, where that is longer than the limit."""
+    """Goal: the limit is eight times the longest pause of the reduce, if that is longer than the option."""
     peer = running(5, stall_timeout=2.0)
 
     assert pass_time(peer, 1.0, [1]) == []
@@ -94,7 +94,7 @@ def test_who_moves_now_and_then_is_not_stalled() -> None:
 
 
 def test_a_reduce_that_is_voted_cannot_stall() -> None:
-    """Goal: this peer has nothing more to move; whoever has will notice."""
+    """Goal: this peer has nothing more to move; a peer that has will find the stall."""
     peer = running(5)
     peer.feed(ReduceEnded(1, 0, 0, 0, 0, 0))
 
@@ -102,7 +102,7 @@ def test_a_reduce_that_is_voted_cannot_stall() -> None:
 
 
 def test_its_own_stop_is_no_stall() -> None:
-    """Goal: a process that was stopped for a minute saw nothing move, which says nothing about the lanes."""
+    """Goal: a process that was stopped for a minute saw nothing move, which is no sign of broken lanes."""
     peer = running(5)
     peer.feed(ReduceProgress(1, -1))
     peer.now_ns += 60 * SECOND
@@ -114,7 +114,7 @@ def test_its_own_stop_is_no_stall() -> None:
 
 
 def test_its_own_stop_is_no_pause_either() -> None:
-    """Goal: the bytes that moved meanwhile do not make the limit eight minutes."""
+    """Goal: a stop of one minute does not raise the limit to eight minutes."""
     peer = running(5)
     peer.feed(ReduceProgress(1, -1))
     peer.now_ns += 60 * SECOND
@@ -125,7 +125,7 @@ def test_its_own_stop_is_no_pause_either() -> None:
 
 
 def test_a_broken_ring_cannot_stall() -> None:
-    """Goal: the order is on its way; a second report of the same edges would be about the past."""
+    """Goal: a new ring order is on its way; a second report would be about the old edges."""
     peer = running(5)
     peer.feed(LinkDown(1, "reset"))
 
@@ -142,7 +142,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("event", "result", "kind"), ENDS, ids=["kicked", "master lost"])
 def test_the_end_aborts_what_runs_and_its_slots_wait_for_the_drain(event: Any, result: int, kind: int) -> None:
-    """Goal: what was not begun ends at once; the rest when nobody touches its memory any more."""
+    """Goal: a reduce that has not begun ends at once; others when no worker uses their memory any more."""
     peer = reducing()
 
     actions = peer.feed(event)
@@ -156,7 +156,7 @@ def test_the_end_aborts_what_runs_and_its_slots_wait_for_the_drain(event: Any, r
 
 
 def test_a_verdict_that_was_there_first_is_the_one() -> None:
-    """Goal: it failed and had not yet drained; what ended the membership after that is another story."""
+    """Goal: a reduce that had failed but not drained keeps its verdict when the membership ends."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
     peer.hear(verdict(5, 1))
@@ -166,7 +166,7 @@ def test_a_verdict_that_was_there_first_is_the_one() -> None:
 
 
 def test_what_has_drained_already_ends_with_the_membership() -> None:
-    """Goal: only its verdict was missing, and now there is one."""
+    """Goal: a drained reduce that waits for its verdict ends with the membership's reason."""
     peer = running(5)
     peer.hear(NEXT_ORDER)
     peer.feed(ReduceDrained(1))
@@ -188,7 +188,7 @@ def test_close_is_answered_after_every_reduce() -> None:
 
 
 def test_close_after_the_end_waits_for_the_drain_too() -> None:
-    """Goal: kicked, not drained yet, and the program closes."""
+    """Goal: a close() after a kick waits until the reduces have drained."""
     peer = running(5)
     peer.hear(m.Kick(8, "straggler"))
 
@@ -198,7 +198,7 @@ def test_close_after_the_end_waits_for_the_drain_too() -> None:
 
 @pytest.mark.parametrize("closing", [False, True])
 def test_without_a_training_process_nobody_waits(closing: bool) -> None:
-    """Goal: its memory went with it; the actor ends at once, also in the middle of a close()."""
+    """Goal: the memory is gone with the training process, so the actor ends at once, also during a close()."""
     peer = running(5)
     if closing:
         peer.call(mailbox.CallLeave(8, 80))
@@ -207,5 +207,5 @@ def test_without_a_training_process_nobody_waits(closing: bool) -> None:
 
 
 def test_a_membership_that_ends_with_nothing_under_way_ends_as_before() -> None:
-    """Goal: no reduce, no wait."""
+    """Goal: without a reduce, the end of the membership waits for nothing."""
     assert member().call(mailbox.CallLeave(8, 80))[-2:] == [Complete(8, 80, SUCCESS, PLAIN, b""), Stop()]

@@ -1,4 +1,4 @@
-"""A peer's two edges: what stays, what is made anew, and which connection is believed."""
+"""Ring links of a peer: which edges stay, which are connected again, and which connections are accepted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dial(link: int, to: int, epoch: int, index: int = 0) -> Dial:
 
 
 def test_an_order_is_wired_and_reported_once() -> None:
-    """Goal: the next peer is dialled on every lane, the previous one awaited; the report comes with the last lane."""
+    """Goal: every lane to the next peer is dialled, those from the previous peer are awaited; the report comes last."""
     peer = member()
 
     assert peer.hear(wire(2, 3, 2, 1, 2, 2, 1)) == [SpawnLanes(2), dial(1, 3, 2, 0), dial(2, 3, 2, 1)]
@@ -42,7 +42,7 @@ def test_an_order_is_wired_and_reported_once() -> None:
 
 
 def test_a_standing_edge_stays() -> None:
-    """Goal: an order that names the same peer and epoch touches nothing; only the other edge changes."""
+    """Goal: an edge with the same peer and epoch is not changed; only the other edge is."""
     peer = wired()
 
     assert peer.hear(wire(3, 3, 2, 5, 3)) == [DropLink(2)]
@@ -50,12 +50,12 @@ def test_a_standing_edge_stays() -> None:
 
 
 def test_an_order_that_changes_nothing_is_reported_at_once() -> None:
-    """Goal: the rest of the ring changed; this peer has nothing to do and says so."""
+    """Goal: only other parts of the ring changed; this peer reports that it is wired."""
     assert wired().hear(wire(3, 3, 2, 1, 2)) == [SendMaster(m.Wired(3))]
 
 
 def test_the_same_neighbour_under_a_new_epoch_is_a_new_edge() -> None:
-    """Goal: after a loss both ends must mean the same connection, so the old one goes even if it looks alive."""
+    """Goal: after a loss both ends must use the same connection, so the old one is dropped even if it looks alive."""
     peer = wired()
 
     assert peer.hear(wire(3, 3, 3, 1, 2)) == [DropLink(1), dial(3, 3, 3)]
@@ -72,7 +72,7 @@ def test_who_is_left_alone_drops_everything() -> None:
 
 
 def test_a_lane_that_comes_before_its_order_waits_for_it() -> None:
-    """Goal: the neighbour heard of the new ring first; its dial must not fail for that."""
+    """Goal: the neighbour got its ring order first; its dial must not fail for that."""
     peer = member()
     link, actions = peer.come(lane(1, 2, 2))
     assert actions == []
@@ -83,9 +83,9 @@ def test_a_lane_that_comes_before_its_order_waits_for_it() -> None:
 
 
 def test_a_lane_that_comes_before_the_name_waits_for_it() -> None:
-    """Goal: a newcomer that is admitted at once may be dialled before it knows who it is."""
+    """Goal: a newcomer that is admitted at once may be dialled before it knows its peer id."""
     peer = dialling()
-    before_door, _ = peer.come(lane(1, 2, 1))
+    before_master, _ = peer.come(lane(1, 2, 1))
     peer.feed(MasterUp())
     before_name, actions = peer.come(lane(1, 9, 1))
     assert actions == []
@@ -94,11 +94,11 @@ def test_a_lane_that_comes_before_the_name_waits_for_it() -> None:
     attached = peer.hear(wire(1, 1, 1, 1, 1))
 
     assert [(action.link, bool(action.reason)) for action in refused] == [(before_name, True)]
-    assert AttachLink(before_door, False, 0) in attached
+    assert AttachLink(before_master, False, 0) in attached
 
 
 def test_an_early_lane_that_its_order_does_not_explain_is_refused() -> None:
-    """Goal: the ring went another way meanwhile."""
+    """Goal: the ring order names another neighbour."""
     peer = member()
     link, _ = peer.come(lane(1, 2, 2))
 
@@ -108,7 +108,7 @@ def test_an_early_lane_that_its_order_does_not_explain_is_refused() -> None:
 
 
 def test_an_early_lane_for_a_later_order_goes_on_waiting() -> None:
-    """Goal: two orders may be under way; the first does not judge the second's lanes."""
+    """Goal: two orders may be on their way; the first does not refuse lanes of the second."""
     peer = member()
     link, _ = peer.come(lane(1, 2, 3))
 
@@ -118,7 +118,7 @@ def test_an_early_lane_for_a_later_order_goes_on_waiting() -> None:
 
 
 def test_an_early_lane_does_not_wait_for_ever() -> None:
-    """Goal: an order that never comes costs no connection for good."""
+    """Goal: a lane whose order never comes is closed after a time."""
     peer = member(wire_timeout=5.0)
     link, _ = peer.come(lane(1, 2, 9))
 
@@ -127,7 +127,7 @@ def test_an_early_lane_does_not_wait_for_ever() -> None:
 
 
 def test_an_early_lane_may_go_away() -> None:
-    """Goal: its dialler gave up or died; nothing is reported, nothing kept."""
+    """Goal: if its dialler gave up or died, nothing is reported and nothing is kept."""
     peer = member()
     link, _ = peer.come(lane(1, 2, 9))
 
@@ -136,7 +136,7 @@ def test_an_early_lane_may_go_away() -> None:
 
 
 def test_early_lanes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a limit on everything that others can make us hold."""
+    """Goal: the number of early lanes that others can open is limited."""
     monkeypatch.setattr("pccl._core.peer.ring_links.EARLY_LINKS_MAX", 1)
     peer = member()
     peer.come(lane(1, 2, 9))
@@ -151,13 +151,13 @@ def test_early_lanes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         (lane(4, 2, 2), "epoch 2 is over: peer 2 is at epoch 2"),
         (lane(1, 2, 2, 0), "lane 0 of this edge is not free"),
         (lane(1, 2, 2, 7), "lane 7 of this edge is not free"),
-        (lane(1, 9, 3), "this is peer 2 of another run or a later life of this port"),
-        (m.JoinLane(bytes(32), b"another run 1234", 2, 1, 2, 0), "this is peer 2 of another run"),
+        (lane(1, 9, 3), "this port belongs to peer 2 now, maybe of another run"),
+        (m.JoinLane(bytes(32), b"another run 1234", 2, 1, 2, 0), "this port belongs to peer 2 now"),
     ],
     ids=["past", "stranger", "taken", "beyond the pool", "another peer", "another run"],
 )
 def test_what_does_not_belong_here_is_refused_with_the_reason(hello: m.JoinLane, reason: str) -> None:
-    """Goal: nothing that arrives can take the place of a lane that stands."""
+    """Goal: no new connection can replace a lane that is up."""
     peer = wired()
 
     link, (answer,) = peer.come(hello)
@@ -167,7 +167,7 @@ def test_what_does_not_belong_here_is_refused_with_the_reason(hello: m.JoinLane,
 
 
 def test_a_lane_of_an_edge_that_just_broke_waits_for_the_next_order() -> None:
-    """Goal: its dialler is not told that we are unreachable, only because we noticed the break first."""
+    """Goal: the dialler is not refused only because this peer noticed the break first."""
     peer = wired(lanes=2)
     peer.feed(LinkDown(4, "reset"))
 
@@ -181,7 +181,7 @@ def test_a_lane_of_an_edge_that_just_broke_waits_for_the_next_order() -> None:
 
 
 def test_a_failed_dial_is_tried_again_and_then_reported() -> None:
-    """Goal: two attempts with a pause; then the whole edge goes, and the master hears which one and why."""
+    """Goal: two attempts with a pause; then the whole edge is dropped and reported to the master with the reason."""
     peer = member()
     peer.hear(wire(2, 3, 2, 1, 2, 2))
 
@@ -195,7 +195,7 @@ def test_a_failed_dial_is_tried_again_and_then_reported() -> None:
 
 
 def test_a_dial_without_an_answer_has_a_deadline() -> None:
-    """Goal: a black hole is found by the peer's own clock."""
+    """Goal: a dial to a host that never answers ends by the peer's own deadline."""
     peer = member(connect_timeout=2.0)
     peer.hear(wire(2, 3, 2, 1, 2))
 
@@ -206,7 +206,7 @@ def test_a_dial_without_an_answer_has_a_deadline() -> None:
 
 
 def test_a_dial_outlasts_a_pause_of_the_dialler() -> None:
-    """Goal: who was stopped itself must not call its neighbour unreachable; the answer may lie unread."""
+    """Goal: a peer that was stopped must not report its neighbour as unreachable; the answer may be unread."""
     peer = member(connect_timeout=2.0, dial_attempts=1)
     peer.hear(wire(2, 3, 2, 3, 2))
     peer.now_ns += 60 * SECOND
@@ -228,7 +228,7 @@ def test_the_report_of_a_failure_names_the_edge() -> None:
 
 @pytest.mark.parametrize(("link", "source", "target"), [(1, 2, 3), (2, 1, 2)], ids=["to the next", "from the previous"])
 def test_a_lost_lane_breaks_its_edge_and_no_other(link: int, source: int, target: int) -> None:
-    """Goal: the master hears which edge broke; the connection that is already gone is not dropped again."""
+    """Goal: the master is told which edge broke; the lost connection is not dropped again."""
     peer = wired()
 
     assert peer.feed(LinkDown(link, "reset")) == [SendMaster(m.EdgeLost(2, source, target, "reset"))]
@@ -244,7 +244,7 @@ def test_an_edge_breaks_as_a_whole() -> None:
 
 
 def test_a_dead_worker_costs_all_lanes_and_the_next_order_builds_them() -> None:
-    """Goal: no half-dead pool; both edges are reported, all workers go, new ones come with the next order."""
+    """Goal: both edges are reported, all workers end, and the next order starts new ones."""
     peer = wired()
 
     assert peer.feed(WorkerDied("signal 9")) == [
@@ -259,7 +259,7 @@ def test_a_dead_worker_costs_all_lanes_and_the_next_order_builds_them() -> None:
 
 
 def test_late_news_of_a_dropped_lane_is_no_news() -> None:
-    """Goal: echoes of connections that were let go do nothing."""
+    """Goal: late events of dropped connections do nothing."""
     peer = wired()
     peer.hear(replace(ALONE, epoch=3))
 
@@ -280,7 +280,7 @@ def test_late_news_of_a_dropped_lane_is_no_news() -> None:
     ],
 )
 def test_an_order_that_no_honest_master_gives_ends_the_membership(order: m.RingOrder) -> None:
-    """Goal: bad input is refused before anything is built from it."""
+    """Goal: a bad order is refused before any part of it is used."""
     peer = member()
     peer.call(mailbox.CallTopology(0, 2, 0))
 
@@ -292,7 +292,7 @@ def test_an_order_that_no_honest_master_gives_ends_the_membership(order: m.RingO
 
 
 def test_a_newcomer_is_wired_before_it_is_accepted() -> None:
-    """Goal: when connect() returns, the ring stands."""
+    """Goal: when connect() returns, the ring is wired."""
     peer = joining()
 
     assert peer.hear(wire(4, 1, 4, 1, 4)) == [SpawnLanes(1), dial(1, 1, 4)]

@@ -1,4 +1,4 @@
-"""What an error of the peer's machine shows: its story, and never the token."""
+"""An internal error of the peer's machine shows its story, and never the token."""
 
 from __future__ import annotations
 

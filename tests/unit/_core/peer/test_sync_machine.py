@@ -1,4 +1,4 @@
-"""A peer's part in keeping the shared state: the caller's slots, the orders of the master, and whose the memory is."""
+"""The peer's side of a sync: the caller's slots, the master's orders, and which process may use the memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .peer_harness import (
     SOURCES,
     SUCCESS,
     WORLD,
-    Companion,
+    PeerHarness,
     describe,
     ends,
     fetch,
@@ -62,22 +62,22 @@ def synced(slot: int, revision: int, tx_bytes: int = 0, rx_bytes: int = 0) -> Co
     return Complete(slot, 10 * slot, SUCCESS, PLAIN, SYNCED.pack(revision, tx_bytes, rx_bytes) + WORLD)
 
 
-def voted() -> Companion:
-    """In sync_shared_state, with slot 5 and call 1."""
+def voted() -> PeerHarness:
+    """A peer in sync_shared_state, with slot 5 and call 1."""
     peer = wired()
     peer.call(sync())
     return peer
 
 
-def described(order: Any) -> Companion:
-    """The order has come, and the caller has described its state; it waits in slot 6."""
+def described(order: Any) -> PeerHarness:
+    """A peer that got the order and its caller's manifest; the caller waits in slot 6."""
     peer = voted()
     peer.hear(order)
     peer.call(describe())
     return peer
 
 
-def fetching() -> Companion:
+def fetching() -> PeerHarness:
     return described(fetch())
 
 
@@ -85,29 +85,29 @@ def fetching() -> Companion:
 
 
 def test_equal_states_take_one_message_each_way() -> None:
-    """Goal: a vote, an answer, and nothing is described."""
+    """Goal: one vote and one answer; no manifest is made."""
     peer = wired()
 
-    vote = m.VoteSync(1, 4, 0, False, 3, b"layout digest...", b"content digest..")
+    vote = m.VoteSync(1, 4, 0, False, 3, b"schema digest...", b"content digest..")
     assert peer.call(sync()) == [SendMaster(vote)]
     assert peer.hear(m.SyncDone(1, 4)) == [synced(5, 4)]
 
 
 def test_a_torn_state_is_voted_as_such() -> None:
-    """Goal: what the training process found out reaches the election."""
+    """Goal: the training process's finding reaches the election."""
     (vote,) = told(wired().call(sync(torn=True)), m.VoteSync)
 
     assert vote.torn
 
 
 def test_an_outdated_peer_takes_over_the_revision() -> None:
-    """Goal: the payload is what the caller's counter becomes."""
+    """Goal: the payload is the new revision of the caller."""
     assert voted().hear(m.SyncDone(1, 77)) == [synced(5, 77)]
 
 
 @pytest.mark.parametrize("result", [4, 9])
 def test_a_failure_says_why(result: int) -> None:
-    """Goal: the master's reason is the caller's."""
+    """Goal: the caller gets the master's reason."""
     assert voted().hear(m.CallFailed(1, result, "all RECEIVE_ONLY")) == [
         Complete(5, 50, result, COLLECTIVE, WORLD + b"all RECEIVE_ONLY")
     ]
@@ -117,7 +117,7 @@ def test_a_failure_says_why(result: int) -> None:
 
 
 def test_the_first_order_asks_for_a_description() -> None:
-    """Goal: the caller's slot completes, once, whatever comes before it has described its state."""
+    """Goal: the caller's slot completes once, whatever arrives before the caller has sent its manifest."""
     peer = voted()
 
     assert peer.hear(m.AskSchema(1)) == [ASKED]
@@ -126,14 +126,14 @@ def test_the_first_order_asks_for_a_description() -> None:
 
 
 def test_what_comes_after_the_description_is_done_at_once() -> None:
-    """Goal: a layout first, then a transfer, in one call."""
+    """Goal: one call may first send its schema, then take part in a transfer."""
     peer = described(m.AskSchema(1))
 
     assert peer.hear(m.Serve(1, 1)) == [ServeState(1, 8, 500, 9)]
 
 
 def test_a_source_serves_until_the_call_is_answered() -> None:
-    """Goal: the slot completes when no worker reads the memory any more, with what was sent."""
+    """Goal: the slot completes when no worker reads the memory any more, with the number of bytes sent."""
     peer = described(m.Serve(1, 1))
 
     assert peer.hear(m.SyncDone(1, 4)) == [EndTransfer(1)]
@@ -141,7 +141,7 @@ def test_a_source_serves_until_the_call_is_answered() -> None:
 
 
 def test_a_receiver_reports_and_is_answered_with_the_others() -> None:
-    """Goal: fetched, told, ended, completed; with what was received."""
+    """Goal: the peer fetches, reports, ends the transfer and completes the slot, with the number of bytes received."""
     peer = fetching()
 
     assert peer.feed(StateFetched(1)) == [SendMaster(m.Fetched(1, 1, True, ""))]
@@ -150,7 +150,7 @@ def test_a_receiver_reports_and_is_answered_with_the_others() -> None:
 
 
 def test_a_receiver_that_cannot_is_answered_by_the_master() -> None:
-    """Goal: the reason goes to the master, and comes back as the end of the call, after the workers let go."""
+    """Goal: the peer reports the reason to the master; the call ends with it after the workers have ended."""
     peer = fetching()
 
     assert peer.feed(StateUnfetched(1, "no memory")) == [SendMaster(m.Fetched(1, 1, False, "no memory"))]
@@ -159,7 +159,7 @@ def test_a_receiver_that_cannot_is_answered_by_the_master() -> None:
 
 
 def test_a_lost_source_is_passed_on() -> None:
-    """Goal: the transfer goes on with the others; after the end there is nothing to pass on."""
+    """Goal: the transfer goes on with the other sources; after its end, a lost source is ignored."""
     peer = fetching()
 
     assert peer.hear(m.SourceGone(1, 1, 3)) == [DropSource(1, 3)]
@@ -168,7 +168,7 @@ def test_a_lost_source_is_passed_on() -> None:
 
 
 def test_a_source_that_is_lost_before_the_description_is_not_dialled() -> None:
-    """Goal: an order that waits is kept up to date; without any source left the transfer says so at once."""
+    """Goal: a waiting order is updated; without any source left the transfer fails at once."""
     peer = voted()
     peer.hear(fetch())
     gone = []
@@ -183,7 +183,7 @@ def test_a_source_that_is_lost_before_the_description_is_not_dialled() -> None:
 
 
 def test_a_stranded_transfer_goes_on_with_those_who_have_finished() -> None:
-    """Goal: a fetch may be told to be hopeless and go on, any number of times, and in the end it succeeds."""
+    """Goal: a fetch may lose all sources and go on with new ones, any number of times, and still succeed."""
     peer = fetching()
     for number in (7, 8):
         heirs = (Source(number, "host", number),)
@@ -196,7 +196,7 @@ def test_a_stranded_transfer_goes_on_with_those_who_have_finished() -> None:
 
 
 def test_who_has_fetched_may_be_made_a_source() -> None:
-    """Goal: in the same round, once, until the call is answered."""
+    """Goal: in the same transfer, once, until the call is answered."""
     peer = fetching()
     peer.feed(StateFetched(1))
 
@@ -207,7 +207,7 @@ def test_who_has_fetched_may_be_made_a_source() -> None:
 
 @pytest.mark.parametrize("order", [m.AskSchema(1), m.Serve(1, 1)], ids=["layout", "serve"])
 def test_an_answer_waits_for_the_description(order: Any) -> None:
-    """Goal: the others were faster; the caller is told when it waits again, and nothing is begun."""
+    """Goal: the others finished first; the caller is answered when it waits again, and no transfer begins."""
     peer = voted()
     peer.hear(order)
 
@@ -225,7 +225,7 @@ def test_a_failure_waits_for_the_description() -> None:
 
 
 def test_a_rewired_ring_does_not_concern_it() -> None:
-    """Goal: an order for the ring ends reduces, not this."""
+    """Goal: a ring order ends reduces, not a sync."""
     peer = fetching()
 
     assert not ends(peer.hear(NEXT_ORDER))
@@ -236,7 +236,7 @@ def test_a_rewired_ring_does_not_concern_it() -> None:
 
 
 def test_a_vote_is_withdrawn() -> None:
-    """Goal: the caller is free at once; an answer that was on its way is dropped."""
+    """Goal: the caller returns at once; a late answer is dropped."""
     peer = voted()
 
     assert peer.call(mailbox.CallCancel(5, 50)) == [
@@ -256,7 +256,7 @@ def test_a_vote_is_withdrawn() -> None:
 
 
 def test_giving_up_instead_of_describing() -> None:
-    """Goal: the slot is completed already; the vote is withdrawn and another call can be made."""
+    """Goal: the slot is already complete; the vote is withdrawn and another call can be made."""
     peer = voted()
     peer.hear(fetch())
 
@@ -265,7 +265,7 @@ def test_giving_up_instead_of_describing() -> None:
 
 
 def test_giving_up_what_is_already_answered() -> None:
-    """Goal: nothing is withdrawn that the master has closed."""
+    """Goal: a vote that the master has answered is not withdrawn."""
     peer = voted()
     peer.hear(m.AskSchema(1))
     peer.hear(m.SyncDone(1, 4))
@@ -275,7 +275,7 @@ def test_giving_up_what_is_already_answered() -> None:
 
 
 def test_a_transfer_is_given_up_when_the_workers_have_let_go() -> None:
-    """Goal: Ctrl-C in the middle of a transfer leaves no worker in the caller's memory."""
+    """Goal: after Ctrl-C during a transfer no worker uses the caller's memory."""
     peer = fetching()
 
     assert peer.call(mailbox.CallCancel(6, 60)) == [SendMaster(m.Withdraw(1)), EndTransfer(1)]
@@ -286,7 +286,7 @@ def test_a_transfer_is_given_up_when_the_workers_have_let_go() -> None:
 
 @pytest.mark.parametrize("cancel", [(5, 49), (4, 50), (6, 60)])
 def test_another_calls_cancel_is_not_meant(cancel: tuple[int, int]) -> None:
-    """Goal: slot and generation must both fit."""
+    """Goal: slot and generation must both match."""
     assert voted().call(mailbox.CallCancel(*cancel)) == []
 
 
@@ -299,7 +299,7 @@ ENDS = [
 ]
 
 
-def finish(peer: Companion, end: Any) -> list[Any]:
+def finish(peer: PeerHarness, end: Any) -> list[Any]:
     if isinstance(end, MasterDown):
         return peer.feed(end)
     return peer.hear(end) if isinstance(end, m.Kick) else peer.call(end)
@@ -307,14 +307,14 @@ def finish(peer: Companion, end: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("end", "outcome"), ENDS, ids=["master lost", "kicked", "closed"])
 def test_a_vote_ends_with_the_membership(end: Any, outcome: tuple[int, int]) -> None:
-    """Goal: nobody waits for a master that is gone."""
+    """Goal: no call waits for a master that is gone."""
     assert (5, *outcome) in ends(finish(voted(), end))
 
 
 @pytest.mark.parametrize(("end", "outcome"), ENDS, ids=["master lost", "kicked", "closed"])
 @pytest.mark.parametrize("order", [m.Serve(1, 1), fetch()], ids=["serving", "fetching"])
 def test_a_transfer_ends_before_its_slot(order: Any, end: Any, outcome: tuple[int, int]) -> None:
-    """Goal: EndTransfer first; the slot completes, and close() after it, when no worker touches the memory."""
+    """Goal: EndTransfer comes first; the slot, and then close(), complete when no worker uses the memory."""
     peer = described(order)
 
     actions = finish(peer, end)
@@ -329,7 +329,7 @@ def test_a_transfer_ends_before_its_slot(order: Any, end: Any, outcome: tuple[in
 
 
 def test_the_end_comes_while_the_state_is_described() -> None:
-    """Goal: the description finds out that there is no membership any more."""
+    """Goal: the caller is told with its next command that the membership has ended."""
     peer = voted()
     peer.hear(fetch())
     assert not ends(peer.feed(MasterDown("reset")))
@@ -338,7 +338,7 @@ def test_the_end_comes_while_the_state_is_described() -> None:
 
 
 def test_the_end_does_not_change_an_answer_that_waits_for_the_workers() -> None:
-    """Goal: the first reason wins: what was agreed was agreed."""
+    """Goal: the first outcome stays: an agreed state stays agreed."""
     peer = described(m.Serve(1, 1))
     peer.hear(m.SyncDone(1, 4))
     peer.feed(MasterDown("reset"))
@@ -350,7 +350,7 @@ def test_the_end_does_not_change_an_answer_that_waits_for_the_workers() -> None:
 
 
 def test_one_call_at_a_time() -> None:
-    """Goal: a second thread is told so, whatever it calls that would not fit."""
+    """Goal: a second thread gets an error for every call that cannot overlap."""
     peer = voted()
 
     assert ends(peer.call(sync(slot=7))) == [(7, INVALID_USAGE, PLAIN)]
@@ -360,7 +360,7 @@ def test_one_call_at_a_time() -> None:
 
 
 def test_not_beside_a_topology_vote() -> None:
-    """Goal: the same the other way round."""
+    """Goal: neither call is allowed during the other."""
     peer = member()
     peer.call(mailbox.CallTopology(8, 80, 0))
 
@@ -379,7 +379,7 @@ def test_not_with_reduces_under_way() -> None:
 
 
 def test_a_description_that_nobody_asked_for_is_refused() -> None:
-    """Goal: a training process that is out of step is told so."""
+    """Goal: a training process that sends an unexpected manifest gets an error."""
     assert ends(wired().call(describe())) == [(6, INVALID_USAGE, PLAIN)]
     assert ends(voted().call(describe())) == [(6, INVALID_USAGE, PLAIN)]
 
@@ -399,7 +399,7 @@ def test_a_description_that_nobody_asked_for_is_refused() -> None:
     ],
 )
 def test_what_no_honest_master_says_ends_the_membership(words: list[Any], reason: str) -> None:
-    """Goal: memory is not handed to somebody who is out of step."""
+    """Goal: memory is not shared after an illegal message of the master."""
     peer = voted()
     for word in words:
         peer.hear(word)
@@ -409,7 +409,7 @@ def test_what_no_honest_master_says_ends_the_membership(words: list[Any], reason
 
 
 def test_who_is_owed_an_answer() -> None:
-    """Goal: the shell can tell a cancel that came too late from one that came too early."""
+    """Goal: the actor can tell a cancel that came too late from one that came too early."""
     peer = voted()
     assert peer.state.owes(5, 50)
     peer.hear(fetch())

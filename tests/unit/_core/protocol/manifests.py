@@ -1,4 +1,4 @@
-"""States in words: descriptions for tests that need no memory behind them. No test in here."""
+"""Manifests for tests that need no memory behind them. No test in here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pccl._core.protocol.state_manifest import Row, StateManifest, block_count, 
 
 
 def row(name: str, *versions: int, nbytes: int | None = None, unequal: bool = False) -> Row:
-    """A key with a block for each of these versions of its content; `nbytes` if the last block is short."""
+    """Return a row with one block for each of these versions; `nbytes` if the last block is short."""
     size = len(versions) * BLOCK if nbytes is None else nbytes
     assert block_count(size) == len(versions)
     blocks = b"".join(version.to_bytes(8, "little") for version in versions)
@@ -16,5 +16,5 @@ def row(name: str, *versions: int, nbytes: int | None = None, unequal: bool = Fa
 
 
 def describe(*rows: Row) -> StateManifest:
-    """The rows as they come out of a description."""
+    """Return the manifest of these rows."""
     return StateManifest(pack_manifest(rows))

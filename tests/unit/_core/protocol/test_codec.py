@@ -1,4 +1,4 @@
-"""Messages and their bytes: the table of the protocol, held to its word byte by byte."""
+"""Messages and their bytes: each message of the table is encoded and decoded exactly as documented."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from pccl.actors.io.framing import FrameError, FrameReader, frame
 NONCE = bytes(range(32))
 RUN = bytes(range(16))
 
-# One of each: opcode, message, body. Written out, so that a change of the protocol is seen as one: peers of different
-# builds meet on this.
+# One message of each kind: opcode, message, body. Written out, so that every change of the protocol is visible: peers
+# of different builds rely on these bytes.
 # fmt: off
 GOLDEN: list[tuple[int, Any, str]] = [
     (0x01, m.ClientHello(NONCE), f"{NONCE.hex()}"),
@@ -138,13 +138,13 @@ STRATEGIES = {
 
 @pytest.mark.parametrize(("opcode", "value", "body"), GOLDEN, ids=IDS)
 def test_bytes_are_as_agreed(opcode: int, value: Any, body: str) -> None:
-    """Goal: every message has the opcode and the bytes that all peers out there expect, both ways."""
+    """Goal: every message has the opcode and the bytes that other builds expect, in both directions."""
     assert encode(value) == (opcode, bytes.fromhex(body))
     assert decode(opcode, bytes.fromhex(body)) == value
 
 
 def test_every_message_has_golden_bytes() -> None:
-    """Goal: whoever adds a message writes its bytes down."""
+    """Goal: every new message comes with its bytes."""
     assert {opcode for opcode, _, _ in GOLDEN} == set(BY_OPCODE)
 
 
@@ -205,7 +205,7 @@ def test_what_does_not_parse_is_a_wire_error(opcode: int, body: bytes, reason: s
 
 
 def test_long_reasons_are_cut_between_characters() -> None:
-    """Goal: a reason for people may be cut, but what arrives is still text, and shows that it was cut."""
+    """Goal: a long reason is cut, but stays valid text, and shows that it was cut."""
     opcode, body = encode(m.Leave("é" * 1000))
 
     reason = decode(opcode, body).reason
@@ -222,7 +222,7 @@ def test_an_oversized_blob_is_our_own_mistake() -> None:
 
 
 def test_an_opcode_belongs_to_one_message() -> None:
-    """Goal: two messages under one opcode fail when they are declared, not when they meet."""
+    """Goal: two messages with one opcode fail when they are declared, not when they are used."""
     with pytest.raises(ValueError, match="opcode 0x1 is ClientHello"):
 
         @message(0x01, "nobody to nobody")
@@ -245,14 +245,14 @@ def test_conversations_only_name_what_belongs_there() -> None:
 
 
 # --- Mutated frames ---------------------------------------------------------
-# Some mutations carry a correct checksum, because otherwise nothing would ever get past it to the decoder.
+# Some mutations have a correct checksum, because the decoder would see none of them otherwise.
 
 LIMITS = {opcode: layout.limit for opcode, layout in BY_OPCODE.items()}
 OPCODES = sorted(BY_OPCODE)
 
 
 def fuzz(frames: int, seed: int) -> Counter[str]:
-    """How many mutated frames ended how; anything but a clean end is raised."""
+    """Return how many mutated frames ended in which way; raise any unexpected exception."""
     random = Random(seed)
     outcome: Counter[str] = Counter()
     for _ in range(frames):
@@ -265,7 +265,7 @@ def fuzz(frames: int, seed: int) -> Counter[str]:
 
 
 def read(data: bytes, random: Random) -> str:
-    """Feed the bytes whole or in two pieces; `message` or `incomplete`."""
+    """Feed the bytes whole or in two pieces; return `message` or `incomplete`."""
     reader = FrameReader(LIMITS, WIRE_VERSION)
     cut = random.randint(0, len(data))
     found = [*reader.feed(data[:cut]), *reader.feed(data[cut:])]
@@ -276,7 +276,7 @@ def read(data: bytes, random: Random) -> str:
 
 
 def mutate(random: Random) -> bytes:
-    """A frame with something wrong with it, or nothing."""
+    """Return a random frame, mutated or not."""
     opcode = random.choice(OPCODES)
     body = encode(BY_OPCODE[opcode].cls(*[draw(kind, random) for kind in BY_OPCODE[opcode].types]))[1]
     choice = random.randrange(6)

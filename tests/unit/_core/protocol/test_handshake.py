@@ -45,7 +45,7 @@ def hello_of(pending: PendingConnections, caller: Caller, conn: int = 1) -> Regi
 
 @pytest.mark.parametrize("token", [TOKEN, b""], ids=["with a token", "without one"])
 def test_who_holds_the_token_comes_in(token: bytes) -> None:
-    """Goal: two round trips, and both sides have proven that they hold the same secret; no token is one too."""
+    """Goal: after two round trips both sides have proven that they hold the same token; the empty token works too."""
     pending, caller = make_pending(token=token), make_caller(token)
 
     hello = hello_of(pending, caller)
@@ -60,7 +60,7 @@ def test_who_holds_the_token_comes_in(token: bytes) -> None:
 
 
 def test_the_token_never_travels() -> None:
-    """Goal: whoever listens learns nothing to try again with."""
+    """Goal: a listener on the network learns nothing that it can use later."""
     pending, caller = make_pending(), make_caller()
     hello = hello_of(pending, caller)
     (admit,) = pending.received(1, hello)
@@ -74,7 +74,7 @@ def vars_of(message: Any) -> list[Any]:
 
 
 def test_a_wrong_token_is_refused_with_the_remedy() -> None:
-    """Goal: a peer that was started with another secret is told so, first; then the connection ends and is counted."""
+    """Goal: a peer with another token is told so first; then the connection ends and is counted."""
     pending, caller = make_pending(), make_caller(b"another")
 
     refused, turned = pending.received(1, hello_of(pending, caller))
@@ -103,7 +103,7 @@ def test_a_replayed_hello_is_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"group": 4}, {"lanes": 9}, {"host": "evil"}, {"port": 1}])
 def test_an_altered_hello_is_refused(change: dict[str, Any]) -> None:
-    """Goal: nobody in between can change what a caller asks for; the proof covers every field."""
+    """Goal: a hello cannot be changed on its way; the proof covers every field."""
     pending = make_pending()
 
     actions = pending.received(1, replace(hello_of(pending, make_caller()), **change))
@@ -122,7 +122,7 @@ def test_a_proof_for_one_kind_of_hello_is_none_for_another() -> None:
 
 
 def test_a_port_may_answer_several_kinds_of_hello() -> None:
-    """Goal: one port serves lanes and states alike, and still nothing that it was not told of."""
+    """Goal: one port serves lanes and states, and no other kind of hello."""
     random = Random(1)
     kinds = {JoinLane(bytes(32), bytes(16), 1, 1, 2, 0): Admit, JoinState(bytes(32), bytes(16), 1, 1, 2): Admit}
     for wanted, outcome in {**kinds, HELLO: Refuse}.items():
@@ -157,7 +157,7 @@ def test_out_of_turn_is_turned_away(words: list[Any]) -> None:
 
 
 def test_a_crowd_evicts_the_oldest() -> None:
-    """Goal: connections that say nothing cannot lock the others out."""
+    """Goal: connections that send nothing cannot block others."""
     pending = make_pending(most=2)
     assert pending.arrived(1, "a", 0) == []
     assert pending.arrived(2, "b", 1) == []
@@ -185,7 +185,7 @@ def test_silence_has_a_deadline() -> None:
 
 
 def test_only_the_first_of_a_kind_is_worth_a_line() -> None:
-    """Goal: a scanner fills counters, not logs; another host or another offence is news again."""
+    """Goal: a port scan raises counters and does not fill the log; another host or another error is logged again."""
     pending = make_pending()
     firsts = []
     for conn, (host, kind) in enumerate([("a", "frame"), ("a", "frame"), ("b", "frame"), ("a", "closed")]):
@@ -197,7 +197,7 @@ def test_only_the_first_of_a_kind_is_worth_a_line() -> None:
 
 
 def test_the_memory_of_what_was_logged_is_bounded() -> None:
-    """Goal: a scan from everywhere may log a line twice, not fill the heap."""
+    """Goal: a scan from many hosts may cause a second log line, but never unbounded memory."""
     pending = make_pending(most=1)
     for conn in range(1000):
         pending.arrived(conn, f"host{conn}", 0)
@@ -206,7 +206,7 @@ def test_the_memory_of_what_was_logged_is_bounded() -> None:
 
 
 def test_a_connection_that_is_gone_is_refused_once() -> None:
-    """Goal: a late report about somebody who was already counted is no second offence."""
+    """Goal: a late report about a connection that was already refused does not count again."""
     pending = make_pending()
     pending.arrived(1, "a", 0)
     pending.refuse(1, "closed", "gone")
@@ -216,7 +216,7 @@ def test_a_connection_that_is_gone_is_refused_once() -> None:
 
 
 def test_the_answerer_proves_itself_too() -> None:
-    """Goal: a peer does not join the run of an impostor that only pretends to accept its proof."""
+    """Goal: a peer does not join a false master that only claims to accept its proof."""
     caller = make_caller()
     hello_of(make_pending(), caller)
 
@@ -242,7 +242,7 @@ def test_a_caller_answers_one_challenge() -> None:
 
 
 def test_a_proof_is_good_for_one_kind_of_hello() -> None:
-    """Goal: the proof of an inquiry does not register a peer."""
+    """Goal: the proof of a status query does not register a peer."""
     random = Random(1)
     pending = PendingConnections(TOKEN, (Register, AskStatus), lambda: random.randbytes(32), 5 * SECOND, 8)
     caller = Caller(TOKEN, bytes(32), AskStatus)

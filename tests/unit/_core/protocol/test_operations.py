@@ -1,4 +1,4 @@
-"""Operations and shapes: what travels, and what members must agree on, in bytes and in words."""
+"""Operations and signatures: their bytes, and their description in words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPERATIONS = st.builds(Operation, U32, U32, U64, U64, U8, U8, U8, U8, U32, U32, 
 
 
 def test_the_bytes_of_an_operation_are_as_agreed() -> None:
-    """Goal: training process and actor may be of different builds for a moment; the layout is written down."""
+    """Goal: training process and actor may be of different builds for a short time, so the format is fixed."""
     packed = pack_operations([Operation(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)])
 
     assert packed.hex() == (
@@ -50,7 +50,7 @@ def test_the_bytes_of_a_shape_are_as_agreed() -> None:
 
 @given(st.lists(OPERATIONS, min_size=1, max_size=OPERATIONS_MAX))
 def test_operations_survive_the_trip(given_operations: list[Operation]) -> None:
-    """Goal: what is packed is unpacked, and the shapes taken from operations are those of the operations."""
+    """Goal: packed operations are unpacked unchanged, and their signatures are those of the operations."""
     assert unpack_operations(pack_operations(given_operations)) == given_operations
     assert unpack_signatures(pack_signatures(given_operations)) == [
         operation.signature for operation in given_operations
@@ -59,7 +59,7 @@ def test_operations_survive_the_trip(given_operations: list[Operation]) -> None:
 
 @given(st.lists(SHAPES, min_size=1, max_size=OPERATIONS_MAX))
 def test_split_shapes_are_the_shapes(shapes: list[ReduceSignature]) -> None:
-    """Goal: the master's view, a tag and bytes, is the same list."""
+    """Goal: the master's form, a tag and bytes, holds the same list."""
     parts = split_signatures(pack_signatures(shapes))
 
     assert [tag for tag, _ in parts] == [shape.tag for shape in shapes]
@@ -75,7 +75,7 @@ def test_pairs_survive_the_trip(pairs: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("unpack", [unpack_operations, unpack_signatures, split_signatures, unpack_pairs])
 @pytest.mark.parametrize("size", [0, 1, 19, 21, 81])
 def test_what_is_no_list_is_refused(unpack: Any, size: int) -> None:
-    """Goal: nothing, half of one, and one and a bit."""
+    """Goal: an empty list, half an entry, and one entry with some bytes more are refused."""
     with pytest.raises(ValueError, match="are not 1 to 64"):
         unpack(bytes(size))
 
@@ -84,14 +84,14 @@ def test_what_is_no_list_is_refused(unpack: Any, size: int) -> None:
     ("unpack", "size"), [(unpack_operations, 80), (unpack_signatures, 20), (split_signatures, 20), (unpack_pairs, 16)]
 )
 def test_a_list_has_a_largest_length(unpack: Any, size: int) -> None:
-    """Goal: 64 and no more."""
+    """Goal: 64 entries are accepted, 65 are not."""
     assert len(unpack(bytes(64 * size))) == 64
     with pytest.raises(ValueError, match=f"{65 * size} bytes"):
         unpack(bytes(65 * size))
 
 
 def test_the_longest_lists_fit_their_messages() -> None:
-    """Goal: the limit is one of operations, never of bytes that a caller would have to know about."""
+    """Goal: the limit is a number of operations, so callers need not know a limit in bytes."""
     shape, operation = ReduceSignature(1, 2, 3, 4, 5, 6), Operation(*range(17))
 
     for message in (

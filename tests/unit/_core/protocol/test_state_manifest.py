@@ -1,4 +1,4 @@
-"""Descriptions: what was written comes back, and nothing that somebody else wrote is believed."""
+"""Manifests: they are decoded as they were encoded, and every field of a received one is checked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_runs_cover_a_tensor(nbytes: int) -> None:
 
 
 def test_runs_of_blocks_that_differ() -> None:
-    """Goal: exactly the blocks that differ, in runs as long as they may be."""
+    """Goal: exactly the blocks that differ, in runs that are as long as possible."""
     random = Random(3)
     for _ in range(200):
         ours = [random.randrange(2) for _ in range(random.randrange(60))]
@@ -115,7 +115,7 @@ def patched(data: bytes, at: int, patch: bytes) -> bytes:
 
 
 def test_flipped_bits_never_do_more_than_raise() -> None:
-    """Goal: whatever a description was turned into, reading it ends with rows or with the one error."""
+    """Goal: reading a damaged manifest ends with rows or with the one error."""
     data, random = pack_manifest(STATE), Random(5)
     for _ in range(3000):
         broken = bytearray(data)

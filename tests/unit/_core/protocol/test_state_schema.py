@@ -1,4 +1,4 @@
-"""Schemas and sources as they travel: one form, bounds that hold whoever sent it, and differences that are named."""
+"""Schemas and lists of sources as bytes: one form, bounds that hold for any sender, and differences that are named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = st.builds(
 
 @given(st.lists(ROWS, min_size=1, max_size=20, unique_by=lambda row: row.name))
 def test_a_schema_has_one_form(rows: list[SchemaRow]) -> None:
-    """Goal: the order in which tensors are given does not matter, and everything comes out again."""
+    """Goal: the order in which tensors are given does not matter, and unpacking returns them all."""
     packed = pack_schema(rows)
 
     assert pack_schema(reversed(rows)) == packed
@@ -71,7 +71,7 @@ def test_what_cannot_be_a_schema_is_said_where_it_is_made(rows: list[SchemaRow],
     ],
 )
 def test_what_is_no_schema_is_refused(blob: bytes, reason: str) -> None:
-    """Goal: whatever a peer sends as its schema, it parses or is refused with what is wrong."""
+    """Goal: any bytes that a peer sends as its schema are parsed, or refused with the reason."""
     with pytest.raises(ValueError, match=reason):
         unpack_schema(blob)
 
@@ -113,7 +113,7 @@ def test_a_difference_names_its_key(rows: list[SchemaRow], difference: str) -> N
 
 @given(st.lists(st.builds(Source, st.integers(0, 2**64 - 1), st.text("abc:.0", max_size=40), st.integers(0, 65535))))
 def test_sources_survive_the_way(sources: list[Source]) -> None:
-    """Goal: the first ones arrive, in their order, as many as are of any use."""
+    """Goal: the first sources arrive in their order, as many as a receiver can use."""
     if sources:
         assert unpack_sources(pack_sources(sources)) == tuple(sources[:SOURCES_MAX])
 
@@ -130,6 +130,6 @@ def test_long_hosts_leave_room_for_fewer_sources() -> None:
     "blob", [b"", b"\1" * 5, pack_sources([Source(1, "host", 1)])[:-1], pack_sources([Source(1, "", 1)]) * 65]
 )
 def test_what_is_no_list_of_sources_is_refused(blob: bytes) -> None:
-    """Goal: a peer that hears nonsense from a master knows it."""
+    """Goal: a peer refuses a malformed list of the master."""
     with pytest.raises(ValueError, match="sources"):
         unpack_sources(blob)

@@ -1,4 +1,4 @@
-"""What is said on a state link: golden bytes, and nothing that could be answered with memory that is not there."""
+"""Messages on a transfer's link: golden bytes, and every unit request outside the memory is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings over bandwidths: the best one for few members, nearly the best for many, and never worse than what is there."""
+"""The solver: the best ring for few members, nearly the best for many, and never worse than the present one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def all_rings(count: int) -> Any:
 
 
 def costs_of(rates: array[float], count: int) -> Any:
-    """The law of the solver, written a second time."""
+    """Compute the costs of the edges by a second implementation of the solver's rule."""
     table = np.array(rates).reshape(count, count)
     with np.errstate(divide="ignore", invalid="ignore"):
         costs = np.floor(np.minimum(table.max() / table * 2**20, COST_MAX) + 0.5)
@@ -41,7 +41,7 @@ def costs_of(rates: array[float], count: int) -> Any:
 
 
 def brute_force(rates: array[float], count: int) -> tuple[float, int] | None:
-    """Bottleneck and total in quanta of the best ring, by looking at all of them."""
+    """Return (bottleneck, total in quanta) of the best ring, by trying all rings."""
     rings = all_rings(count)
     steps = rings * count + np.roll(rings, -1, axis=1)
     bottlenecks = np.array(rates)[steps].min(axis=1)
@@ -53,14 +53,14 @@ def brute_force(rates: array[float], count: int) -> tuple[float, int] | None:
 
 
 def worth(rates: array[float], count: int, order: list[int]) -> tuple[float, int]:
-    """The same of one ring."""
+    """Return (bottleneck, total in quanta) of one ring."""
     table, costs = np.array(rates).reshape(count, count), costs_of(rates, count)
     steps = [*pairwise(order), (order[-1], order[0])]
     return min(float(table[step]) for step in steps), sum(int(costs[step]) for step in steps)
 
 
 def adversaries(random: Random, count: int) -> dict[str, array[float]]:
-    """One table of every sort that has ever been hard for somebody."""
+    """Return tables of rates of every kind that has been difficult for a solver."""
 
     def table(rate: Any) -> array[float]:
         return array("d", [0.0 if a == b else float(rate(a, b)) for a in range(count) for b in range(count)])
@@ -89,7 +89,7 @@ def adversaries(random: Random, count: int) -> dict[str, array[float]]:
     ("count", "rounds"), [(2, 100), (3, 100), (4, 100), (5, 100), (6, 100), (7, 60), (8, 25), (9, 8)]
 )
 def test_few_members_get_the_best_ring(count: int, rounds: int) -> None:
-    """Goal: on thousands of tables of every sort, exactly what brute force finds; None exactly if there is no ring."""
+    """Goal: on thousands of tables of every kind, the result equals brute force; None exactly if there is no ring."""
     random = Random(count)
     for _ in range(rounds):
         for name, rates in adversaries(random, count).items():
@@ -106,7 +106,7 @@ def test_few_members_get_the_best_ring(count: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("count", [10, 11, 12])
 def test_a_dozen_members_by_another_proof(count: int) -> None:
-    """Goal: where brute force ends: one step faster there is no ring at all, and the search finds nothing better."""
+    """Goal: too many for brute force: with a faster bottleneck there is no ring, and the search finds none better."""
     random = Random(count)
     for _ in range(6):
         for name, rates in adversaries(random, count).items():
@@ -125,7 +125,7 @@ def test_a_dozen_members_by_another_proof(count: int) -> None:
 
 @pytest.mark.parametrize("count", range(4, 10))
 def test_the_search_is_good_for_few_members_too(count: int) -> None:
-    """Goal: what large rings rely on finds what is proven for small ones, and claims proofs only where they hold."""
+    """Goal: the local search finds the proven optimum of small rings, and claims a proof only if there is one."""
     random = Random(count)
     for _ in range(15):
         for name, rates in adversaries(random, count).items():
@@ -141,7 +141,7 @@ def test_the_search_is_good_for_few_members_too(count: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(BEST_KNOWN))
 def test_many_members_come_close_to_the_best_known(name: str) -> None:
-    """Goal: a bounded number of steps finds what long runs of the benchmark found, within a twentieth."""
+    """Goal: a bounded number of steps comes within a twentieth of what long runs of the benchmark found."""
     sort, count, seed = name.split()
     rates = {"scattered": scattered, "sites": sites}[sort](int(count), int(seed))
 
@@ -156,7 +156,7 @@ def test_many_members_come_close_to_the_best_known(name: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("network", [scattered, sites])
 def test_a_hundred_members_come_close_to_what_nobody_can_beat(network: Any, seed: int) -> None:
-    """Goal: the best is not only what we happen to find ourselves: bounds by other arguments say the same."""
+    """Goal: the result is compared with independent bounds, not only with our own best results."""
     rates = network(100, seed)
 
     found = solve(rates, 100, seed=5, steps=3000)
@@ -167,13 +167,13 @@ def test_a_hundred_members_come_close_to_what_nobody_can_beat(network: Any, seed
 
 
 def test_bounds_hold_for_the_best_ring() -> None:
-    """Goal: what nobody can beat is not beaten by brute force, nor far away from it."""
+    """Goal: no ring of brute force is better than the bounds, and the bounds are close to the best."""
     random = Random(6)
     gaps = []
     for _ in range(20):
         for name, rates in adversaries(random, 7).items():
             best = solve(rates, 7)
-            if best is not None and name != "twenty decades":  # whose costs are rounded up to nothing
+            if best is not None and name != "twenty decades":  # its costs are rounded too coarsely
                 assert best.bottleneck <= bottleneck_bound(rates, 7), name
                 gaps.append(best.total / total_bound(rates, 7, best.bottleneck))
     assert min(gaps) > 1 - 1e-5
@@ -183,7 +183,7 @@ def test_bounds_hold_for_the_best_ring() -> None:
 @pytest.mark.parametrize("decoys", [0, 1, 3, 8])
 @pytest.mark.parametrize("count", [13, 40, 100])
 def test_a_hidden_ring_is_found(count: int, decoys: int) -> None:
-    """Goal: the one ring that is best by construction, behind faster edges that lead nowhere, and proven."""
+    """Goal: the ring that is best by construction is found and proven, despite faster edges that lead nowhere."""
     for seed in range(3):
         rates, ring = planted(count, seed, decoys)
 
@@ -196,7 +196,7 @@ def test_a_hidden_ring_is_found(count: int, decoys: int) -> None:
 
 
 def test_a_planted_ring_is_the_best() -> None:
-    """Goal: the construction keeps its promise where it can be checked."""
+    """Goal: brute force confirms that the planted ring is the best."""
     for seed in range(30):
         rates, ring = planted(8, seed, decoys=seed % 5)
 
@@ -205,14 +205,14 @@ def test_a_planted_ring_is_the_best() -> None:
 
 @pytest.mark.parametrize("count", [13, 60])
 def test_a_member_that_nobody_reaches_has_no_ring(count: int) -> None:
-    """Goal: without an exit, without an entry, or across a one-way bridge the answer is None, and at once."""
+    """Goal: without an edge out, without an edge in, or across a one-way bridge the answer is None, at once."""
     rates = scattered(count, 0)
     edges = [divmod(at, count) for at in range(count * count)]
     for missing in (
         {edge for edge in edges if edge[1] == 3},
         {edge for edge in edges if edge[0] == 3},
         {edge for edge in edges if edge[0] < 5 <= edge[1]},
-        {edge for edge in edges if edge[0] in (3, 4) and edge[1] != 7},  # both have to go to the same one
+        {edge for edge in edges if edge[0] in (3, 4) and edge[1] != 7},  # both have only one edge, to the same target
     ):
         spoiled = array("d", [0.0 if edge in missing else rate for edge, rate in zip(edges, rates, strict=True)])
 
@@ -249,7 +249,7 @@ CHOICES = ((0.0, 1.0), (1.0, 2.0, 3.0), (0.0, 0.5, 8.0, 9.0), tuple(float(rate) 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(2, 24), st.sampled_from(CHOICES))
 def test_never_worse_than_the_present_ring(seed: int, count: int, choices: tuple[float, ...]) -> None:
-    """Goal: better, or the very same ring, written from its first member on; never a forbidden step."""
+    """Goal: a better ring, or the same ring from its first member on; never a forbidden edge."""
     rates, start = draw_case(seed, count, choices)
     for exact in (True, False):
         found = solve(rates, count, start, seed, steps=40, exact=exact)
@@ -270,7 +270,7 @@ def test_never_worse_than_the_present_ring(seed: int, count: int, choices: tuple
 
 @pytest.mark.parametrize("count", [5, 50])
 def test_a_tie_keeps_the_present_order(count: int) -> None:
-    """Goal: nothing is rewired for nothing, and what cannot be better is known without a search."""
+    """Goal: a ring is not rewired without gain, and a ring that cannot be improved needs no search."""
     start = Random(0).sample(range(count), count)
 
     assert solve(array("d", [3.0] * count * count), count, start, steps=10**9) == Solution(
@@ -282,7 +282,7 @@ def test_a_tie_keeps_the_present_order(count: int) -> None:
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    """Goal: for a seed and a number of steps, or stories could not be replayed; other seeds may see other rings."""
+    """Goal: the same seed and steps give the same ring, which replaying a story needs; other seeds may differ."""
     rates = scattered(60, 3)
     start = list(range(60))
 
@@ -302,7 +302,7 @@ def test_more_steps_are_never_worse() -> None:
 
 
 def test_time_ends_a_search() -> None:
-    """Goal: however many steps are allowed, the clock ends it, with the best so far."""
+    """Goal: the time limit ends a search with the best ring so far, however many steps are allowed."""
     found = solve(scattered(100, 0), 100, steps=2**62, budget_ns=20_000_000)
 
     assert found is not None

@@ -1,4 +1,4 @@
-"""Words between processes: no wake-up is lost, no wait outlives its bound, signals end a sleep."""
+"""Futex words between processes: no wake-up is lost, every wait ends by its bound, signals end a wait."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ SECOND_NS = 1_000_000_000
 
 
 def in_child(body):
-    """Runs `body` in a forked child, which ends with 0 if and only if it returned; gives its process id."""
+    """Run `body` in a forked child, which exits with 0 only if `body` returned; return its process id."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -28,7 +28,7 @@ def in_child(body):
 
 
 def exit_code(pid, timeout_ns=20 * SECOND_NS):
-    """How the child ended; one that hangs is killed at the bound, and reads as minus SIGKILL."""
+    """Return the exit code of the child; a child that hangs is killed at the bound and gives minus SIGKILL."""
     fd = open_pidfd(pid)
     try:
         if not is_readable(fd, timeout_ns / SECOND_NS):
@@ -39,7 +39,7 @@ def exit_code(pid, timeout_ns=20 * SECOND_NS):
 
 
 def wait_until(word, value, bound_ns=10 * SECOND_NS):
-    """Sleeps until the word holds `value`."""
+    """Sleep until the word holds `value`."""
     deadline_ns = monotonic_ns() + bound_ns
     while (seen := word.load()) != value:
         assert monotonic_ns() < deadline_ns, f"{seen} instead of {value}"
@@ -80,7 +80,7 @@ def test_places_outside_or_astray_are_refused(offset):
     memory = bytearray(8)
     with pytest.raises(ValueError, match=str(offset)):
         Word(memory, offset)
-    # A refused word holds no claim.
+    # A refused word does not keep the buffer exported.
     memory.append(0)
 
 
@@ -122,7 +122,7 @@ def test_wait_releases_the_gil():
 
 
 def test_wake_reaches_another_process(shared):
-    """The child says that it is about to sleep; the parent wakes it well before the bound of its sleep."""
+    """The child reports that it is about to sleep; the parent wakes it long before its bound."""
     ready, go = Word(shared, 0), Word(shared, 64)
 
     def sleeper():
@@ -139,7 +139,7 @@ def test_wake_reaches_another_process(shared):
 
 
 def test_no_wake_up_is_lost_in_ping_pong(shared):
-    """Two processes take turns; one lost wake-up would cost a sleep of its whole bound and fail both."""
+    """Two processes take turns; a lost wake-up would cost the whole bound and fail both."""
     rounds = 5000
     word = Word(shared)
 
@@ -157,7 +157,7 @@ def test_no_wake_up_is_lost_in_ping_pong(shared):
 
 
 def test_signal_ends_a_wait_early():
-    """The handler runs when the wait is over, and the answer is the honest one: nothing has changed."""
+    """The handler runs after the wait, and the wait returns that the word has not changed."""
     seen = []
     before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
     try:
@@ -180,14 +180,14 @@ def test_clock_is_the_one_of_the_host():
 
 
 def test_looking_ends_with_a_change_or_with_its_time() -> None:
-    """Goal: who looks finds what another thread stores meanwhile, and gives up when nobody does."""
+    """Goal: look() returns when another thread stores a value, and gives up after its time otherwise."""
     word = Word(bytearray(8))
     began = time.monotonic_ns()
     assert not word.look(0, 20_000_000)
     assert 20_000_000 <= time.monotonic_ns() - began < 5_000_000_000
-    assert word.look(1, 5_000_000_000)  # it holds something else already
+    assert word.look(1, 5_000_000_000)  # the word already differs
 
-    # Late, so that it is stored while the other looks; earlier would pass as well.
+    # Late, so that the value is stored during look(); the test would pass without it as well.
     thread = threading.Thread(target=lambda: (time.sleep(0.02), word.store(7)))  # type: ignore[func-returns-value]
     thread.start()
     assert word.look(0, 5_000_000_000)

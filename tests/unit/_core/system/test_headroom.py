@@ -1,4 +1,4 @@
-"""How much memory is left: the least of what the machine and the control groups around us say."""
+"""How much memory is left: the least value of the machine and of all control groups of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of files: 100 MiB available, 20 MiB of swap, no control groups yet."""
+    """Fake system files: 100 MiB available, 20 MiB of swap, no control groups yet."""
     (tmp_path / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {100 * 1024} kB\nSwapFree: {20 * 1024} kB\n")
     (tmp_path / "cgroup").mkdir()
     monkeypatch.setattr(headroom, "_MEMINFO", str(tmp_path / "meminfo"))
@@ -23,7 +23,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(group: Path, **files: object) -> None:
-    """A control group with these files; two underscores stand for the dot."""
+    """Write the files of a control group; two underscores in a name stand for a dot."""
     group.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (group / name.replace("__", ".")).write_text(f"{content}\n")
@@ -34,7 +34,7 @@ def test_a_machine_without_groups_counts_memory_and_swap(host: Path) -> None:
 
 
 def test_a_group_of_the_second_kind_bounds(host: Path) -> None:
-    """Goal: use counts, except for the page cache, which the kernel drops by itself."""
+    """Goal: used memory counts, except the page cache, which the kernel drops by itself."""
     (host / "membership").write_text("0::/job\n")
     stat = f"anon 5\nactive_file {2 * MIB}\ninactive_file {3 * MIB}"
     write(host / "cgroup/job", memory__max=50 * MIB, memory__current=40 * MIB, memory__stat=stat)

@@ -15,7 +15,7 @@ def test_memory_file_is_sealed():
         for size in (0, 8192):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, size)
-        # Nobody can add a seal against writing either.
+        # A seal against writing cannot be added either.
         with pytest.raises(PermissionError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 

@@ -26,7 +26,7 @@ def test_process_name():
 
 
 def test_die_with_parent():
-    """A grandchild that would sleep for a minute ends with its parent; its end of the pipe tells."""
+    """A grandchild that would sleep for a minute ends with its parent; the end of the pipe shows it."""
     program = (
         "import os, signal, time\n"
         "from pccl._core.system.process import die_with_parent\n"
