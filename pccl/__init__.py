@@ -1,15 +1,14 @@
-"""The public names of pccl, each loaded when it is first asked for.
+"""The public names of pccl, each loaded at its first use.
 
-This file imports nothing of its own accord, because the peer actor imports it
-too, and an actor must start in tens of milliseconds.  What a name needs is
-paid for by whoever uses that name.
+This file imports no other module of pccl, because the peer actor imports this file too and must start in tens of
+milliseconds. The module of a name is imported when a program first uses the name.
 """
 
-# Every interpreter has loaded these two before it comes here.
+# The interpreter has always loaded these two modules before.
 import os as _os
 import sys as _sys
 
-# pip checks the version of Python too, but anybody can import from a source tree.
+# pip checks the version of Python too, but an import from a source tree does not use pip.
 if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64") or _sys.version_info < (3, 11):
     from platform import machine, python_version
 
@@ -18,8 +17,7 @@ if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64") 
         f"{_sys.platform} on {machine()} with Python {python_version()}; see https://github.com/pccl-project/pccl#readme"
     )
 
-# Type checkers take this name to be true; importing it from typing would cost
-# more than all the rest of this file.
+# Type checkers take this name as true; its import from typing would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pccl.client.handle import AsyncReduceHandle
@@ -66,7 +64,7 @@ __all__ = [
     "AsyncReduceHandle",
     "MasterNode",
     "Options",
-    # OpRunner.
+    # Reduces.
     "ReduceOp",
     "DataType",
     "DistributionHint",
@@ -81,11 +79,11 @@ __all__ = [
     "SharedState",
     "SharedStateSyncStrategy",
     "SharedStateSyncInfo",
-    # What the run looks like, and what the machine can do.
+    # Numbers about the run, and devices.
     "Attribute",
     "DeviceType",
     "cuda",
-    # What can go wrong.
+    # Results and errors.
     "Result",
     "PCCLError",
     "TooFewPeersError",
@@ -96,8 +94,8 @@ __all__ = [
     "UsageError",
 ]
 
-# Reached as `pccl.empty` and so on, but not by the star: programs that say `from pccl import *` have a `torch` of
-# their own, and many a `zeros`.
+# Available as `pccl.empty` and so on, but not by `from pccl import *`: a program that does this has a `torch` of its
+# own, and often a `zeros`.
 _UNSTARRED = ("empty", "zeros", "torch")
 
 _HOMES = {
@@ -151,7 +149,7 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # The next lookup finds it in the module and does not come here again.
+    # The next lookup finds the name in the module and does not call this function.
     globals()[name] = value
     return value
 
@@ -161,16 +159,16 @@ def __dir__() -> list[str]:
 
 
 class _Unbuilt:
-    """Finds no module. Says what to do about one of ours that has a source but was never compiled."""
+    """An importer that finds no module; it explains the error for a module of pccl that was never compiled."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:  # noqa: ARG004  Python's signature.
-        """Raise ImportError if the module lies here uncompiled; else leave it to Python to say that there is none."""
+        """Raise ImportError if the module has a source here and is not compiled; else Python reports its absence."""
         package, _, rest = name.partition(".")
         if package == "pccl" and _os.path.exists(_os.path.join(__path__[0], *rest.split(".")) + ".pyx"):
             tree = _os.path.dirname(__path__[0])
             raise ImportError(f"{name} is not compiled: run `make build` in {tree}, or install pccl by pip", name=name)
 
 
-# Asked after everybody else, that is, only about modules that do not exist.
+# The last importer of the list: Python asks it only about modules that no other importer has found.
 _sys.meta_path.append(_Unbuilt)

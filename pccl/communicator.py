@@ -79,7 +79,7 @@ class Communicator:
         self._options = (options or Options()).overridden()
         self._reduces: PendingReduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
-        self._unpacked: tuple[bytes, Numbers | None] = b"", None  # what was last read of the world, and what it means
+        self._unpacked: tuple[bytes, Numbers | None] = b"", None  # the numbers that were read last: packed, unpacked
         self._closed = False
         configure_from_environment()
 
@@ -137,12 +137,12 @@ class Communicator:
         self._update_topology("update_topology", 0, None)
 
     def optimize_topology(self) -> None:
-        """Measure unknown links and adopt faster rings; blocks until all members of all groups call it.
+        """Measure unknown edges and adopt faster rings; blocks until all members of all groups call it.
 
-        A ring is as fast as its slowest link; a ring whose slowest link is clearly faster replaces the present one.
-        The first call takes about `Options.probe_time` for each peer that a group has beyond the first; links that
-        were measured recently cost nothing. A peer that is lost meanwhile does not fail the call. Raises `UsageError`
-        if this peer is alone in the run.
+        An edge is an ordered pair of peers. A ring is as fast as its slowest edge; a ring whose slowest edge is clearly
+        faster replaces the present one. The first call takes about `Options.probe_time` for each peer that a group has
+        beyond the first; edges that were measured recently are not measured again. A peer that is lost meanwhile does
+        not fail the call. Raises `UsageError` if this peer is alone in the run.
         """
         name = "optimize_topology"
         link = self._member(name)
@@ -153,8 +153,8 @@ class Communicator:
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
         """Take part in topology rounds until this peer's group has `n` members; return how many it has.
 
-        Returns at once if the last round left the group with `n` members: the peer that completes a group learns so
-        from `connect`, and the other members may have left this call already. Raises `TooFewPeersError` after
+        Returns at once if the last round left the group with `n` members: the peer that completes a group learns
+        this from `connect`, and the other members may have left this call already. Raises `TooFewPeersError` after
         `timeout` seconds.
         """
         if n < 1:
@@ -181,7 +181,7 @@ class Communicator:
         return payload != b"\0"
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """Return a number of the world: that of the last round or collective of this peer, failed or not.
+        """Return a number about the run, as of this peer's last topology round or collective, failed or not.
 
         Peers that wait to be admitted are never counted. Raises `UsageError` before `connect`.
         """
@@ -254,7 +254,7 @@ class Communicator:
     def sync_shared_state(
         self, shared_state: SharedState, strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR
     ) -> SharedStateSyncInfo:
-        """Make the state of all members of the group the same, bit for bit; only what differs travels.
+        """Make the state of all members of the group the same, bit for bit; only what differs is sent.
 
         The members agree on the content held by most up-to-date peers. Peers that differ are overwritten; peers that
         are outdated also take over the revision. The application adds one to the revision between two syncs.

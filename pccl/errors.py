@@ -13,7 +13,7 @@ from .values import Result
 
 
 class PCCLError(Exception):
-    """A call failed: `.result` says how, `.func_name` in which function, the text who did what and what to do."""
+    """A call failed: `.result` says how, `.func_name` says in which function, the text says why and what to do."""
 
     def __init__(self, result: Result, func_name: str = "", message: str = "") -> None:
         self.result = result

@@ -35,8 +35,8 @@ STOP_TIMEOUT = 5.0  # a master that was told to stop has nothing to wait for
 class MasterNode:
     """A master in the background of a script: `run()`, then `interrupt()`, or let the script's end wait for it.
 
-    With a `state_file`, a master that starts again with the same file goes on with the same run: its groups may resume
-    only from what they agreed on last. If the file cannot be written later, the run goes on and an error is logged.
+    With a `state_file`, a master that starts again with the same file continues the same run: its groups can resume
+    only from their agreed state. If the file cannot be written later, the run goes on and an error is logged.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class MasterNode:
         self.interrupt()
 
     def __del__(self) -> None:
-        # In scripts `run()` may be the last line: a running master that is dropped is waited for.
+        # `run()` may be the last line of a script: wait for a master that still runs when its object is deleted.
         if self._actor is not None and self._owner == os.getpid():
             try:
                 self._actor.wait(None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PORT_MAX = 65535  # of TCP
-MASTER_PORT = 48148  # where a master listens unless told otherwise
+MASTER_PORT = 48148  # where a master listens by default
 PEER_PORT_FIRST = 48149  # peers take the first free port from here up
 PEER_PORTS_MAX = 4096  # how many ports a peer tries: more than a host has peers
 
@@ -28,7 +28,7 @@ LANES_MAX = 256  # the largest connection pool; measurements show no gain beyond
 SEND_QUEUE_BYTES_MAX = 8 << 20  # unread control bytes after which a peer counts as lost
 EDGE_LOSSES_MAX = 5  # an edge that breaks this often before its ring was complete counts as unreachable
 STORY_EVENTS_MAX = 256  # events that a machine keeps for its story
-SECONDS_MAX = 1_000_000_000  # thirty years: a larger bound is no bound, and infinity has no nanoseconds
+SECONDS_MAX = 1_000_000_000  # thirty years: nothing waits longer, and infinity cannot be converted to nanoseconds
 SLOTS_MAX = 1 << 16  # completion slots of a communicator
 TAGS_MAX = SLOTS_MAX  # reduces that a peer may have in flight: each has a completion slot
 KEYS_MAX = 1 << 16  # tensors of a shared state: a hundred times the parameters of the largest models
@@ -56,7 +56,7 @@ class Options:
     vote_warning: float = 30.0  # a vote that waits this long logs which peers are missing
     vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else missing peers are kicked
     deadlock_timeout: float = 3.0  # a deadlock is explained after this time
-    stall_timeout: float = 10.0  # a reduce that moves no byte for so long, or for 8 times its longest pause, is aborted
+    stall_timeout: float = 10.0  # aborts a reduce that moves no byte for so long, and for 8 times its longest pause
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second; an overloaded machine takes longer
     close_timeout: float = 2.0  # how long close() waits for the actor before it kills it
     probe_time: float = 1.0  # of one edge; the first part, in which TCP windows open, does not count
@@ -109,7 +109,7 @@ class Options:
         if self.heartbeat_timeout < 2 * self.heartbeat_interval:
             raise ValueError(
                 f"Options.heartbeat_timeout ({self.heartbeat_timeout:g} s) must be at least twice "
-                f"heartbeat_interval ({self.heartbeat_interval:g} s), or a single late beat ends a membership"
+                f"heartbeat_interval ({self.heartbeat_interval:g} s), or a single late heartbeat ends a membership"
             )
         if not 0 <= self.port <= PORT_MAX:
             raise ValueError(f"Options.port must be 0 to {PORT_MAX}, not {self.port}")
@@ -127,6 +127,9 @@ _NEVER_ZERO = (
     *("wire_timeout", "deadlock_timeout", "stall_timeout", "start_timeout", "probe_time", "probe_rounds"),
 )
 
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
 _TYPES: dict[str, type] = {name: type(getattr(Options(), name)) for name in Options.__match_args__}
 
 
@@ -137,7 +140,10 @@ def _parse(name: str, text: str, source: str) -> object:
     if kind is str:
         return text
     if kind is bool:
-        return text.strip().lower() in ("1", "true", "yes", "on")
+        word = text.strip().lower()
+        if word not in (*_YES, *_NO):
+            raise ValueError(f"{source} must be one of {', '.join((*_YES, *_NO))}, not {text!r}")
+        return word in _YES
     try:
         return kind(text)
     except ValueError:
@@ -167,5 +173,5 @@ def token_from_file(path: str) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, in which machines count, so that equal times compare equal."""
+    """Convert seconds to whole nanoseconds, the unit of the machines; as integers, equal times compare equal."""
     return int(seconds * 1_000_000_000)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from .values import DataType, DeviceType
 
-# The revision travels as an unsigned 64-bit integer.
+# The revision is sent as an unsigned 64-bit integer.
 _REVISION_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One named tensor of a shared state; holds the tensor until it is dropped."""
+    """One named tensor of a shared state; it keeps the tensor alive."""
 
     name: str
     memory: TensorMemory
@@ -34,14 +34,14 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Names a torch tensor, on the CPU or on a CUDA device."""
+        """Give a name to a torch tensor, on the CPU or on a CUDA device."""
         return cls(_checked(name), TensorMemory.from_torch(tensor), allow_content_inequality)
 
     @classmethod
     def from_numpy(
         cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False
     ) -> TensorInfo:
-        """Names a numpy array."""
+        """Give a name to a numpy array."""
         return cls(_checked(name), TensorMemory.from_numpy(tensor), allow_content_inequality)
 
     @property
@@ -75,15 +75,14 @@ class TensorInfo:
 
     @property
     def device_type(self) -> DeviceType:
-        """Where the content lies."""
+        """The type of the device that holds the content."""
         return self.memory.device_type
 
 
 class SharedState:
     """Tensors that all peers of a group hold identically, and their revision.
 
-    The application adds one to the revision between two synchronisations; a
-    synchronisation that finds this peer outdated sets it.
+    The application adds one to the revision between two syncs; a sync sets the revision of an outdated peer.
     """
 
     __slots__ = ("_infos", "_revision", "compared", "ordered", "schema_digest", "torn")
@@ -116,7 +115,7 @@ class SharedState:
 
     @property
     def revision(self) -> int:
-        """Which version of the state this is; starts at 0."""
+        """The number of this version of the state; starts at 0."""
         return self._revision
 
     @revision.setter
@@ -126,7 +125,7 @@ class SharedState:
         self._revision = revision
 
     def push_revision(self) -> None:
-        """Adds one to the revision, after the content has changed."""
+        """Add one to the revision, after the content has changed."""
         self.revision = self._revision + 1
 
     def __repr__(self) -> str:
@@ -139,7 +138,7 @@ def _schema_row(info: TensorInfo) -> SchemaRow:
 
 
 def _checked(name: str) -> str:
-    """The name of a tensor, by which peers compare it. Raises ValueError if it is not a str."""
+    """Return the name, by which peers find the same tensor. Raises ValueError if it is not a str."""
     if not isinstance(name, str):
         raise ValueError(
             f"a tensor's name must be a str, not {type(name).__qualname__}; the arguments are (tensor, name)"

@@ -1,8 +1,7 @@
 """Enums and frozen values of the public interface.
 
-Here live the names and integers that users and the wire agree on.  Nothing
-here imports numpy or torch until a caller hands over a type of theirs: both
-are optional.
+Users see the names; messages carry the integers. numpy and torch are optional: they are imported only when a caller
+asks for one of their types.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Result(Enum):
-    """What became of a call; carried by every PCCLError."""
+    """How a call ended; every PCCLError has one."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -36,7 +35,7 @@ class Result(Enum):
 
 
 class ReduceOp(Enum):
-    """How the contributions of all peers become one value."""
+    """How the values of all peers are combined into one."""
 
     SUM = 0
     AVG = 1
@@ -46,7 +45,7 @@ class ReduceOp(Enum):
 
 
 class Attribute(Enum):
-    """What a communicator knows about the run; peers not yet accepted never count."""
+    """The numbers about the run that `get_attribute` returns; peers that are not accepted yet never count."""
 
     GLOBAL_WORLD_SIZE = 1
     LOCAL_WORLD_SIZE = 2
@@ -56,10 +55,11 @@ class Attribute(Enum):
 
 
 class SharedStateSyncStrategy(Enum):
-    """Whose content may win when peers hold different shared state.
+    """Which content wins when peers hold different shared states.
 
-    ENFORCE_POPULAR: what most of those hold who are up to date. SEND_ONLY: gives its state and is never overwritten.
-    RECEIVE_ONLY: takes it over and never gives. The last two go together, and not with the first.
+    ENFORCE_POPULAR: the content held by most up-to-date peers. SEND_ONLY: this peer sends its state and is never
+    overwritten. RECEIVE_ONLY: this peer takes over the state of others and never sends its own. Peers of one sync can
+    combine the last two with each other, but not with the first.
     """
 
     ENFORCE_POPULAR = 0
@@ -76,27 +76,27 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(Enum):
-    """How values are made smaller for the wire; `docs/quantization.md` says which to choose."""
+    """How values are encoded in fewer bits; `docs/quantization.md` says which to choose."""
 
     NONE = 0
-    #: Codes span the values of a group, from the least to the largest.
+    #: Codes span the values of a quantization group, from the least to the largest.
     MIN_MAX = 1
     #: Codes span the values and zero, and zero is exact.
     ZERO_POINT_SCALE = 2
-    #: The same with two codes to a byte; the quantized type is UINT8.
+    #: The same two algorithms with two codes per byte; the quantized type is UINT8.
     MIN_MAX_4BIT = 100
     ZERO_POINT_SCALE_4BIT = 101
 
 
 class DeviceType(Enum):
-    """Where the memory of a tensor lies."""
+    """The type of the device that holds a tensor."""
 
     CPU = 0
     CUDA = 1
 
     @classmethod
     def from_torch_device_type(cls, name: str) -> DeviceType:
-        """The device type that torch calls by this name."""
+        """The device type that has this name in torch; ValueError if it is not supported."""
         if name == "cpu":
             return cls.CPU
         if name == "cuda":
@@ -120,7 +120,7 @@ class DataType(Enum):
     FLOAT = 10
     DOUBLE = 11
 
-    _itemsize: int  # kept by each member, because a table by member would hash it, and that is slow
+    _itemsize: int  # an attribute of each member, because a lookup in a dict would hash the member, which is slow
 
     @property
     def itemsize(self) -> int:
@@ -161,8 +161,8 @@ class DataType(Enum):
         except TypeError as error:
             raise ValueError(f"{dtype!r} is not a numpy dtype") from error
         datatype = _BY_NAME.get(native.name)
-        # Byte order is part of a numpy dtype but not of its name, and the wire
-        # carries native elements.  Extension types may also be called bfloat16.
+        # Byte order is part of a numpy dtype but not of its name, and elements are sent in native byte order.
+        # Extension types may also be called bfloat16.
         if datatype is None or datatype is cls.BFLOAT16 or not native.isnative:
             raise ValueError(f"numpy dtype {native.str!r} ({native}) is not supported")
         return datatype
@@ -176,7 +176,7 @@ class DataType(Enum):
         return np.dtype(_NAMES[self])
 
 
-# numpy and torch call all their types alike, so one table of names serves both.
+# numpy and torch use the same names for their types, so one table serves both.
 _NAMES = {
     DataType.UINT8: "uint8",
     DataType.INT8: "int8",
@@ -199,7 +199,7 @@ for _datatype, _name in _NAMES.items():
 
 @dataclass(frozen=True, slots=True)
 class ReduceOperandDescriptor:
-    """What the elements of a reduce are."""
+    """The data type and the distribution of the elements of a reduce."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -207,7 +207,7 @@ class ReduceOperandDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """How the elements of a reduce travel."""
+    """How the elements of a reduce are quantized."""
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
@@ -226,16 +226,16 @@ class ReduceDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """What a reduce did: how many took part, and the bytes it moved here."""
+    """What a reduce did: how many members took part, and the bytes that this peer sent and received."""
 
     local_world_size: int
     tx_bytes: int
     rx_bytes: int
-    #: Where the time of this peer's workers went, summed over its lanes: in the middle of a frame,
+    #: Time that workers waited in the middle of a frame. This and the next two are sums over the lanes of this peer.
     network_seconds: float = 0.0
-    #: for the previous peer to send one,
+    #: Time that receivers waited for the previous peer to begin a frame.
     neighbour_seconds: float = 0.0
-    #: and adding what had come.
+    #: Time that receivers spent on reducing.
     reduce_seconds: float = 0.0
 
     @property
@@ -246,7 +246,7 @@ class ReduceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """The payload bytes that a synchronisation moved here."""
+    """The payload bytes that this peer sent and received in a sync."""
 
     tx_bytes: int
     rx_bytes: int

@@ -2,7 +2,7 @@
 
 A call is a message in the mailbox; its result comes in a slot in shared memory. The caller sleeps on the slot without
 the GIL, in short slices. Between two slices Ctrl-C is raised, log lines of the actor are passed on, and a dead or
-stopped actor is noticed. Descriptors of memory are sent through the mailbox too, each once. Nothing here knows what a
+stopped actor is detected. Descriptors of memory are sent through the mailbox too, each once. Nothing here knows what a
 call means. `call_slots` has the fast path; this module has the rare cases.
 
 A pipe tells when the last process of the peer has ended: only the actor and its workers hold its other end. Memory that
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NOTICE_INTERVAL_NS = 1_000_000_000  # log lines of the actor are collected this often by calls that never sleep
 NOTICE_BYTES_MAX = 4096  # larger than any message from the actor
-EXIT_WAIT = 5.0  # killed processes end at once, unless the kernel is stuck; then we do not wait for them
+EXIT_WAIT = 5.0  # seconds; killed processes exit at once, unless the kernel is stuck; then we do not wait
 
 _log = logging.getLogger("pccl.peer")
 
@@ -61,7 +61,7 @@ class ActorClient:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._awake_ns = self.calls.noticed_ns
-        self._left = False  # close() was called, maybe by another thread than the one that waits
+        self._left = False  # close() was called, perhaps by another thread than the one that waits
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.mailbox.setblocking(False)
         self.calls.fd = self.mailbox.fileno()
@@ -120,7 +120,7 @@ class ActorClient:
         self._check_actor(name, None)
 
     def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
-        """Make segments known to the actor, unless they are known; 0 is none."""
+        """Make segments known to the actor, unless they are known; 0 means no segment."""
         for segment in segments:
             if segment and segment not in self.calls.shared:
                 fd, nbytes = descriptor(segment)
@@ -215,7 +215,7 @@ class ActorClient:
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.calls.over = True
-            self.process.kill()  # or it might continue later, as a member without a training process
+            self.process.kill()  # otherwise it might continue later, as a member without a training process
             message = (
                 f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
                 "starved, and is ended. connect() starts a new one"
@@ -249,7 +249,7 @@ class ActorClient:
 
 
 def _poll(fd: int, event: int, timeout: float) -> None:
-    """Wait for one descriptor; unlike `select`, it may have any number."""
+    """Wait for one descriptor. Unlike select(), poll() allows descriptors from 1024 on."""
     poll = select.poll()
     poll.register(fd, event)
     poll.poll(timeout * 1000)

@@ -102,7 +102,7 @@ cdef class CallSlots:
         return 0
 
     cdef int make_known(self, str name, uint32_t segment, Arena arena) except -1:
-        """Make a segment known to the actor, unless it is known; 0 is none."""
+        """Make a segment known to the actor, unless it is known; 0 means no segment."""
         if segment and segment not in self.shared:
             self.callbacks.share(name, (segment,), arena.descriptor)
         return 0

@@ -3,7 +3,7 @@
 
 A reduce is *pending* from its launch until its outcome was returned. A reduce whose caller was interrupted is
 *abandoned*: no caller will wait for it, but its memory is held until no worker can use it. A reduce that failed is an
-outcome and no exception here.
+outcome here, not an exception.
 """
 
 cimport cython
@@ -28,7 +28,7 @@ from .reduce_request import NOTHING, read_failure
 
 NOT_A_MEMBER = "this peer is not a member yet, or no longer: wait for connect() to return, or call it again"
 
-cdef int64_t AWAIT_NS = 500_000_000  # a caller that waited this long says so: the master can then explain a deadlock
+cdef int64_t AWAIT_NS = 500_000_000  # then a waiting caller tells the actor, so that the master can explain a deadlock
 
 
 @cython.final
@@ -61,7 +61,7 @@ cdef class PendingReduces:
 
     cdef object actor               # the ActorClient of this membership
     cdef CallSlots calls            # the compiled part of the actor client
-    cdef PackedNumbers world        # the numbers of the last round or collective; all zero: this peer is no member
+    cdef PackedNumbers world        # the numbers of the last round or collective; all zero: this peer is not a member
     cdef dict pending               # tag -> the reduce that was launched and not awaited
     cdef list abandoned             # reduces whose callers were interrupted and that are still running
     cdef Outcome ended              # the first failure that ended the membership, or None
@@ -133,7 +133,7 @@ cdef class PendingReduces:
         return launched
 
     cdef uint32_t require_ready(self, str name) except 0:
-        """The number of members, or the error that says why nothing can be launched."""
+        """Return the number of members. Raises an error that says why no reduce can be launched."""
         if self.ended is not None:
             # A caller that retries must learn that no retry can succeed.
             raise self.ended.error(name)

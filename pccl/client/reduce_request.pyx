@@ -233,7 +233,7 @@ cdef bint read_plain(tensor, TensorView *view) except -1:
 
 
 cdef int remember(tensor, datatype) except -1:
-    """Have later tensors of this class and dtype read in C."""
+    """Remember the class and dtype, so that later tensors of both are read in C."""
     global array_class, tensor_class, parameter_class, strided
     cdef Kind kind = Kind()
     cdef object numpy = sys.modules.get("numpy"), torch = sys.modules.get("torch")
@@ -299,7 +299,7 @@ cdef class PendingReduce:
 
     @property
     def segments(self) -> tuple:
-        """The segments that the workers must map; 0 is none."""
+        """The segments that the workers must map; 0 means no segment."""
         return self.send_segment, self.recv_segment, number_of(self.backup), number_of(self.area)
 
     cdef int share(self, CallSlots calls, str name) except -1:

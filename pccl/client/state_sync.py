@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .call_slots import CallSlots
 
 NAME = "sync_shared_state"
-GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; one that takes this long is stopped
+GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; an actor that takes this long is stopped
 
 
 class Syncs:
@@ -169,8 +169,8 @@ def hash_blocks(infos: tuple[TensorInfo, ...], threads: int) -> list[bytes]:
 
 
 def _row(info: TensorInfo, blocks: bytes) -> Row:
-    place = default().find(info.address, info.nbytes) if info.nbytes and info.device_type is DeviceType.CPU else None
-    segment, offset = place or (0, 0)
+    found = default().find(info.address, info.nbytes) if info.nbytes and info.device_type is DeviceType.CPU else None
+    segment, offset = found or (0, 0)
     digest = digest_of_blocks(blocks, info.nbytes)
     return Row(info.name, info.dtype.value, info.allow_content_inequality, info.nbytes, digest, segment, offset, blocks)
 

@@ -88,7 +88,7 @@ class _Question:
 
     def _heard(self, _: int, page: Report) -> None:
         if page.page != len(self._pages) or not page.page < page.pages <= REPORT_PAGES_MAX:
-            self._end(f"page {page.page} of {page.pages} of its report came out of turn")
+            self._end(f"page {page.page} of {page.pages} of its report came out of order")
             return
         self._pages.append(page.text)
         if page.page + 1 == page.pages:

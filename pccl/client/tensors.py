@@ -127,7 +127,7 @@ _PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_
 
 
 def check_quantization(datatype: DataType, options: QuantizationOptions | None) -> None:
-    """Raise ValueError if elements of that type cannot be quantized so."""
+    """Raise ValueError if elements of that type cannot be quantized with these options."""
     if options is None or options.algorithm is QuantizationAlgorithm.NONE:
         return
     quantized = options.quantized_datatype

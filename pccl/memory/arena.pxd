@@ -1,11 +1,11 @@
-# Contents of `arena`: pieces of shared memory, the segments they are cut from, and who hands them out.
+# Contents of `arena`: pieces of shared memory, the segments they are cut from, and their allocator.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from pccl._core.system.mapping cimport Extent, Mapping
 
 
-# One segment: a slab, or the home of a single large piece.
+# One segment: a slab, or the segment of a single large piece.
 cdef class Region:
     cdef uint32_t number            # never used twice in a process
     cdef object segment
@@ -14,7 +14,7 @@ cdef class Region:
     cdef uint64_t nbytes
     cdef bint is_slab
     cdef uint64_t live              # pieces in use
-    cdef int64_t idle_since         # the arena's clock when the last one came back
+    cdef int64_t idle_since         # the arena's clock when the last piece was freed
     cdef uint64_t cut               # bytes of a slab that have been cut into pieces
     cdef dict free                  # of a slab: size class to offsets
 
@@ -36,22 +36,22 @@ cdef class Piece(Extent):
 # All segments of one process.
 cdef class Arena:
     cdef object __weakref__
-    cdef readonly object _lock      # knows its owner; it is never entered twice
-    cdef str refusal                # why nothing is handed out any more
+    cdef readonly object _lock      # knows its owner; a thread never acquires it twice
+    cdef str refusal                # why nothing is allocated any more
     cdef int64_t clock              # allocations so far
-    cdef object enter               # what the lock is acquired by
-    cdef object leave               # released by
-    cdef object is_inside           # and whether this thread holds it
-    cdef list returned              # came back, not sorted in yet: region, offset and size
+    cdef object enter               # acquires the lock
+    cdef object leave               # releases the lock
+    cdef object is_inside           # whether this thread holds the lock
+    cdef list returned              # freed, but not in a free list yet: region, offset and size
     cdef dict regions               # all, by number
-    cdef list index                 # all, by address; replaced, never changed
-    cdef list slabs                 # oldest first, so that the newest run empty
-    cdef readonly dict _spare       # idle homes of large pieces by size class, hottest last
-    cdef dict idle                  # idle ones of both kinds, longest idle first
+    cdef list index                 # all regions, by address; replaced, never changed
+    cdef list slabs                 # oldest first, so that the newest become empty
+    cdef readonly dict _spare       # idle segments of large pieces by size class, the last used one last
+    cdef dict idle                  # idle regions of both kinds, longest idle first
     cdef uint64_t idle_bytes
     cdef uint64_t bytes_mapped
     cdef uint64_t bytes_in_use
-    cdef dict watchers              # each returns its callback
+    cdef dict watchers              # functions that return a callback, or None if it is gone
 
     cdef set_lock(self, lock)
     cdef Piece take(self, uint64_t nbytes)

@@ -77,7 +77,7 @@ def size_class(int64_t nbytes) -> int:
 
 cdef uint64_t class_of(uint64_t nbytes) noexcept:
     cdef uint64_t step = CACHE_LINE
-    # The power of two above, in so many steps; counted up, because most requests are small.
+    # An eighth of the largest power of two up to `nbytes`; found from below, because most requests are small.
     while step <= nbytes // (2 * CLASS_STEPS):
         step *= 2
     return max(<uint64_t> CACHE_LINE, (nbytes + step - 1) // step * step)
@@ -97,7 +97,7 @@ cdef class Region:
         self.free = {}
 
     cdef bint carve(self, uint64_t size, uint64_t *offset) noexcept:
-        """A new piece, if the slab has room for it."""
+        """Cut a new piece at `offset`; False if the slab has no room for it."""
         if self.cut + size > self.nbytes:
             return False
         offset[0] = self.cut
@@ -105,7 +105,7 @@ cdef class Region:
         return True
 
     cdef int restore(self, uint64_t offset, uint64_t size) except -1:
-        """Frees a piece; after the last one the whole slab is free."""
+        """Free a piece; after the last one the whole slab is free."""
         cdef list offsets
         check(self.live != 0, "a piece that comes back was handed out")
         check(offset + size <= self.nbytes, "a piece that comes back lies within its segment")
@@ -121,24 +121,24 @@ cdef class Region:
         return 0
 
     cdef close(self):
-        """Closes the segment; the memory is freed with its last piece."""
+        """Close the segment; the memory is freed with its last piece."""
         self.mapping = None
         self.segment.close()
 
 
-# No garbage collection: its way to break a cycle would skip the return, and nothing that a piece refers to refers to
-# it.
+# No garbage collection: the collector could clear a piece without its return to the arena. It is not needed, because
+# nothing that a piece refers to refers to the piece.
 @cython.final
 @cython.no_gc
 cdef class Piece(Extent):
     """Bytes of a segment: `nbytes` at `offset` of number `segment`, here at `address`, to be used through `view`.
 
-    The piece returns to its arena by `release()`, or when nobody refers to it any more; arrays and views made from
-    its buffer do. After `release()` the bytes may belong to somebody else, whoever still looks at them.
+    The piece returns to its arena by `release()`, or when the last reference to it is gone; arrays and views made from
+    its buffer are references. After `release()` the bytes may be allocated again, even if old views of them exist.
     """
 
     cpdef release(self):
-        """Returns the piece to the arena; a second call does nothing."""
+        """Return the piece to the arena; a second call does nothing."""
         if not self.released:
             self.released = True
             self.arena.give_back(self)
@@ -174,7 +174,7 @@ cdef class Arena:
 
     cdef set_lock(self, lock):
         self._lock = lock
-        # Bound once: every launch calls them.
+        # Looked up once: every launch of a reduce calls them.
         self.enter = lock.acquire
         self.leave = lock.release
         self.is_inside = lock._is_owned
@@ -182,19 +182,19 @@ cdef class Arena:
     # --- Handing out --------------------------------------------------------
 
     def allocate(self, nbytes) -> Piece:
-        """At least `nbytes` of populated memory with undefined contents, aligned to 64 bytes or better.
+        """Return at least `nbytes` of populated memory with undefined contents, aligned to 64 bytes or better.
 
-        MemoryError or OSError if there is no memory or no descriptor left even without what lies idle.
+        Raises MemoryError or OSError if there is no memory or no file descriptor left even without idle segments.
         """
         return self.hand_out(size_class(nbytes))
 
     cdef Piece take(self, uint64_t nbytes):
-        """The same, from C."""
+        """`allocate` for callers in C."""
         return self.hand_out(class_of(nbytes))
 
     cdef Piece hand_out(self, uint64_t size):
         cdef bint is_slab
-        # Whether this very thread holds the lock, and has been interrupted; threading.Condition asks the same.
+        # Whether this thread holds the lock, and a finaliser interrupted it; threading.Condition uses the same method.
         if self.is_inside():
             raise RuntimeError("a finaliser that interrupts the arena can release pieces, but not allocate any")
         cdef Piece piece = self.reuse(size)
@@ -210,7 +210,7 @@ cdef class Arena:
 
     cdef Piece reuse(self, uint64_t size):
         """A piece of memory that is mapped already, or None."""
-        # A `with` would look both methods up, which takes as long as all the rest.
+        # A `with` would look up both methods, which takes as long as the rest of this function.
         self.enter()
         try:
             if self.refusal:
@@ -241,7 +241,7 @@ cdef class Arena:
         return None
 
     cdef Piece piece_of(self, Region region, uint64_t offset, uint64_t size):
-        # An extent of nothing, which is then moved to its place: this is the way without numbers of Python.
+        # An empty extent, whose address and size are set below: this avoids Python integers.
         cdef Piece piece = Piece.__new__(Piece, region.mapping, 0, 0)
         if region.live == 0 and self.idle.pop(region.number, None) is not None:
             self.idle_bytes -= region.nbytes
@@ -269,7 +269,7 @@ cdef class Arena:
         try:
             return _create_segment(nbytes)
         except (MemoryError, OSError):
-            # What lies idle here may be exactly what is missing.
+            # The idle memory of this arena may be enough.
             self.trim()
         return _create_segment(nbytes)
 
@@ -298,7 +298,7 @@ cdef class Arena:
         cdef list returned
         cdef Region region
         cdef uint64_t offset, size
-        # More may come back meanwhile, to the new list; it is sorted in next time.
+        # Pieces that are freed meanwhile go to the new list, which is sorted in next time.
         returned, self.returned = self.returned, []
         for region, offset, size in returned:
             region.restore(offset, size)
@@ -312,10 +312,10 @@ cdef class Arena:
                     self._spare.setdefault(size, []).append(region)
         return 0
 
-    # --- Giving up ----------------------------------------------------------
+    # --- Returning memory to the system -------------------------------------
 
     def trim(self, keep_bytes=0) -> None:
-        """Returns idle segments to the system, longest idle first, until at most `keep_bytes` of them are left."""
+        """Return idle segments to the system, longest idle first, until at most `keep_bytes` of them are left."""
         with self._lock:
             self.sort_in()
             dropped = self._retire(keep_bytes, self.clock + 1)
@@ -333,7 +333,7 @@ cdef class Arena:
         return oldest is not None and oldest.idle_since < self.clock - IDLE_ALLOCATIONS_MAX
 
     def _retire(self, keep_bytes, before) -> list:
-        """Forgets idle regions, longest idle first, while there are more bytes and they were in use before then."""
+        """Remove and return regions idle since before `before`, longest idle first, until `keep_bytes` are idle."""
         cdef list dropped = []
         cdef Region region
         for region in list(self.idle.values()):
@@ -341,7 +341,7 @@ cdef class Arena:
                 break
             del self.idle[region.number], self.regions[region.number]
             kin = self.slabs if region.is_slab else self._spare[region.nbytes]
-            # Not `remove`, which would insist: Ctrl-C may have come between the two lists.
+            # Not `remove`, which raises if the region is missing: Ctrl-C may have come between the two lists.
             kin[:] = [other for other in kin if other is not region]
             self.idle_bytes -= region.nbytes
             self.bytes_mapped -= region.nbytes
@@ -361,10 +361,10 @@ cdef class Arena:
                     callback(region.number)
 
     def watch(self, callback) -> None:
-        """Calls back with the number of each segment that is gone for good.
+        """Call `callback` with the number of each segment that was returned to the system.
 
-        That happens in any thread and inside finalisers: the callback may take a note, but never wait or raise. A
-        bound method is held weakly and forgotten with its object; any other callable until `unwatch`.
+        This happens in any thread and inside finalisers: the callback may record the number, but must not wait or
+        raise. A bound method is held weakly and removed with its object; any other callable is held until `unwatch`.
         """
         for key, watcher in list(self.watchers.items()):
             if watcher() is None:
@@ -372,11 +372,11 @@ cdef class Arena:
         self.watchers[_key(callback)] = WeakMethod(callback) if hasattr(callback, "__func__") else lambda: callback
 
     def unwatch(self, callback) -> None:
-        """Undoes `watch`; a second call does nothing."""
+        """Undo `watch`; a second call does nothing."""
         self.watchers.pop(_key(callback), None)
 
     def close(self) -> None:
-        """Closes all descriptors and allocates nothing more; memory in use stays readable."""
+        """Close all file descriptors and allocate nothing more; memory in use stays readable."""
         self.refusal = self.refusal or "the arena is closed"
         cdef Region region
         regions, self.regions, self.index = self.regions, {}, []
@@ -389,13 +389,13 @@ cdef class Arena:
     # --- Looking up ---------------------------------------------------------
 
     def find(self, uintptr_t address, uint64_t nbytes):
-        """(segment, offset) of a range of memory that lies inside one segment, otherwise None."""
+        """(segment, offset) of a range of memory that is inside one segment, otherwise None."""
         cdef uint64_t offset
         cdef uint32_t segment = self.locate(address, nbytes, &offset)
         return (segment, offset) if segment else None
 
     cdef uint32_t locate(self, uintptr_t address, uint64_t nbytes, uint64_t *offset) noexcept:
-        """The number of the segment; 0: the range lies in none."""
+        """The number of the segment; 0: the range is in none."""
         cdef list regions = self.index
         cdef Region region
         cdef Py_ssize_t low = 0, high = len(regions), middle

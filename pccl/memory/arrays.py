@@ -1,4 +1,4 @@
-"""numpy arrays whose memory the peer actor and its workers can reach: they are reduced and synchronised in place.
+"""numpy arrays in shared memory, which are reduced and synchronised in place.
 
 Any other array works as well, but is copied in and out. numpy is imported when the first array is made.
 """
@@ -25,9 +25,9 @@ def empty(
 ) -> np.ndarray[Any, Any]:
     """A C-contiguous array in shared memory with undefined contents.
 
-    Unlike numpy's own, its elements are float32 unless said otherwise, as those of torch: what is reduced are
-    gradients and parameters. The memory is reused when the array and all its views are gone. ValueError for a dtype
-    that cannot be reduced. A process forked from this one sees the same memory, not a copy.
+    The default dtype is float32, as in torch and unlike numpy, because mostly gradients and parameters are reduced. The
+    memory is reused when the array and all its views are gone. Raises ValueError for a dtype that cannot be reduced. A
+    process forked from this one sees the same memory, not a copy.
     """
     import numpy as np
 

@@ -8,7 +8,7 @@ from pccl._core.system.mapping cimport Mapping
 
 cdef enum:
     BYTES_EACH = 1024               # room for a refusal with its reason, or for the fixed results of a collective
-    PAYLOAD_MAX = BYTES_EACH - 16   # what the four numbers before it leave
+    PAYLOAD_MAX = BYTES_EACH - 16   # the bytes after the four numbers of a slot
 
 
 # The states of a slot.
@@ -19,7 +19,7 @@ cdef enum:
     IS_AWAITED = 3                  # the actor owes a completion and a wake-up
 
 
-# One slot as it lies in shared memory.
+# One slot in shared memory.
 cdef struct Entry:
     uint32_t state                  # the futex word
     uint32_t generation             # counts the uses of this slot

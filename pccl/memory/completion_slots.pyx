@@ -34,7 +34,7 @@ it, and `acquire` reuses it when no other is free. So a completion never reaches
 and a generation that does not match is a completion that was sent twice.
 
 The lists of free and of abandoned slots are ordinary memory of the training process. They must not be touched in a
-child of `os.fork`, which has a copy of them but shares the slots; the Communicator sees to that.
+child of `os.fork`, which has a copy of them but shares the slots; the Communicator ensures this.
 
 Each step here is C code that holds the GIL and runs no Python, so other threads, signal handlers and finalisers see it
 done or not begun. Only a sleep releases the GIL. So the lists need no lock, and Ctrl-C cannot lose a slot between its
@@ -64,11 +64,11 @@ from pccl._core.system.futex import Word
 
 from .segments import Segment
 
-SLOT_COUNT = 1024  # un-awaited operations at a time; a page is touched only when its slots are used
+SLOT_COUNT = 1024  # un-awaited operations at a time; a memory page is touched only when its slots are used
 SLOT_BYTES = <int> BYTES_EACH
 PAYLOAD_BYTES_MAX = <int> PAYLOAD_MAX
 
-# What Python sees of the states.
+# The states, for Python.
 FREE = <int> IS_FREE
 PENDING = <int> IS_PENDING
 DONE = <int> IS_DONE
@@ -106,9 +106,9 @@ cdef class Slot:
         return self.is_done()
 
     def wait(self, int64_t timeout_ns, int64_t look_ns=0) -> bool:
-        """Sleeps until done, at most `timeout_ns`; False early when a signal arrives, so callers loop.
+        """Wait until done, at most `timeout_ns`; returns False early if a signal arrives, so callers loop.
 
-        Looks for `look_ns` before it goes to sleep: what ends so soon costs nobody a wake-up.
+        Polls for `look_ns` before it sleeps: a completion in that time needs no wake-up.
         """
         return self.sleep(timeout_ns, look_ns)
 
@@ -125,13 +125,13 @@ cdef class Slot:
         return PyBytes_FromStringAndSize(self.entry.payload, self.entry.length)
 
     cpdef release(self):
-        """Frees the slot, which must be done; result and payload are lost then."""
+        """Free the slot, which must be done; result and payload are lost then."""
         self.require_done()
         self.held = False
         self.table.recycle(self.index)
 
     def abandon(self) -> None:
-        """Gives up waiting; the slot returns to use once the actor has completed it."""
+        """Give up waiting; the slot can be used again once the actor has completed it."""
         self.require_held()
         if self.is_done():
             self.release()
@@ -148,14 +148,14 @@ cdef class Slot:
         if word_load(word) == IS_DONE:
             return True
         if look_ns > 0:
-            # Whoever else wants the processor gets it between two looks, and other threads the GIL.
+            # Other processes get the processor between two polls, and other threads get the GIL.
             with nogil:
                 until = now_ns() + look_ns
                 while word_load(word) == IS_PENDING and now_ns() < until:
                     posix.sched_yield()
             if word_load(word) == IS_DONE:
                 return True
-            # A signal that came meanwhile interrupts no sleep that has yet to begin.
+            # A signal that came during the polling would not interrupt the sleep below.
             PyErr_CheckSignals()
         word_compare_exchange(word, IS_PENDING, IS_AWAITED)
         if timeout_ns > 0 and word_load(word) == IS_AWAITED:
@@ -203,7 +203,7 @@ cdef class SlotTable:
         self.abandoned = self.idle + self.count
         if acquires:
             self.idle_count = self.count
-            # The last one is the next one used, so that few pages are touched.
+            # `acquire` takes the last one: low indexes come first, so that few memory pages are touched.
             for index in range(self.count):
                 self.idle[index] = self.count - 1 - index
 
@@ -224,7 +224,7 @@ cdef class SlotTable:
 
     @classmethod
     def attach(cls, int fd) -> SlotTable:
-        """The table behind `fd`, for the process that completes; `fd` is ours on success."""
+        """The table in the memory of `fd`, for the process that completes; the table owns `fd` on success."""
         header = memoryview(os.pread(fd, 16, 0))
         if header[: len(MAGIC)] != MAGIC:
             raise ValueError(f"descriptor {fd} is no table of completion slots")
@@ -235,7 +235,7 @@ cdef class SlotTable:
 
     cpdef Slot acquire(self):
         """A slot in state PENDING, for one command; from any thread of the process that created the table."""
-        # Made first: with the memory in hand, nothing can come between the list and the slot.
+        # Created first: after this allocation nothing can interrupt the steps from the list to the slot.
         cdef Slot slot = Slot.__new__(Slot)
         cdef Entry *entry
         if self.idle_count == 0:
@@ -254,9 +254,10 @@ cdef class SlotTable:
         return slot
 
     cpdef bint complete(self, Py_ssize_t index, uint32_t generation, int32_t result, bytes payload=b"") except -1:
-        """Publishes a result and wakes who waits for it; False, and nothing touched, when nobody is owed one.
+        """Publish a result and wake the threads that wait for it.
 
-        A payload that does not fit is taken for text and cut.
+        Returns False, and changes nothing, if the slot is not pending or has another generation. A payload that does
+        not fit is treated as text and cut.
         """
         if not 0 <= index < <Py_ssize_t> self.count:
             raise ValueError(f"slot {index} is not in a table of {self.count}")
@@ -277,7 +278,7 @@ cdef class SlotTable:
         return True
 
     cpdef beat(self, uint64_t awake_ns):
-        """Notes that the actor was awake at `awake_ns` of the monotonic clock."""
+        """Store that the actor was awake at `awake_ns` of the monotonic clock."""
         posix.atomic_store_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET), awake_ns)
 
     @property
@@ -294,7 +295,7 @@ cdef class SlotTable:
         return self.idle_count
 
     def close(self) -> None:
-        """Gives up the segment; slots still held stay readable, and the memory goes with the last of them."""
+        """Close the segment; slots that are still held stay readable, and the memory is released with the last one."""
         self.closed = True
         self.idle_count = self.abandoned_count = 0
         self.segment.close()
@@ -312,7 +313,7 @@ cdef class SlotTable:
             self.idle_count += 1
 
     cdef void reclaim(self) noexcept:
-        # Takes back what the actor completed after its callers had gone.
+        # Frees the abandoned slots that the actor has completed.
         cdef uint32_t i, owed = 0
         for i in range(self.abandoned_count):
             if word_load(&self.entries[self.abandoned[i]].state) == IS_DONE:

@@ -1,15 +1,15 @@
-"""Segments: memory that several processes map, and that vanishes with the last of them.
+"""Segments: memory that several processes map, and that disappears with its last holder.
 
-Here lives one memory file and its mapping. What is stored in it, and which segments are kept for reuse, is decided
-elsewhere. A segment has no name in any file system: it travels as a descriptor, over a socket or across exec,
+This module has one memory file and its mapping. Other modules decide what is stored in it, and which segments are kept
+for reuse. A segment has no name in any file system: it is passed on as a file descriptor, over a socket or across exec,
 so a process that is killed leaves nothing behind.
 
-`close()` gives up our claim; it never pulls memory from under somebody's feet. The descriptor goes at once, the
-mapping together with the last view of it: a tensor, a slice, a word that a thread sleeps on.
+`close()` never unmaps memory that is still in use. It closes the file descriptor at once; the mapping ends with the
+last view of it: a tensor, a slice, a word that a thread sleeps on.
 
-A populated segment has all its pages before anybody sees it, and huge ones where there are such. They are asked for
-where a refusal can still be an error: first we look how much is left, since the kernel would rather kill than say no,
-then `fallocate` returns a code where a first touch would be the signal SIGBUS.
+A populated segment has all its memory pages before it is used, and huge pages if the system has them. They are
+allocated where a lack of memory can still be an error: first we check how much memory is available, because the kernel
+kills a process instead of refusing; then `fallocate` returns an error code, where the first access would raise SIGBUS.
 """
 
 import errno
@@ -30,7 +30,7 @@ class Segment:
     _mapping: Mapping | None
 
     def __init__(self, fd: int, size: int, *, populate: bool = False) -> None:
-        """Maps `size` bytes and owns `fd` from here on; use `create` or `attach`, which check what they map."""
+        """Map `size` bytes and take over `fd`; use `create` or `attach`, which check what they map."""
         self.fd = -1
         self.size = size
         self._mapping = Mapping(fd, size, populate=populate)
@@ -38,9 +38,9 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, size: int, *, populate: bool = False) -> "Segment":
-        """New memory, all zero, whose size is final; `name` only labels it in /proc.
+        """Create memory, all zero, whose size is final; `name` only labels it in /proc.
 
-        MemoryError if it is to be populated and there is not enough.
+        Raises MemoryError if `populate` is true and there is not enough memory.
         """
         fd = create_memory_file(name, size)
         try:
@@ -53,9 +53,9 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> "Segment":
-        """Memory that another process created; `fd` is ours on success and stays the caller's on failure.
+        """Map memory that another process created; the segment owns `fd` on success, the caller on failure.
 
-        A file that is too small, or that could still shrink, would turn a later access into SIGBUS: ValueError.
+        Raises ValueError if the file is too small or could still shrink, because a later access would raise SIGBUS.
         """
         if size <= 0:
             raise ValueError(f"a segment has at least one byte, not {size}")
@@ -68,7 +68,7 @@ class Segment:
 
     @property
     def mapping(self) -> Mapping:
-        """The memory itself; whoever holds it, or a buffer of it, keeps it mapped."""
+        """The mapping; a reference to it, or to a buffer of it, keeps the memory mapped."""
         if self._mapping is None:
             raise ValueError("the segment is closed")
         return self._mapping
@@ -84,7 +84,7 @@ class Segment:
         return self._mapping is None
 
     def close(self) -> None:
-        """Gives up descriptor and mapping; harmless when done before."""
+        """Close the file descriptor and release the mapping; a second call does nothing."""
         self._mapping = None
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -106,7 +106,7 @@ class Segment:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Gets all pages now, or fails without having taken any."""
+    """Allocate all memory pages now. Raises MemoryError if there is not enough memory."""
     left = available_bytes()
     lack = (
         f"no room for a segment of {size} bytes of shared memory: {left} are available; drop tensors that are not"
@@ -116,7 +116,7 @@ def _reserve(fd: int, size: int) -> None:
         raise MemoryError(lack)
     enlarge_pages(fd, size)
     try:
-        os.posix_fallocate(fd, 0, size)  # whatever has no page yet
+        os.posix_fallocate(fd, 0, size)  # all bytes that have no memory page yet
     except OSError as error:
         if error.errno in (errno.ENOMEM, errno.ENOSPC):
             raise MemoryError(lack) from error

@@ -1,6 +1,6 @@
 """The window: how workers reach tensors that only the training process can access.
 
-A tensor in ordinary memory or on a GPU lies in no segment. While its state is transferred, the training process waits
+A tensor in ordinary memory or on a GPU is in no segment. While its state is transferred, the training process waits
 in the call anyway, so it copies for the workers, one piece at a time, through a segment that both map. The window has
 a fixed size, for tensors of any size. This module has the buffers of the window and the orders in them. Workers decide
 which bytes move when; the training process decides how to copy.
@@ -216,7 +216,7 @@ class Window:
 
 
 def _bump(word: Word) -> None:
-    """Change a word, and wake all that wait for that."""
+    """Change a word, and wake all threads that wait for a change."""
     while not word.compare_exchange(value := word.load(), (value + 1) & 0xFFFFFFFF):
         pass
     word.wake(_ALL_SLEEPERS)

@@ -1,7 +1,7 @@
-"""What needs torch: tensors in shared memory, which are reduced and synchronised in place.
+"""torch tensors in shared memory, which are reduced and synchronised in place.
 
-Importing this module imports torch; `import pccl` does not, nor does any other module of ours. Inside this package
-`import torch` is the real one, since all imports are absolute.
+The import of this package imports torch; `import pccl` does not, nor does any other module of pccl. Inside this package
+`import torch` imports torch itself, since all imports are absolute.
 """
 
 from .share import share_

@@ -1,9 +1,9 @@
-"""CUDA tensors on their way through shared memory.
+"""Staging of CUDA tensors through shared memory.
 
-Workers cannot reach a device, so a CUDA tensor is copied into a piece of the arena and back. The piece's segment is
-page-locked once, which makes the copy a direct transfer; it stays so until the arena drops the segment. Copies run on
-the caller's current stream and are complete when these functions return. Not run on a GPU by our tests: they exercise
-the copies with tensors on the CPU and the locking with a driver that only takes notes.
+Workers cannot access a device, so a CUDA tensor is copied into a piece of the arena and back. The piece's segment is
+page-locked once, so that the device can copy directly; it stays so until the arena drops the segment. Copies run on
+the caller's current stream and are complete when these functions return. The tests never run this on a GPU: they run
+the copies with tensors on the CPU, and the locking with a fake driver that records its calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pccl._core.system.mapping import Mapping
     from pccl.memory.arena import Piece
 
-_locked: dict[int, Mapping] = {}  # segments that the driver knows; held, so that none is unmapped before it is unlocked
+_locked: dict[int, Mapping] = {}  # page-locked segments; held, so that none is unmapped before it is unlocked
 
 
 def copy_to_host(piece: Piece, tensor: torch.Tensor, nbytes: int) -> None:
@@ -35,12 +35,12 @@ def copy_to_device(tensor: torch.Tensor, piece: Piece, nbytes: int) -> None:
 
 
 def read_bytes(piece: memoryview, tensor: torch.Tensor, begin: int) -> None:
-    """Fill a piece of host memory with the bytes of a device tensor from `begin` on."""
+    """Fill host memory with the bytes of a device tensor from `begin` on."""
     torch.frombuffer(piece, dtype=torch.uint8).copy_(_bytes_of(tensor)[begin : begin + len(piece)])
 
 
 def write_bytes(tensor: torch.Tensor, begin: int, piece: memoryview) -> None:
-    """Put a piece of host memory into a device tensor from `begin` on."""
+    """Copy host memory into a device tensor from byte `begin` on."""
     _bytes_of(tensor)[begin : begin + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
 
 
@@ -53,7 +53,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lock(piece: Piece, tensor: torch.Tensor) -> None:
-    """Page-lock the piece's segment, if that was not done. A driver that refuses makes copies slower, not wrong."""
+    """Page-lock the piece's segment, if it is not locked. If the driver refuses, copies are only slower."""
     if tensor.device.type != "cuda" or piece.segment in _locked:
         return
     mapping = default().mapping(piece.segment)

@@ -1,4 +1,4 @@
-"""Digests of CUDA tensors, computed on the device: only DIGEST_BYTES for each block travel to the host.
+"""Digests of CUDA tensors, computed on the device: only DIGEST_BYTES for each block are copied to the host.
 
 This module builds and calls `digest.cu`. It is built when the first CUDA tensor is digested, by nvcc of the machine's
 CUDA toolkit; torch keeps the result for later processes, which open it in milliseconds. `digest.pyx` computes the same

@@ -1,14 +1,14 @@
-"""Moving tensors that exist already into shared memory, without anybody noticing.
+"""Move existing tensors into shared memory.
 
-A tensor object stays the same object; only its memory changes. What the optimizer, the module and the autograd
-engine hold are those objects, so all of them go on with the new memory.
+A tensor object stays the same object; only its memory changes. The optimizer, the module and the autograd engine hold
+those objects, so all of them continue with the new memory.
 
 Theory of operation. Every tensor covers a range of addresses. Ranges that overlap are *entangled*: tied parameters,
-views of one storage. A cluster of entangled ranges moves as a block, byte by byte, and each tensor of it points into
-the new block as it did into the old, strides included; so whatever was shared between them still is. All clusters of
-one call lie in one piece of the arena, hence a module of a thousand parameters costs one descriptor.
+views of one storage. A cluster of entangled ranges moves as a whole, byte by byte. Each of its tensors has the same
+offset and strides in the new memory as in the old, so tensors that shared bytes still share them. All clusters of one
+call are in one piece of the arena, so a module of a thousand parameters needs one file descriptor.
 
-First everything is judged and only then is anything changed: a call that raises has moved nothing.
+All tensors are checked before any is changed: a call that raises has moved nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class _Cluster:
         distance = tensor.data_ptr() - self.start
         if distance % tensor.element_size():
             raise ValueError(
-                f"cannot share a tensor of {tensor.dtype} that overlaps another one {distance} bytes behind its start:"
-                " that is no multiple of its elements; clone one of them first"
+                f"cannot share a tensor of {tensor.dtype} that overlaps another one {distance} bytes after its start:"
+                " that is not a multiple of its element size; clone one of them first"
             )
         self.tensors.append(tensor)
         self.end = max(self.end, end)
 
     def move(self, storage: torch.UntypedStorage) -> None:
-        """Copies the bytes and lets every tensor point at the copy."""
+        """Copy the bytes, and make every tensor point to the copy."""
         for tensor in self.tensors:
-            # Each is copied through its own storage: two of them may cover the same memory, neither all of it.
+            # Each tensor is copied through its own storage: two storages may overlap, and neither may cover both.
             source, nbytes = tensor.untyped_storage(), _extent(tensor)
             distance = tensor.data_ptr() - self.start
             old = _bytes_of(source, tensor.data_ptr() - source.data_ptr(), nbytes)
@@ -63,16 +63,16 @@ class _Cluster:
 
 
 def share_(x: T) -> T:
-    """Moves a tensor, the parameters and buffers of a module, or an iterable of these into shared memory; returns it.
+    """Move a tensor, the parameters and buffers of a module, or an iterable of these into shared memory; return it.
 
-    The objects stay the same, and so do contents, strides, `requires_grad` and hooks; dense gradients move along.
-    Tensors that overlap go on sharing memory if both are given here; others that look at the old memory keep it. What
-    lies in shared memory already stays where it is. While the call lasts, both copies exist.
+    The objects stay the same, and so do contents, strides, `requires_grad` and hooks; dense gradients move too.
+    Tensors that overlap still share memory if all are passed here; views that are not passed keep the old memory.
+    Tensors that are in shared memory already do not move. During the call both copies exist.
 
-    A process forked later sees the same memory, not a copy: what it writes, this one reads.
+    A process that is forked later sees the same memory, not a copy: this process reads what the child writes.
 
-    ValueError, and nothing is changed, for tensors that have no plain memory on the CPU: CUDA tensors need no sharing,
-    they are staged automatically; sparse, quantized, meta and distributed ones cannot be shared.
+    Raises ValueError, and changes nothing, for tensors that have no plain memory on the CPU: CUDA tensors need no
+    sharing, because they are staged automatically; sparse, quantized, meta and distributed ones cannot be shared.
     """
     clusters = _entangle(_tensors(x))
     if clusters:
@@ -87,11 +87,11 @@ def share_(x: T) -> T:
 
 
 def _tensors(x: object) -> Iterator[torch.Tensor]:
-    """Each tensor that is meant, with its gradient, judged; once or several times."""
+    """Yield each tensor of `x` and its gradient, checked; a tensor may come several times."""
     if isinstance(x, torch.Tensor):
-        _judge(x)
+        _check(x)
         yield x
-        # Reading the gradient of a tensor that is no leaf is a warning.
+        # torch warns if the gradient of a tensor that is no leaf is read.
         if x.is_leaf and x.grad is not None and x.grad.layout is torch.strided:
             yield from _tensors(x.grad)
     elif isinstance(x, torch.nn.Module):
@@ -107,8 +107,8 @@ def _tensors(x: object) -> Iterator[torch.Tensor]:
         raise TypeError(f"cannot share {type(x).__qualname__}; pass a tensor, a module or an iterable of them{advice}")
 
 
-def _judge(tensor: torch.Tensor) -> None:
-    """Refuses what has no plain memory on the CPU, with the way out."""
+def _check(tensor: torch.Tensor) -> None:
+    """Raise ValueError, which says what to do, if the tensor has no plain memory on the CPU."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise ValueError("cannot share a parameter of a lazy module before its first forward pass")
     if hasattr(tensor, "to_local"):
@@ -116,7 +116,7 @@ def _judge(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(f"cannot share a tensor of layout {tensor.layout}; make it dense first")
     if tensor.is_cuda:
-        raise ValueError("cannot share a CUDA tensor, and need not: those are staged through pinned memory by pccl")
+        raise ValueError("cannot share a CUDA tensor, and it is not needed: pccl stages it through pinned memory")
     if tensor.is_meta:
         raise ValueError("cannot share a meta tensor, which has no contents; create it on the CPU first (to_empty)")
     if tensor.device.type != "cpu":
@@ -130,7 +130,7 @@ def _judge(tensor: torch.Tensor) -> None:
 
 
 def _entangle(tensors: Iterable[torch.Tensor]) -> list[_Cluster]:
-    """Clusters of tensors to move, by address; without what is empty, shared already or named twice."""
+    """Clusters of tensors to move, by address; without tensors that are empty, shared already or repeated."""
     arena = default()
     ranges = {}
     for tensor in tensors:
@@ -146,7 +146,7 @@ def _entangle(tensors: Iterable[torch.Tensor]) -> list[_Cluster]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last in memory; torch knows no negative strides."""
+    """Bytes from the first element to the end of the last in memory; torch has no negative strides."""
     if tensor.numel() == 0:
         return 0
     last: int = sum((length - 1) * stride for length, stride in zip(tensor.size(), tensor.stride(), strict=True))

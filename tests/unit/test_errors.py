@@ -1,4 +1,4 @@
-"""The exception tree: what a caller should do next decides the class, and every part survives the trip."""
+"""The exceptions: the class says what a caller should do next, and pickling keeps every part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and iss
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_they_pickle_with_all_their_parts(cls: type[PCCLError]) -> None:
-    """Goal: an error that crosses a process is still what it was."""
+    """Goal: an error is equal after a trip to another process."""
     error = cls(Result.INVALID_USAGE, "update_topology", "who, what, what to do")
 
     copy = pickle.loads(pickle.dumps(error))
@@ -46,14 +46,14 @@ def test_they_pickle_with_all_their_parts(cls: type[PCCLError]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_each_says_what_to_do(cls: type[PCCLError]) -> None:
-    """Goal: every class is a PCCLError, so one `except` catches all, and its docstring is a sentence for the reader."""
+    """Goal: every class is a PCCLError, so that one `except` catches all, and its docstring says what to do."""
     assert issubclass(cls, PCCLError)
     assert cls.__doc__
     assert cls.__doc__.endswith(".")
 
 
 def test_the_text_names_the_call_and_the_result() -> None:
-    """Goal: a traceback alone tells where, what and which result."""
+    """Goal: the traceback shows the call, the reason and the result."""
     assert str(PCCLError(Result.INVALID_USAGE, "connect", "call it once")) == "connect: call it once [INVALID_USAGE]"
     assert str(PCCLError(Result.INTERNAL_ERROR, "connect")) == "connect: INTERNAL_ERROR"
     assert str(PCCLError(Result.INTERNAL_ERROR)) == "INTERNAL_ERROR"
@@ -88,19 +88,19 @@ def test_an_outcome_becomes_the_class_of_its_remedy(result: Result, kind: int, c
 
 
 def test_every_result_can_be_raised() -> None:
-    """Goal: no outcome is without an exception, and the first two parts are those of the contract."""
+    """Goal: every outcome has an exception, and its first two parts are those of the contract."""
     for result in Result:
         error = error_from_outcome(result.value, KIND_PLAIN, "f", "m")
         assert error.args[:2] == (result, "f")
 
 
 def test_a_kick_gives_its_reason() -> None:
-    """Goal: `.reason` is the master's own sentence."""
+    """Goal: `.reason` is the text of the master."""
     assert KickedError(Result.INVALID_USAGE, "f", "straggler").reason == "straggler"
 
 
 def test_the_actors_numbers_are_the_results() -> None:
-    """Goal: what the machines say in numbers is what users know by name."""
+    """Goal: the machines' numbers are those of the public enum."""
     numbers = {name: value for name, value in vars(outcomes).items() if name.isupper() and not name.startswith("KIND_")}
 
     assert numbers
@@ -109,6 +109,6 @@ def test_the_actors_numbers_are_the_results() -> None:
 
 @pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE])
 def test_an_outcome_fits_into_one_number(kind: int) -> None:
-    """Goal: a slot has room for one number, and both parts come out of it again."""
+    """Goal: a slot has room for one number, from which both parts can be read."""
     for result in Result:
         assert split(join(result.value, kind)) == (result.value, kind)

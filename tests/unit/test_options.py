@@ -1,4 +1,4 @@
-"""Options: every bound has a default that holds together, can be overridden by the operator, and survives the trip."""
+"""Options: every default is consistent, operators can override it, and it reaches the actor unchanged."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_the_defaults_are_valid() -> None:
     assert (options.heartbeat_interval, options.heartbeat_timeout) == (1.0, 10.0)
     assert options.vote_warning == 30.0
     assert options.vote_timeout == 0.0
-    # Two intervals of sweeping may pass before a deadlock is looked at, and five seconds are promised.
+    # A deadlock may be checked only after two sweep intervals, and five seconds are promised.
     assert options.deadlock_timeout + 2 * options.heartbeat_interval <= 5.0
-    # Every dial of a rewiring may time out before the rewiring does.
+    # All dials of a rewiring can time out before the rewiring does.
     assert options.dial_attempts * (options.connect_timeout + 0.1) < options.wire_timeout
 
 
 def test_every_field_has_its_reason_beside_it() -> None:
-    """Goal: no bound without a sentence that says why."""
+    """Goal: every bound has a sentence that says why."""
     text = Path(pccl.options.__file__).read_text()
     for name in NAMES:
         assert re.search(rf"^    {name}: \w+ = \S+  # \w", text, re.MULTILINE), f"{name} has no reason"
@@ -51,7 +51,7 @@ def test_every_field_has_its_reason_beside_it() -> None:
     ],
 )
 def test_the_environment_has_the_last_word(variable: str, text: str, name: str, value: object) -> None:
-    """Goal: who operates a run can change every bound without touching the program."""
+    """Goal: an operator can change every bound without changing the program."""
     changed = Options().overridden({variable: text, "PCCL_UNRELATED": "x", "PATH": "/bin"})
 
     assert changed == replace(Options(), **{name: value})
@@ -64,6 +64,7 @@ def test_the_environment_has_the_last_word(variable: str, text: str, name: str, 
         ("PCCL_HEARTBEAT_TIMEOUT", "soon", "PCCL_HEARTBEAT_TIMEOUT must be a number, not 'soon'"),
         ("PCCL_DIAL_ATTEMPTS", "1.5", "PCCL_DIAL_ATTEMPTS must be a number"),
         ("PCCL_PORT", "-1", "port must be a number"),
+        ("PCCL_CHECK", "maybe", "PCCL_CHECK must be one of 1, true, yes, on, 0, false, no, off, not 'maybe'"),
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, reason: str) -> None:
@@ -89,7 +90,7 @@ def test_a_bad_variable_is_named(variable: str, text: str, reason: str) -> None:
     ],
 )
 def test_what_does_not_hold_together_is_refused(field: dict[str, Any], reason: str) -> None:
-    """Goal: a value without which a call could wait for ever, or that would fail far away, fails here."""
+    """Goal: a value that would let a call wait for ever, or fail much later, is refused here."""
     with pytest.raises(ValueError, match=reason):
         replace(Options(), **field).validated()
 
@@ -110,7 +111,7 @@ def test_they_survive_the_way_to_the_actor(options: Options) -> None:
 
 
 def test_the_secret_is_never_shown() -> None:
-    """Goal: options land in logs and tracebacks; the token does not."""
+    """Goal: options appear in logs and tracebacks; the token does not."""
     assert "hunter2" not in repr(Options(token="hunter2"))
     call = CallConnect(1, 2, 3, 4, 5, b"::1 48148", "", 0, Options(token="hunter2").encode().encode())
     assert "hunter2" in call.options.decode()
@@ -138,7 +139,7 @@ def test_a_secret_that_others_can_read_is_pointed_out(
 
 
 def test_an_unknown_option_is_refused() -> None:
-    """Goal: an actor of another build notices that it is one."""
+    """Goal: an actor of another build fails instead of ignoring the option."""
     with pytest.raises(ValueError, match="there is no such option"):
         Options.decode("colour=green")
 

@@ -1,4 +1,4 @@
-"""The description of shared state: names, sizes and the revision; nothing is synchronised here."""
+"""The values that describe a shared state: names, sizes and the revision; nothing is synchronised here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pccl.values import DataType, DeviceType
 
 
 def info(name: str = "weights") -> TensorInfo:
-    """Some tensor under this name."""
+    """Return a TensorInfo with this name."""
     return TensorInfo.from_numpy(np.zeros(3, dtype=np.float32), name)
 
 
@@ -46,14 +46,14 @@ def test_scalars_of_every_type_are_fine(dtype: torch.dtype) -> None:
 
 
 def test_a_parameter_is_a_tensor() -> None:
-    """Goal: what a module holds can be named directly, gradients or not."""
+    """Goal: a parameter of a module can be passed directly, with or without gradients."""
     parameter = torch.nn.Parameter(torch.zeros(3))
 
     assert TensorInfo.from_torch(parameter, "weights").data_ptr == parameter.data_ptr()
 
 
 def test_a_distributed_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a DTensor is refused; the real class takes seconds to import, so a stand-in takes its place."""
+    """Goal: a DTensor is refused; a stand-in is used, because the real class takes seconds to import."""
 
     class DTensor(torch.Tensor):
         pass
@@ -87,7 +87,7 @@ def test_bad_arguments_are_refused(call: Any, error: type[Exception]) -> None:
 
 
 def test_the_revision_starts_at_zero_and_moves() -> None:
-    """Goal: it can be set, as when a run resumes, and pushed, as between two synchronisations."""
+    """Goal: the revision can be set, as when a run resumes, and pushed, as between two syncs."""
     state = SharedState(iter([info("a"), info("b")]))
 
     assert [entry.name for entry in state.tensor_infos] == ["a", "b"]
@@ -101,7 +101,7 @@ def test_the_revision_starts_at_zero_and_moves() -> None:
 
 @pytest.mark.parametrize("revision", [-1, 2**64])
 def test_a_revision_fits_the_wire(revision: int) -> None:
-    """Goal: a number that cannot travel is refused here and changes nothing."""
+    """Goal: a number that does not fit its message field is refused here and changes nothing."""
     state = SharedState([info()])
 
     with pytest.raises(ValueError, match="64-bit"):
@@ -110,7 +110,7 @@ def test_a_revision_fits_the_wire(revision: int) -> None:
 
 
 def test_a_state_keeps_its_tensors_alive() -> None:
-    """Goal: a caller may drop its own reference; the memory stays until the state goes."""
+    """Goal: a caller may drop its own reference; the memory stays until the state is deleted."""
     array = np.zeros(3)
     alive = weakref.ref(array)
     state = SharedState([TensorInfo.from_numpy(array, "weights")])

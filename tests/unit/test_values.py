@@ -1,4 +1,4 @@
-"""Enums and frozen values: the integers are a contract, and tensors are judged once, at the door."""
+"""Enums and frozen values: the integers are a contract, and tensors are checked once, when a value is made."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pccl.values import (
     SharedStateSyncStrategy,
 )
 
-# Written out once more, on purpose: the source and this table must both change
-# before an integer that is on somebody's wire can change.
+# A copy of the source's numbers, on purpose: both must change
+# before an integer that peers exchange can change.
 CONTRACT: dict[type[Enum], str] = {
     Result: "SUCCESS 0, NOT_INITIALIZED 1, INTERNAL_ERROR 2, INVALID_ARGUMENT 3, INVALID_USAGE 4, TOO_FEW_PEERS 5,"
     " MASTER_CONNECTION_FAILED 6, RANK_CONNECTION_FAILED 7, RANK_CONNECTION_LOST 8, NO_SHARED_STATE_AVAILABLE 9,"
@@ -57,7 +57,7 @@ def test_members_have_the_integers_of_the_contract(enum: type[Enum]) -> None:
 
 
 def test_peer_group_world_size_is_an_alias() -> None:
-    """Goal: both names are one member, so that either may be compared with either."""
+    """Goal: both names are one member, so that they compare equal."""
     assert Attribute.LOCAL_WORLD_SIZE is Attribute.PEER_GROUP_WORLD_SIZE
 
 
@@ -95,13 +95,13 @@ def test_unknown_torch_dtypes_are_refused(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.dtype(bool), np.dtype(">f4"), np.complex64, np.dtype("M8[ns]"), object(), None])
 def test_unknown_numpy_dtypes_are_refused(dtype: Any) -> None:
-    """Goal: also swapped bytes, which carry the same name, and None, which numpy reads as float64."""
+    """Goal: also dtypes with swapped bytes, which have the same name, and None, which numpy reads as float64."""
     with pytest.raises(ValueError, match="dtype"):
         DataType.from_numpy_dtype(dtype)
 
 
 def test_device_types_by_torch_name() -> None:
-    """Goal: two names are known, every other is a ValueError that says which."""
+    """Goal: two names are known; every other name is a ValueError that lists them."""
     assert DeviceType.from_torch_device_type("cpu") is DeviceType.CPU
     assert DeviceType.from_torch_device_type("cuda") is DeviceType.CUDA
     with pytest.raises(ValueError, match="mps"):
@@ -109,7 +109,7 @@ def test_device_types_by_torch_name() -> None:
 
 
 def test_defaults_of_descriptors() -> None:
-    """Goal: what may be left out means what the contract says; a descriptor of a reduce leaves out nothing."""
+    """Goal: optional fields have the defaults of the contract; a descriptor of a reduce has no optional field."""
     assert ReduceOperandDescriptor(DataType.FLOAT).distribution_hint is DistributionHint.NONE
     assert QuantizationOptions() == QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.MIN_MAX)
     with pytest.raises(TypeError):
@@ -128,7 +128,7 @@ def test_values_are_frozen_and_pickle() -> None:
 
 
 def describe(count: int, datatype: DataType = DataType.FLOAT) -> ReduceDescriptor:
-    """A sum of so many elements."""
+    """Return a descriptor of a sum of this many elements."""
     return ReduceDescriptor(
         count=count,
         op=ReduceOp.SUM,
@@ -140,7 +140,7 @@ def describe(count: int, datatype: DataType = DataType.FLOAT) -> ReduceDescripto
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_a_descriptor_points_at_the_tensors(kind: str) -> None:
-    """Goal: views at odd offsets are described as they lie, by keyword and in place."""
+    """Goal: views at odd offsets are described by their own address, by keyword and in place."""
     memory = np.zeros(41, dtype=np.uint8)
     array = memory[1:].view(np.float32)
     if kind == "numpy":
@@ -157,7 +157,7 @@ def test_a_descriptor_points_at_the_tensors(kind: str) -> None:
 
 
 def test_a_descriptor_keeps_its_tensors_alive() -> None:
-    """Goal: a caller may drop its own reference; the memory stays until the descriptor goes."""
+    """Goal: a caller may drop its own reference; the memory stays until the descriptor is deleted."""
     array = np.zeros(4, dtype=np.float32)
     alive = weakref.ref(array)
     descriptor = ReduceOpDescriptor.from_numpy(array, array, describe(4))
@@ -188,10 +188,10 @@ READ_ONLY.flags.writeable = False
 def test_arguments_that_do_not_match_fail_an_assertion(
     send: Any, recv: Any, descriptor: ReduceDescriptor, reason: str
 ) -> None:
-    """Goal: what differs is named, for numpy and for torch alike."""
+    """Goal: the error names what differs, for numpy and for torch."""
     with pytest.raises(AssertionError, match=reason):
         ReduceOpDescriptor.from_numpy(send, recv, descriptor)
-    if recv is not READ_ONLY:  # torch cannot express that
+    if recv is not READ_ONLY:  # torch has no read-only tensors
         with pytest.raises(AssertionError, match=reason):
             ReduceOpDescriptor.from_torch(torch.from_numpy(send), torch.from_numpy(recv), descriptor)
 
@@ -213,6 +213,6 @@ def test_foreign_types_are_refused() -> None:
     ids=["meta", "sparse", "complex"],
 )
 def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor) -> None:
-    """Goal: a tensor whose bytes we could not read is refused at the door, not at a wild pointer."""
+    """Goal: a tensor whose bytes cannot be read is refused when the descriptor is made, not at a wild pointer."""
     with pytest.raises(ValueError, match="not supported"):
         TensorMemory.from_torch(tensor)

@@ -1,4 +1,4 @@
-"""The fast path of a call: what is out of the ordinary goes to the callbacks."""
+"""The fast path of a call: everything unusual goes to the callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pccl.values import Result
 
 
 class Points:
-    """A fault that only notes where it could have struck."""
+    """Fault points that only record their names."""
 
     def __init__(self) -> None:
         self.visited: list[str] = []
@@ -28,7 +28,7 @@ class Points:
 
 
 class Probe:
-    """A fast path whose other end, and whose callbacks, are in the test."""
+    """A fast path whose callbacks, and whose other end of the mailbox, are in the test."""
 
     def __init__(self, table: SlotTable) -> None:
         fault: Any = Points()
@@ -49,7 +49,7 @@ class Probe:
         self.descriptors: list[tuple[str, Any, tuple[int, ...]]] = []
 
     def receive(self) -> None:
-        """Take one message out of the mailbox."""
+        """Read one message from the mailbox."""
         self.received.append(unpack(self.far.recv(4096)))
 
     def check(self, name: str, slot: object) -> None:
@@ -80,7 +80,7 @@ def probe() -> Iterator[Probe]:
 def test_a_full_mailbox_is_waited_for_and_no_message_is_lost(probe: Probe) -> None:
     for number in range(2000):
         probe.calls.post("call", CallPending(number, 7))
-    assert probe.received  # there was no room for all of them
+    assert probe.received  # the mailbox had no room for all messages
     while len(probe.received) < 2000:
         probe.receive()
     assert probe.received == [CallPending(number, 7) for number in range(2000)]
@@ -95,7 +95,7 @@ def test_every_message_is_a_point_where_a_test_may_interfere(probe: Probe) -> No
 @pytest.mark.parametrize("how", ["the actor is gone", "closed here"])
 def test_a_message_to_nobody_is_an_error(probe: Probe, how: str) -> None:
     if how == "closed here":
-        probe.calls.fd = -1  # whatever the number means by now, nothing is written to it
+        probe.calls.fd = -1  # the old number may be in use by another file, so nothing is written to it
     else:
         probe.far.close()
     with pytest.raises(MasterLostError, match="gone"):

@@ -1,4 +1,4 @@
-"""One reduce in the training process: where its memory lies, and what becomes of it."""
+"""One reduce in the training process: where its memory is, and what happens to it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Array = np.ndarray[Any, Any]
 
 _slots: list[Slot] = []
 
-WORLD = NUMBERS.pack(1, 2, 3, 4, 5, 6, 7)  # what follows how a reduce succeeded
+WORLD = NUMBERS.pack(1, 2, 3, 4, 5, 6, 7)  # the world's numbers, after the statistics of a successful reduce
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """The slot of all launches here: number 3, in its fourth use."""
+    """The slot of all launches here: number 3, generation 4."""
     with SlotTable.create(4) as table:
         held = [table.acquire() for _ in range(3)]
         for _ in range(3):
@@ -56,7 +56,7 @@ def launch(send: Array, recv: Array, world: int = 2, quantization: QuantizationO
 
 
 def told(launched: PendingReduce) -> Operation:
-    """What the actor reads."""
+    """Return the operation as the actor reads it."""
     (operation,) = unpack_operations(launched.operation())
     return operation
 
@@ -74,7 +74,7 @@ def shared(count: int = 100) -> Array:
 
 
 def test_the_message_is_what_the_mailbox_declares() -> None:
-    """Goal: what a launch puts together in C is a CallReduce with one operation, byte for byte."""
+    """Goal: the message that a launch builds in C is a CallReduce with one operation, byte for byte."""
     tensor = shared()
     for quantization in (None, QuantizationOptions(DataType.INT8)):
         launched = launch(tensor, tensor, quantization=quantization)
@@ -85,7 +85,7 @@ def test_the_message_is_what_the_mailbox_declares() -> None:
 
 
 def asked_for(send: Any, recv: Any, tag: int = 9, **options: Any) -> Operation:
-    """What a call would tell the actor, but for its staging."""
+    """Return the operation that a call would send to the actor, without staging."""
     words = {"op": ReduceOp.MAX, "operand": None, "quantization": None} | options
     launched = PendingReduce(_slots[0], request(send, recv, tag=tag, **words), 2)
     operation = told(launched)
@@ -95,7 +95,7 @@ def asked_for(send: Any, recv: Any, tag: int = 9, **options: Any) -> Operation:
 
 @pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype is not DataType.BFLOAT16])
 def test_plain_arrays_of_a_kind_that_was_seen_are_asked_for_alike(datatype: DataType) -> None:
-    """Goal: a tensor that is read in C gives the same request as the first one of its dtype, which is not."""
+    """Goal: a tensor that is read in C gives the same request as the first of its dtype, which Python reads."""
     send, recv = (pccl.zeros((3, 5), datatype.to_numpy_dtype()) for _ in range(2))
     first = asked_for(send, recv)
     assert (first.count, first.datatype, first.op, first.tag) == (15, datatype.value, ReduceOp.MAX.value, 9)
@@ -175,7 +175,7 @@ def test_shared_tensors_are_reduced_where_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["shared", "in place", "staged"])
 def test_a_quantized_reduce_has_an_area(kind: str) -> None:
-    """Goal: room for its coded blocks, wherever the tensors lie; given back whatever becomes of the reduce."""
+    """Goal: it has memory for its coded blocks, wherever the tensors are; released however the reduce ends."""
     before = default().statistics().bytes_in_use
     send = np.ones(100, np.float32) if kind == "staged" else shared()
     recv = send if kind == "in place" else np.zeros_like(send) if kind == "staged" else pccl.zeros(100)
@@ -191,7 +191,7 @@ def test_a_quantized_reduce_has_an_area(kind: str) -> None:
 
 
 def test_no_algorithm_has_neither_area_nor_type() -> None:
-    """Goal: peers that ask for nothing agree, whatever type they did not ask for."""
+    """Goal: without an algorithm the signatures match, whatever quantized type is set."""
     tensor = shared()
     what = launch(tensor, tensor, quantization=QuantizationOptions(DataType.INT8, QuantizationAlgorithm.NONE))
     assert (told(what).algorithm, told(what).quantized, told(what).area_segment) == (0, 0, 0)
@@ -199,7 +199,7 @@ def test_no_algorithm_has_neither_area_nor_type() -> None:
 
 
 def test_memory_that_cannot_be_had_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the area is the last to be allocated; without it, what came before is given back."""
+    """Goal: the area is allocated last; if that fails, all earlier memory is released."""
     tensor = shared()
     held = default().statistics().bytes_in_use
 
@@ -220,7 +220,7 @@ def test_a_shared_tensor_in_place_has_a_backup() -> None:
     assert (what.send_segment, what.send_offset) == (what.recv_segment, what.recv_offset) == find(tensor)
     assert what.flags == FLAG_BACKED_UP
     assert what.backup_segment in launched.segments
-    launched.fail()  # nothing was changed, so nothing is put back
+    launched.fail()  # no bytes were changed, so none are restored
     assert (tensor == np.arange(100)).all()
 
 
@@ -259,7 +259,7 @@ def test_tensors_that_overlap_are_staged() -> None:
     np.frombuffer(launched._staging.view, np.float32)[:100] *= 2
     launched.succeed(REDUCED.pack(2, 0, 0, 0, 0, 0) + WORLD)
     assert (whole[50:] == 2 * np.arange(100)).all()
-    # Those that merely touch are not.
+    # Adjacent tensors are not staged.
     whole = shared(200)
     assert launch(whole[:100], whole[100:])._staging is None
 
@@ -284,7 +284,7 @@ def test_memory_is_given_back_once() -> None:
 
 
 def test_a_real_worker_fills_the_backup_and_a_failure_empties_it() -> None:
-    """Goal: what the training process laid out is what workers understand."""
+    """Goal: workers understand the format of the backup that the training process prepared."""
     tensor = shared(1000)
     launched = launch(tensor, tensor)
     member = Member()
@@ -303,5 +303,5 @@ def test_a_real_worker_fills_the_backup_and_a_failure_empties_it() -> None:
             assert (tensor == np.arange(1000)).all()
             assert not worker.problems
     finally:
-        member.segments.clear()  # their descriptors are the arena's
+        member.segments.clear()  # the arena owns their descriptors
         member.close()

@@ -1,4 +1,4 @@
-"""What the tests of the arena stand on: an arena that must leave nothing behind, and a fresh interpreter."""
+"""Helpers for the tests of the arena: an arena that must leave nothing behind, and a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def private_arena() -> Iterator[Arena]:
-    """An arena of its own, which must leave neither a descriptor nor a mapping."""
+    """Yield a new arena; fail if it leaves a descriptor or a mapping."""
     with Footprint.watch() as footprint:
         arena = Arena()
         yield arena
@@ -28,7 +28,7 @@ def private_arena() -> Iterator[Arena]:
 
 
 def run(code: str, *options: str) -> str:
-    """What a program prints that runs in a fresh interpreter, and that must not complain."""
+    """Run a program in a fresh interpreter; return its output, and fail if it writes to standard error."""
     done = subprocess.run(
         [sys.executable, *options, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,4 +1,4 @@
-"""The arena when memory or descriptors run out, among threads, after a fork, and at the end."""
+"""The arena when memory or descriptors run out, with several threads, after a fork, and at exit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_refusal_by_the_kernel_is_a_memory_error(arena: Arena, monkeypatch: pyte
 def test_lack_of_descriptors_is_an_error_that_says_what_to_do(arena: Arena) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     piece = arena.allocate(MIB)
-    # The lowest free number is the limit: no descriptor can be added, whatever lies above it already.
+    # The lowest free number is the limit: no descriptor can be added, even if higher ones are open.
     free = os.dup(0)
     os.close(free)
     try:
@@ -99,7 +99,7 @@ except MemoryError as error:
 
 
 def test_threads_never_hold_the_same_bytes(arena: Arena) -> None:
-    """Goal: eight threads allocate and release at random; each finds in its pieces what it wrote there."""
+    """Goal: eight threads allocate and release at random; each reads in its pieces what it wrote."""
     end = time.monotonic() + 1
     wrong: list[str] = []
 
@@ -133,7 +133,7 @@ def test_threads_never_hold_the_same_bytes(arena: Arena) -> None:
 
 
 def test_a_release_inside_the_arena_neither_waits_nor_is_lost(arena: Arena) -> None:
-    """Goal: the garbage collector may run a finaliser in the very thread that holds the lock."""
+    """Goal: the garbage collector may run a finaliser in the thread that holds the lock."""
     piece = arena.allocate(100)
     address = piece.address
     with arena._lock:  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def test_a_release_inside_the_arena_neither_waits_nor_is_lost(arena: Arena) -> N
 
 
 def test_a_release_does_not_wait_for_another_thread(arena: Arena) -> None:
-    """Goal: it may come from a finaliser, anywhere; what it gives back is there for the next request."""
+    """Goal: a finaliser may release at any time; the next allocation can use the released memory."""
     piece = arena.allocate(100)
     address = piece.address
     thread = threading.Thread(target=piece.release)
@@ -158,9 +158,9 @@ def test_a_release_does_not_wait_for_another_thread(arena: Arena) -> None:
 
 
 def test_an_interrupt_between_two_lists_costs_nothing_but_the_segment(arena: Arena) -> None:
-    """Goal: Ctrl-C after a spare segment was taken and before it was handed out; the rest goes on."""
+    """Goal: Ctrl-C between taking a spare segment and returning it loses only that segment."""
     arena.allocate(2 * MIB).release()
-    assert arena.statistics().segments == 1  # and it is sorted in
+    assert arena.statistics().segments == 1  # and it is in the list
     arena._spare[2 * MIB].clear()  # type: ignore[attr-defined]
 
     assert arena.allocate(2 * MIB).nbytes == 2 * MIB
@@ -208,7 +208,7 @@ print("unharmed")
 
 
 def test_a_forked_child_has_an_arena_of_its_own_and_reads_its_parents() -> None:
-    """Goal: also when another thread held the lock at the moment of the fork; the parent notices nothing."""
+    """Goal: also if another thread held the lock at the fork; the parent is not affected."""
     assert run(FORK, "-X", "dev", "-W", "error") == "unharmed\n"
 
 
@@ -237,7 +237,7 @@ def test_a_closed_arena_hands_out_nothing_and_takes_nothing_from_anybody() -> No
 
 
 def test_the_interpreter_ends_without_complaints() -> None:
-    """Goal: pieces in globals, in cycles and in the arena's cache at the end of a program are nobody's mistake."""
+    """Goal: pieces in globals, in cycles and in the arena's cache at exit cause no warning."""
     code = """
 from pccl.memory.arena import default
 kept, cycle = default().allocate(100), []

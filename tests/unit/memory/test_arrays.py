@@ -1,4 +1,4 @@
-"""numpy arrays in shared memory: as numpy's own, except for where they lie and how long."""
+"""numpy arrays in shared memory: like numpy's own, except for their location and lifetime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.leaks import Footprint
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    """What earlier tests left in cycles must not return to the arena while a test counts."""
+    """Disable garbage collection, so that garbage of earlier tests does not return to the arena while a test counts."""
     gc.disable()
     yield
     gc.enable()
@@ -44,7 +44,7 @@ def test_every_shape_is_a_plain_array_in_shared_memory(make: Any, shape: Any) ->
 
 @pytest.mark.parametrize("datatype", set(pccl.DataType) - {pccl.DataType.BFLOAT16})
 def test_every_dtype_that_can_be_reduced_is_there(datatype: pccl.DataType) -> None:
-    """Goal: given as a dtype, as a scalar type or by name."""
+    """Goal: the dtype may be given as a dtype, as a scalar type or by name."""
     dtype = datatype.to_numpy_dtype()
     for spelled in (dtype, dtype.type, dtype.name):
         array = pccl.zeros((3, 5), spelled)
@@ -107,7 +107,7 @@ def test_arrays_leave_nothing_behind() -> None:
 
 
 def test_arithmetic_leaves_shared_memory_alone() -> None:
-    """Goal: results are numpy's own arrays; in place they stay where they are."""
+    """Goal: results are ordinary numpy arrays; in-place results stay in shared memory."""
     array = pccl.zeros(10)
     place = array.ctypes.data
     array += 1
@@ -117,13 +117,13 @@ def test_arithmetic_leaves_shared_memory_alone() -> None:
 
 
 def test_the_names_are_reached_but_not_starred() -> None:
-    """Goal: `from pccl import *` hides nobody's zeros and nobody's torch; dir() shows them all."""
+    """Goal: `from pccl import *` does not replace the user's `zeros` or `torch`; dir() shows all names."""
     assert {"empty", "zeros", "torch"} <= set(dir(pccl))
     assert {"empty", "zeros", "torch"} & set(pccl.__all__) == set()
 
 
 def test_numpy_and_torch_are_loaded_by_who_needs_them() -> None:
-    """Goal: the name costs nothing; the first array loads numpy; torch comes with pccl.torch only."""
+    """Goal: the name loads nothing; the first array loads numpy; only pccl.torch loads torch."""
     code = """
 import sys, pccl
 pccl.empty

@@ -1,4 +1,4 @@
-"""Completion slots: each completion reaches its waiter once, and giving up never lets one land elsewhere."""
+"""Completion slots: each completion reaches its waiter once, and never a later user of an abandoned slot."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def table():
 
 @pytest.fixture
 def actor(table):
-    """The same table as the actor sees it, through a mapping of its own."""
+    """The same table through a mapping of its own, as in the actor."""
     with SlotTable.attach(os.dup(table.segment.fd)) as attached:
         yield attached
 
@@ -87,7 +87,7 @@ def test_default_table_is_touched_lazily():
 
 
 def test_stale_completions_are_ignored(table, actor):
-    """Sent twice, sent for an earlier use, or for no use at all: nothing changes."""
+    """A completion that is sent twice, for an earlier generation or for a free slot changes nothing."""
     slot = table.acquire()
     assert not actor.complete(slot.index, slot.generation - 1, 9, b"stale")
     assert not slot.done
@@ -208,9 +208,9 @@ def test_closed_table():
     table.close()
     with pytest.raises(ValueError, match="closed"):
         table.acquire()
-    # Whoever still waits reads memory that is still there.
+    # A thread that still waits reads memory that still exists.
     assert not slot.wait(0)
-    # What is given back now does not come back into use.
+    # A slot that is released now is not used again.
     table.complete(slot.index, slot.generation, 0)
     slot.release()
     with pytest.raises(ValueError, match="closed"):
@@ -236,7 +236,7 @@ def test_signal_ends_a_wait_early(table):
 
 
 def test_completions_from_another_process():
-    """A forked actor completes what a pipe tells it; thousands of rounds, and not one wait runs into its bound."""
+    """A forked actor completes slots by order of a pipe; in thousands of rounds no wait reaches its bound."""
     rounds = 3000
     with SlotTable.create(8) as table:
         source, target = os.pipe()
@@ -268,7 +268,7 @@ def test_completions_from_another_process():
 
 
 def test_threads_share_a_table():
-    """Four threads, fewer slots than they could use at once, and one that completes: nobody gets another's result."""
+    """Four threads, fewer slots than they could use, and one completing thread: each call gets its own result."""
     rounds = 500
     failures = []
     posted = []
@@ -325,12 +325,12 @@ def test_everybody_who_waits_for_a_slot_is_woken(table, actor):
 
 
 def test_who_looks_first_costs_the_actor_no_wake_up(table, actor):
-    """Goal: what ends while its caller still looks is found without either side going to sleep or waking anybody."""
+    """Goal: a call that ends while its caller polls is found without a sleep or a wake-up."""
     slot = table.acquire()
     states = []
 
     def complete():
-        time.sleep(0.02)  # so that it ends while its caller looks
+        time.sleep(0.02)  # so that it ends while its caller polls
         states.append(state(table, slot))
         actor.complete(slot.index, slot.generation, 3)
 

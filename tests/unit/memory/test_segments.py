@@ -1,4 +1,4 @@
-"""Segments: shared by descriptor, checked before they are mapped, never taken from under a user."""
+"""Segments: shared by descriptor, checked before they are mapped, never unmapped while in use."""
 
 import ctypes
 import gc
@@ -129,7 +129,7 @@ HUGE = 2 << 20
 
 
 def mapped_as_huge(name):
-    """Bytes of such memory that this process has mapped by huge pages."""
+    """Return the bytes of this memory that the process has mapped with huge pages."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -140,7 +140,7 @@ def mapped_as_huge(name):
 
 
 def kernel_has_huge_pages():
-    """Whether a process that asks for a huge page of shared memory gets it here, without any code of ours."""
+    """Return whether this kernel gives huge pages of shared memory, tried without our code."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -164,7 +164,7 @@ def test_large_memory_is_mapped_where_huge_pages_can_be():
             assert ours.mapping.address % HUGE == theirs.mapping.address % HUGE == 0
             ours.view[size - 1] = 7
             assert theirs.view[size - 1] == 7
-        # Not a scrap of what was reserved around them is left; what is mapped beside may have been merged.
+        # Nothing of the reservation around them is left; an adjacent mapping may have been merged.
         assert Path("/proc/self/maps").read_text().count("\n") <= before
 
 
@@ -174,14 +174,14 @@ def test_large_memory_has_huge_pages():
     size = 3 * HUGE + 12_345
     with Segment.create("pccl-huge", size, populate=True) as ours, Segment.attach(os.dup(ours.fd), size) as theirs:
         assert bytes(ours.view) == bytes(size)
-        assert theirs.view[0] == theirs.view[HUGE] == theirs.view[2 * HUGE] == 0  # mapped by touch
+        assert theirs.view[0] == theirs.view[HUGE] == theirs.view[2 * HUGE] == 0  # mapped by the first access
         assert mapped_as_huge("pccl-huge") == 2 * 3 * HUGE
         ours.view[:] = os.urandom(size)
         assert theirs.view == ours.view
 
 
 def test_without_huge_pages_memory_has_small_ones():
-    """Goal: an old kernel, or one that is told so, refuses them; nothing else may change."""
+    """Goal: a kernel that is old or configured so refuses huge pages; nothing else changes."""
     script = """
 import ctypes, os, resource
 from tests.unit.memory.test_segments import Segment, mapped_as_huge
@@ -250,7 +250,7 @@ def test_what_cannot_be_mapped_is_an_error_with_its_reason():
 
 
 def test_pages_that_nobody_has_are_an_error_before_any_is_taken(monkeypatch):
-    """Goal: asked to the end, the kernel would kill somebody; so it must not even be asked."""
+    """Goal: if all pages were requested, the kernel would kill a process; so no page is requested."""
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the kernel was asked"))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(MemoryError, match=f"no room for a segment of {2**62} bytes"):

@@ -1,4 +1,4 @@
-"""The window: workers get copies from the training process, and nobody waits for the dead."""
+"""The window: workers get copies from the training process, and no side waits for a dead one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOMENT = 5_000_000
 
 
 class Trainer:
-    """Tensors that only this one touches, and a thread that waits in its call."""
+    """A training process: its private tensors, and a thread that waits in its call."""
 
     def __init__(self, window: Window) -> None:
         self.tensors = [bytearray(b"abcdefgh"), bytearray(3 * BUFFER_BYTES)]
@@ -84,7 +84,7 @@ def test_both_sides_see_the_same_memory(window: Window, trainer: Trainer) -> Non
 
 
 def test_there_are_only_so_many_places(window: Window) -> None:
-    """Goal: memory is bounded; who comes too late waits for a place, but not for ever."""
+    """Goal: memory is bounded; a worker without a free window buffer waits for one, but not for ever."""
     places = [window.take(owner, 0) for owner in range(1, BUFFERS + 1)]
     assert sorted(places) == list(range(BUFFERS))
     assert window.try_to_take(99) is None
@@ -134,7 +134,7 @@ def test_what_a_dead_worker_held_is_free_again(window: Window, trainer: Trainer,
 
 
 def test_a_place_is_not_taken_from_under_a_copy(window: Window) -> None:
-    """Goal: when a worker dies in the middle of a copy, its place is nobody's until the copy has ended."""
+    """Goal: when a worker dies during a copy, its window buffer stays occupied until the copy has ended."""
     place = window.take(1, 0)
     window.order(place, WANTED, 0, 0, 1)
     seen = []
@@ -157,7 +157,7 @@ def test_memory_that_is_too_small_is_no_window() -> None:
 
 
 def test_many_workers_share_it(window: Window, trainer: Trainer) -> None:
-    """Goal: more workers than places, each with pieces of its own, and every byte comes out right."""
+    """Goal: more workers than window buffers, each with its own bytes, and every byte is correct."""
     trainer.tensors[1][:] = bytes(range(256)) * (len(trainer.tensors[1]) // 256)
     trainer.start()
     wrong: list[int] = []

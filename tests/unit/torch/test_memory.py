@@ -1,4 +1,4 @@
-"""torch tensors in shared memory: made there, or moved there without anybody noticing."""
+"""torch tensors in shared memory: created there, or moved there with no visible change."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.leaks import Footprint
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    """What earlier tests left in cycles must not return to the arena while a test counts."""
+    """Disable garbage collection, so that garbage of earlier tests does not return to the arena while a test counts."""
     gc.disable()
     yield
     gc.enable()
 
 
 def segment_of(tensor: torch.Tensor) -> int | None:
-    """Number of the segment in which the whole tensor lies."""
+    """Return the number of the segment that holds the whole tensor, or None."""
     found = default().find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
     return found[0] if found else None
 
@@ -59,7 +59,7 @@ def test_every_size_is_a_plain_tensor_in_shared_memory(make: Any, size: Any) -> 
 @pytest.mark.parametrize("datatype", pccl.DataType)
 @pytest.mark.parametrize("count", [0, 1, 1000, 3 << 20])
 def test_memory_returns_with_the_last_view(datatype: pccl.DataType, count: int) -> None:
-    """Goal: for every dtype, also for tensors of no elements, which torch makes differently."""
+    """Goal: for every dtype, also for empty tensors, which torch creates differently."""
     before = bytes_in_use()
     tensor = pccl.torch.zeros(count, dtype=datatype.to_torch_dtype())
     assert tensor.numel() == 0 or not tensor.view(torch.uint8).any()
@@ -80,7 +80,7 @@ def test_the_default_dtype_is_torchs() -> None:
 
 
 def test_the_default_device_does_not_matter() -> None:
-    """Goal: shared memory is on the CPU, also inside a context that makes tensors elsewhere."""
+    """Goal: shared memory is on the CPU, also inside a context with another default device."""
     with torch.device("meta"):
         tensor = pccl.torch.zeros(3)
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_saving_writes_only_the_tensor() -> None:
-    """Goal: torch writes whole storages; a tensor must not drag the rest of its segment along."""
+    """Goal: torch writes whole storages; the rest of a tensor's segment must not be written."""
     tensors = [pccl.torch.zeros(65_000, dtype=torch.uint8), share_(torch.nn.Linear(200, 200)).bias.detach()]
     for tensor in tensors:
         file = io.BytesIO()
@@ -121,7 +121,7 @@ def test_saving_writes_only_the_tensor() -> None:
 
 
 class Net(torch.nn.Module):
-    """Parameters tied and transposed, buffers of several kinds, and a gradient."""
+    """A module with tied and transposed parameters, buffers of several kinds, and a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,10 +169,10 @@ def test_a_module_moves_as_a_whole_and_nobody_notices() -> None:
 
 
 def test_training_goes_on_in_shared_memory() -> None:
-    """Goal: the optimizer made before, its state, and the backward pass that had begun all mean the moved tensors."""
+    """Goal: an earlier optimizer, its state, and a backward pass that had begun all use the moved tensors."""
     torch.manual_seed(1)
     moved = Net()
-    # A deep copy would not do: it unties parameters that overlap.
+    # Not a deep copy, because it unties parameters that overlap.
     torch.manual_seed(1)
     twin = Net()
     data = torch.randn(3, 8, 30)
@@ -207,7 +207,7 @@ def test_bits_survive_that_no_arithmetic_would_keep() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_tensors_that_overlap_stay_entangled(order: int) -> None:
-    """Goal: views, slices, other dtypes and other strides of one memory, in whichever order they are named."""
+    """Goal: views, slices, other dtypes and strides of one memory still share it, in whichever order they are given."""
     base = torch.arange(24, dtype=torch.float32)
     tensors = [base, base[4:8], base.view(4, 6).t(), base[6:].view(torch.int32), base[::5]]
     contents = [tensor.clone() for tensor in tensors]
@@ -225,7 +225,7 @@ def test_tensors_that_overlap_stay_entangled(order: int) -> None:
 
 
 def test_two_storages_over_one_memory_stay_entangled() -> None:
-    """Goal: what overlaps is told by addresses; torch itself does not know that these two do."""
+    """Goal: overlaps are found by addresses; torch itself does not know that these two overlap."""
     memory = bytearray(40)
     low = torch.frombuffer(memory, dtype=torch.float32, count=6)
     high = torch.frombuffer(memory, dtype=torch.float32, offset=8)
@@ -248,7 +248,7 @@ def test_an_overlap_that_no_storage_can_express_is_refused() -> None:
 
 
 def test_only_the_part_that_is_meant_moves() -> None:
-    """Goal: a row of a huge table costs a row."""
+    """Goal: moving one row of a huge table copies one row."""
     table = torch.zeros(1 << 20)
     before = bytes_in_use()
     row = table[5000:6000]
@@ -283,7 +283,7 @@ def test_iterables_of_tensors_and_modules_move(count: int) -> None:
 
 
 def test_a_tensor_inside_a_graph_moves() -> None:
-    """Goal: intermediate results too, and without the warning that reading their gradient would be."""
+    """Goal: intermediate results move too, without torch's warning about reading their gradient."""
     leaf = torch.ones(3, requires_grad=True)
     middle = leaf * 2
     share_(middle)
@@ -317,7 +317,7 @@ def inference() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: torch.ones(3).as_subclass(Elsewhere), "CUDA tensor, and need not: those are staged"),
+        (lambda: torch.ones(3).as_subclass(Elsewhere), "CUDA tensor, and it is not needed: pccl stages it"),
         (lambda: torch.ones(3, device="meta"), "meta tensor"),
         (lambda: torch.ones(3).to_sparse(), "make it dense first"),
         (lambda: torch.ones(3, dtype=torch.complex64).conj(), "resolve_conj"),
@@ -387,7 +387,7 @@ def test_tensors_leave_nothing_behind() -> None:
 
 
 def test_a_forked_child_shares_the_parameters_and_harms_nobody() -> None:
-    """Goal: the child writes what the parent reads, and its end returns nothing to the parent's arena."""
+    """Goal: the child writes what the parent reads, and the child's end releases nothing in the parent's arena."""
     code = """
 import os, torch, pccl
 from pccl.torch import share_
