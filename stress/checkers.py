@@ -104,7 +104,7 @@ class Judge:
     # ------------------------------------------------------------------------------------------ what happens
 
     def born(self, life: int, now_ns: int, group: int = 0, place: int = 0) -> None:
-        """A training process was started."""
+        """Add a training process that was started."""
         self.lives[life] = Life(life, now_ns, now_ns, group)
         self.ledger.born(life, group, place)
         self.totals.lives += 1
@@ -147,11 +147,11 @@ class Judge:
                     self._mark(Path.SINK_LOST)
 
     def ended(self, life: int, status: int, now_ns: int) -> None:
-        """A training process was found ended."""
+        """Take the end of a training process, and check its exit status."""
         known = self.lives[life]
         known.ended_ns = known.ended_ns or now_ns
         if status not in known.expected:
-            expected = sorted(known.expected) or "that it goes on"
+            expected = sorted(known.expected) or "no end"
             self._add_violation(now_ns, "exits", f"life {life} ended with status {status}; expected: {expected}")
 
     def told(self, step: Step) -> None:
@@ -358,19 +358,19 @@ class Judge:
             self._note_end(self._faults.popleft())
 
     def _settle(self, until_ns: int) -> None:
-        agreement = self._round_check
-        agreement.settle(until_ns)
+        rounds = self._round_check
+        rounds.settle(until_ns)
         self.ledger.settle(until_ns)
-        self.violations += agreement.found + self.ledger.found
-        agreement.found.clear()
+        self.violations += rounds.found + self.ledger.found
+        rounds.found.clear()
         self.ledger.found.clear()
         for path in self.ledger.paths:
             self._mark(path)
         self.ledger.paths.clear()
         self.totals.revisions = self.ledger.revisions
-        self.totals.rounds = agreement.count
-        while agreement.finished:
-            found = agreement.finished.popleft()
+        self.totals.rounds = rounds.count
+        while rounds.finished:
+            found = rounds.finished.popleft()
             noticed_ns = found.last_start_ns - self._call_ns
             living = sum(
                 life.born_ns < found.first_return_ns and not 0 < life.ended_ns < noticed_ns

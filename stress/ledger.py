@@ -1,6 +1,6 @@
 """The laws of content, checked over the steps of peers: the results of reduces, and the states of groups.
 
-Pure. The ledger trusts no peer: it computes everything that follows from who took part.
+Pure. The ledger trusts no peer: it computes all contents from the participants.
 
 **Sums.** All members report the same result of an operation, and an exact result is what the participants must have
 made. **Restoration.** A failed reduce leaves its tensor as it was; so does every reduce that is not in place.
@@ -66,7 +66,7 @@ class Content:
 
 
 class Ledger:
-    """All facts of a run. `add` takes a fact, `settle` judges, `found` has the violations."""
+    """All facts of a run. `add` takes a fact, `settle` checks facts, `found` has the violations."""
 
     def __init__(self, seed: int, places: int) -> None:
         self.found: list[Violation] = []
@@ -86,7 +86,7 @@ class Ledger:
         self._alone: set[int] = set()  # groups whose last round reduced nothing
 
     def born(self, life: int, group: int, place: int) -> None:
-        """A life has begun."""
+        """Add a life that has begun."""
         self._homes[life] = group, place
 
     def add(self, step: Step) -> None:
@@ -95,7 +95,7 @@ class Ledger:
         heapq.heappush(self._waiting, (step.end_ns, self._count, step))
 
     def settle(self, until_ns: int) -> None:
-        """Judge the facts that ended before this time: no earlier one can arrive."""
+        """Check the facts that ended before this time: no earlier one can arrive."""
         while self._waiting and self._waiting[0][0] < until_ns:
             self._judge(heapq.heappop(self._waiting)[2])
 
@@ -181,7 +181,7 @@ class Ledger:
     def _judge_untouched(self, step: Step, fact: Reduced, where: str) -> None:
         wanted = self.contribution_of(step)
         if wanted != fact.before:
-            text = f"{where}: what it put in is {fact.before:08x}, and not {wanted:08x}, what it must be"
+            text = f"{where}: its contribution is {fact.before:08x}, expected {wanted:08x}"
             self._add_violation(step, "restoration", text)
 
     def _mark_retries(self, step: Step, fact: Reduced) -> None:
@@ -223,7 +223,7 @@ class Ledger:
         self.revisions += 1
 
     def _judge_succession(self, step: Step, fact: Synced, last: tuple[int, int, int] | None) -> None:
-        """The first report of its group of this round: its state must follow from the previous one."""
+        """Check the first report of its group in this round: its state must follow from the previous one."""
         contents = self._contents[step.group]
         if last is None:
             self._remember(contents, Content(np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)))
@@ -243,7 +243,7 @@ class Ledger:
             self._add_violation(step, "state", text)
 
     def _mark_deaths(self, group: int, number: int) -> None:
-        """The next round has begun: participants of the last one that never reported it are gone."""
+        """Mark participants of the last round that never reported it as dead; the next round has begun."""
         for index in range(OPERATIONS_MAX):
             known = self._sums.get((group, number, index))
             if known is not None and not {life for _, life in known.fact.who} <= known.reporters:

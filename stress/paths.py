@@ -30,7 +30,7 @@ class Path(StrEnum):
     DIED_OPTIMIZING = "a member died while the rings were optimised"
     SAT_OUT = "a stopped peer went on, and was a member all the time"
     GIVEN_UP = "a stopped peer was given up, and came back"
-    HOLE_SAT_OUT = "a link was silent, and nobody noticed"
+    HOLE_SAT_OUT = "a link was silent for a short time, and no membership was lost"
     HOLE_NOTICED = "a silent link cost a membership"
     FLIPPED = "a flipped bit broke a link, and nothing else"
     REPLACED = "a worker was killed and replaced, and its peer stayed a member"

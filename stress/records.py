@@ -19,13 +19,13 @@ PENDING = "are_peers_pending"
 SYNC = "sync_shared_state"
 REDUCE = "all_reduce"
 OPTIMIZE = "optimize_topology"
-APPLY = "apply"  # no call of the library: the state moved on
+APPLY = "apply"  # no call of the library: the state was updated
 
 ROUNDS = frozenset({TOPOLOGY, WAIT})  # calls that take part in topology rounds
 
 
 class Numbers(communicator.Numbers):
-    """What a round told a peer."""
+    """The numbers that a round gave to a peer."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Numbers(communicator.Numbers):
 class Task:
     """What a forked process shall be: a master if it has no address to connect to, else a training process."""
 
-    life: int  # every training process of a run has a number of its own; it is not the peer id, which the master gives
+    life: int  # the number of the training process, unique in a run; not the peer id, which the master gives
     options: str  # Options.encode()
     address: str = ""
     group: int = 0
@@ -52,10 +52,10 @@ class Task:
     seed: int = 0  # of this process: its pauses
     pause: float = 0.02  # seconds of "training" between two rounds, at most
     ask_interval: float = 0.2  # seconds between two are_peers_pending of the second thread; 0: there is none
-    wait_share: float = 0.05  # how many rounds wait_for_world_size makes; not for peers that reduce between rounds
+    wait_share: float = 0.05  # share of rounds by wait_for_world_size; not for peers that reduce between rounds
     wait_timeout: float = 0.3  # seconds that those wait for more peers
     place: int = 0
-    places: int = 0  # 0: rounds only; else the length of the list in a tensor in which everyone who took part stands
+    places: int = 0  # 0: rounds only; else the number of places: the length of the list of participants in a tensor
     run_seed: int = 0  # the same for all: what is reduced in which round
     checkpoints: str = ""  # folder for checkpoints of groups that lose all members; empty: no state is kept
     role: str = "peer"  # or "master", or "proxy"
@@ -78,7 +78,7 @@ class Reduced:
     index: int  # which of the round's operations
     attempt: int
     ok: bool
-    world: int  # as its ReduceInfo had it; 0 if it failed
+    world: int  # world size in its ReduceInfo; 0 if it failed
     before: int  # checksum of the tensor when it was launched
     after: int  # the same when it had ended
     who: tuple[tuple[int, int], ...] = ()  # place and life of all participants, read from the result
@@ -163,8 +163,8 @@ class Bounds:
     measuring: float = 1.0  # what the probes of the run add to an optimisation, each with processes to be started
     join: float = 5.0  # from the start of a training process until it is a member
     exit: float = 5.0  # from the fault until the training process and all of its processes are gone
-    hang: float = 4.0  # how much longer a call may take because of what is done to others, however much that is
-    grown_bytes: int = 2 << 20  # what master and actor may gain over a run; allocators settle, leaks do not
+    hang: float = 4.0  # how much longer a call may take because of faults of others, however many
+    grown_bytes: int = 2 << 20  # growth of master and actor that is allowed in a run; allocators settle, leaks do not
     grown_tensor_bytes: int = 24 << 20  # the same for a training process, whose tensors have random sizes
     grown_count: int = 24  # the same for descriptors and mapped segments
 

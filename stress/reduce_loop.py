@@ -48,8 +48,8 @@ ALONE = Result.TOO_FEW_PEERS.value
 
 
 @dataclass(slots=True)
-class Flight:
-    """An attempt at an operation."""
+class PendingReduce:
+    """One attempt at an operation."""
 
     operation: Operation
     attempt: int
@@ -97,27 +97,27 @@ class ReduceRound:
 
     def _run_async(self, membership: Communicator, operations: list[Operation]) -> None:
         waiting = deque((operation, 1) for operation in operations)
-        flying: deque[Flight] = deque()
+        in_flight: deque[PendingReduce] = deque()
         alone = False
-        while waiting or flying:
-            if waiting and len(flying) < IN_FLIGHT and not alone:
+        while waiting or in_flight:
+            if waiting and len(in_flight) < IN_FLIGHT and not alone:
                 operation, attempt = waiting.popleft()
                 try:
-                    flying.append(self._launch(membership, operation, attempt))
+                    in_flight.append(self._launch(membership, operation, attempt))
                 except TooFewPeersError:
                     alone = True
                 continue
-            if not flying:
+            if not in_flight:
                 break
-            flight = flying.popleft()
-            status = self._land(flight, flying)
+            pending = in_flight.popleft()
+            status = self._await(pending, in_flight)
             if status == LOST:
-                waiting.appendleft((flight.operation, flight.attempt + 1))
+                waiting.appendleft((pending.operation, pending.attempt + 1))
             alone = alone or status == ALONE
         if alone:
             raise TooFewPeersError(Result.TOO_FEW_PEERS, REDUCE, "this peer is alone")
 
-    def _prepare(self, operation: Operation, attempt: int) -> Flight:
+    def _prepare(self, operation: Operation, attempt: int) -> PendingReduce:
         task = self._task
         values = contribution(operation, self._number, task.place, task.places, task.life)
         source = _tensor(operation)
@@ -125,14 +125,14 @@ class ReduceRound:
         target = source if operation.in_place else _tensor(operation)
         if operation.shows_progress:
             target.fill(0)
-        return Flight(operation, attempt, source, target, checksum(source), time.monotonic_ns())
+        return PendingReduce(operation, attempt, source, target, checksum(source), time.monotonic_ns())
 
-    def _launch(self, membership: Communicator, operation: Operation, attempt: int) -> Flight:
-        flight = self._prepare(operation, attempt)
+    def _launch(self, membership: Communicator, operation: Operation, attempt: int) -> PendingReduce:
+        pending = self._prepare(operation, attempt)
         try:
-            flight.handle = membership.all_reduce_async(
-                flight.source,
-                flight.target,
+            pending.handle = membership.all_reduce_async(
+                pending.source,
+                pending.target,
                 op=ReduceOp.SUM,
                 tag=operation.tag,
                 quantization_options=QuantizationOptions() if operation.quantized else None,
@@ -140,85 +140,85 @@ class ReduceRound:
         except TooFewPeersError:
             raise
         except PCCLError as error:
-            self._step_log.record(REDUCE, flight.start_ns, None, error)
+            self._step_log.record(REDUCE, pending.start_ns, None, error)
             raise
-        return flight
+        return pending
 
-    def _land(self, flight: Flight, others: Iterable[Flight]) -> int:
+    def _await(self, pending: PendingReduce, others: Iterable[PendingReduce]) -> int:
         """Wait for an attempt and report how it ended. Returns its status; raises if the membership has ended."""
-        assert flight.handle is not None
-        ok, status, info = flight.handle.wait()
+        assert pending.handle is not None
+        ok, status, info = pending.handle.wait()
         if ok:
-            self._take(flight, info.local_world_size)
+            self._take(pending, info.local_world_size)
         elif status == LOST:
-            self._tell(flight, self._failed(flight))
+            self._tell(pending, self._failed(pending))
         elif status != ALONE:
             for other in others:
                 assert other.handle is not None
                 other.handle.wait()
             error = MasterLostError(Result(status), REDUCE, "its membership has ended")
-            self._step_log.record(REDUCE, flight.start_ns, None, error, self._failed(flight))
+            self._step_log.record(REDUCE, pending.start_ns, None, error, self._failed(pending))
             raise error
         return int(status)
 
     # ------------------------------------------------------------------------------------------ as a list
 
     def _run_list(self, membership: Communicator, operations: list[Operation]) -> None:
-        flights = [self._prepare(operation, 0) for operation in operations]
+        prepared = [self._prepare(operation, 0) for operation in operations]
         descriptors = [
             ReduceOpDescriptor.from_numpy(
-                flight.source,
-                flight.target,
+                pending.source,
+                pending.target,
                 ReduceDescriptor(
-                    flight.operation.count,
+                    pending.operation.count,
                     ReduceOp.SUM,
-                    flight.operation.tag,
-                    ReduceOperandDescriptor(DataType.from_numpy_dtype(flight.source.dtype)),
-                    QuantizationOptions() if flight.operation.quantized else None,
+                    pending.operation.tag,
+                    ReduceOperandDescriptor(DataType.from_numpy_dtype(pending.source.dtype)),
+                    QuantizationOptions() if pending.operation.quantized else None,
                 ),
             )
-            for flight in flights
+            for pending in prepared
         ]
         try:
             membership.all_reduce_multiple_with_retry(descriptors, max_in_flight=IN_FLIGHT)
         except TooFewPeersError:
             raise
         except PCCLError as error:
-            self._step_log.record(REDUCE, flights[0].start_ns, None, error)
+            self._step_log.record(REDUCE, prepared[0].start_ns, None, error)
             raise
-        for flight in flights:
-            self._take(flight, 0)
+        for pending in prepared:
+            self._take(pending, 0)
 
     # ------------------------------------------------------------------------------------------ what is told
 
-    def _take(self, flight: Flight, world: int) -> None:
-        """An operation succeeded."""
-        after = checksum(flight.target)
-        self._results.append(Outcome(flight.operation, flight.target, after))
-        who = () if flight.operation.quantized else participants_of(flight.target, self._task.places)
-        span = (float(flight.target.min()), float(flight.target.max())) if flight.operation.quantized else (0.0, 0.0)
+    def _take(self, pending: PendingReduce, world: int) -> None:
+        """Keep and report the result of an operation that succeeded."""
+        after = checksum(pending.target)
+        self._results.append(Outcome(pending.operation, pending.target, after))
+        who = () if pending.operation.quantized else participants_of(pending.target, self._task.places)
+        span = (float(pending.target.min()), float(pending.target.max())) if pending.operation.quantized else (0.0, 0.0)
         # A source that is not the target is never written: report its checksum of now.
-        before = flight.before if flight.operation.in_place else checksum(flight.source)
-        fact = Reduced(self._number, flight.operation.index, flight.attempt, True, world, before, after, who, span)
-        self._tell(flight, fact)
+        before = pending.before if pending.operation.in_place else checksum(pending.source)
+        fact = Reduced(self._number, pending.operation.index, pending.attempt, True, world, before, after, who, span)
+        self._tell(pending, fact)
 
-    def _failed(self, flight: Flight) -> Reduced:
-        """An operation failed: its tensor becomes an exhibit."""
-        after = checksum(flight.source)
+    def _failed(self, pending: PendingReduce) -> Reduced:
+        """Make the tensor of a failed operation an exhibit; return the fact to report."""
+        after = checksum(pending.source)
         exhibit = None
         now = time.monotonic()
         while self._exhibits and self._exhibits[0][0] < now:
             self._exhibits.popleft()
-        if flight.source.nbytes and len(self._exhibits) < EXHIBITS_MAX:
-            self._exhibits.append((now + EXHIBIT_SECONDS, flight.source))
-            exhibit = (flight.source.ctypes.data, flight.source.nbytes)
-        operation, attempt = flight.operation, flight.attempt
-        far = progress_of(flight.target, self._task.places) if operation.shows_progress else (0, 0.0)
-        fact = Reduced(self._number, operation.index, attempt, False, 0, flight.before, after)
+        if pending.source.nbytes and len(self._exhibits) < EXHIBITS_MAX:
+            self._exhibits.append((now + EXHIBIT_SECONDS, pending.source))
+            exhibit = (pending.source.ctypes.data, pending.source.nbytes)
+        operation, attempt = pending.operation, pending.attempt
+        far = progress_of(pending.target, self._task.places) if operation.shows_progress else (0, 0.0)
+        fact = Reduced(self._number, operation.index, attempt, False, 0, pending.before, after)
         return replace(fact, exhibit=exhibit, progress=far)
 
-    def _tell(self, flight: Flight, fact: Reduced) -> None:
-        self._step_log.record(REDUCE, flight.start_ns, None, None, fact)
+    def _tell(self, pending: PendingReduce, fact: Reduced) -> None:
+        self._step_log.record(REDUCE, pending.start_ns, None, None, fact)
 
 
 def _tensor(operation: Operation) -> Array:

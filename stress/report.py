@@ -8,6 +8,7 @@ JSON and, if matplotlib is installed, a plot.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -38,10 +39,10 @@ class View:
         self._terminal = terminal
         self._shown = 0.0
         self._height = 0
-        self._told = 0  # violations that were shown already
+        self._told = 0  # violations already shown
 
     def __call__(self, run: Supervisor) -> None:
-        """Called at every turn of the supervisor; draws at most once per interval."""
+        """Draw, at most once per interval. The supervisor calls this at every turn."""
         for violation in run.judge.violations[self._told :]:
             self._line(f"VIOLATION at {_since(run, violation):.2f} s: {violation}")
         self._told = len(run.judge.violations)
@@ -134,7 +135,7 @@ def one_line(run: Supervisor) -> str:
 
 
 def write_settings(settings: Settings) -> None:
-    """What `--replay` needs: from it the plan follows."""
+    """Write the settings, from which `--replay` draws the same plan."""
     text = {
         "duration": settings.duration,
         "peers": settings.peers,
@@ -158,7 +159,7 @@ def read_settings(folder: Path, report: Path) -> Settings:
 
 def replay_command(settings: Settings) -> str:
     """The command that runs the same plan again."""
-    return f"pccl stress --replay {settings.folder} --report {settings.folder}-replay"
+    return shlex.join(["pccl", "stress", "--replay", f"{settings.folder}", "--report", f"{settings.folder}-replay"])
 
 
 def summary(run: Supervisor) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _write_journals(run: Supervisor) -> None:
 
 
 def _plot(run: Supervisor, path: Path) -> None:
-    """The run over time, if matplotlib is there and the run was long enough to have one."""
+    """Plot the run over time, if matplotlib is installed and the run was long enough."""
     if find_spec("matplotlib") is None or len(run.timeline) < 2:
         return
     import matplotlib as mpl

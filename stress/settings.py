@@ -47,5 +47,5 @@ class Settings:
 
     @property
     def kinds(self) -> set[FaultKind]:
-        """What may be done in this run."""
+        """The kinds of faults of this run."""
         return {kind for name in self.families for kind in FAMILIES[name]}

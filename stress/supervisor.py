@@ -1,7 +1,7 @@
 """Runs the stress test: starts a master and peers, commits the faults of the plan, and replaces dead peers.
 
 One thread, one selector. Reports of processes go to the `Judge`; the `Watcher` reads /proc. A run has two phases:
-faults, then peace, in which all peers must meet in one world before they are asked to leave.
+faults, then peace, in which all peers must reach one world size before they are asked to leave.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 TICK = 0.05  # seconds of the longest sleep: the longest delay of a fault
 WATCH_INTERVAL = 1.0  # seconds between two samples of the watcher
-PEACE_TIMEOUT = 15.0  # seconds in which all peers must meet after the last fault
+PEACE_TIMEOUT = 15.0  # seconds after the last fault in which all peers must reach one world size
 EXHIBIT_DELAY = 0.2  # seconds after which a restored tensor is read again, to find late writes
 EXHIBIT_SECONDS_MAX = 1.2  # after that its owner may use it again
 DESCRIPTORS_SPARE = 32  # descriptors of a master beside its peers: listener, loop, pending connections
@@ -76,7 +76,7 @@ class Peer:
     status: int | None = None
     drained: bool = False
     stopped: bool = False
-    world: int = 0  # what it was last told
+    world: int = 0  # its latest world size
 
 
 class Supervisor:
@@ -117,16 +117,16 @@ class Supervisor:
 
     @property
     def logs(self) -> Path:
-        """Where master and peers write."""
+        """The folder of the logs of master and peers."""
         return self.settings.folder / "logs"
 
     @property
     def scratch(self) -> Path:
-        """Where peers keep checkpoints, and where whatever they leave behind would lie."""
+        """The folder for checkpoints of peers, and for files that they might leave behind."""
         return self.settings.folder / "scratch"
 
     def run(self) -> list[Violation]:
-        """The whole run; Ctrl-C ends it in order."""
+        """Do the whole run; Ctrl-C ends it in order."""
         for folder in (self.logs, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
         self.logs.mkdir(parents=True)
@@ -134,7 +134,7 @@ class Supervisor:
         checkpoints.mkdir(parents=True)
         self._zygote = Zygote(self._mark, self.scratch)
         before = signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:  # as in a job in the background, which a Ctrl-C is not meant for
+        if before is not signal.SIG_IGN:  # a background job ignores Ctrl-C
             signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._selector.register(self._zygote, selectors.EVENT_READ)
@@ -176,7 +176,7 @@ class Supervisor:
             self._serve()
 
     def _run_peace(self) -> None:
-        """No more faults: stopped peers continue, dead ones are replaced, and all peers must meet in one world."""
+        """No more faults: stopped peers continue, dead ones are replaced, and all peers must reach one world size."""
         self.phase = "peace"
         self._timed_faults = TimedFaults()  # faults that still wait are cancelled
         deadline = time.monotonic() + PEACE_TIMEOUT
@@ -200,7 +200,7 @@ class Supervisor:
         self.judge.finish(time.monotonic_ns())
         self.phase = "end"
         if not self._master_pid:
-            return  # it has ended by itself, which was objected to
+            return  # it has ended by itself, which is reported as a violation
         fds = count_descriptors(self._master_pid)
         if fds > DESCRIPTORS_SPARE:
             self._add_violation("remains", f"the master holds {fds} descriptors after all peers have left")
@@ -316,7 +316,7 @@ class Supervisor:
             self.judge.totals.missed += 1
 
     def _kill_two(self, fault: Fault) -> None:
-        """One peer, and another one of its group when the others try again without the first."""
+        """Kill one peer, and another one of its group while the others retry without the first."""
         group = fault.place % self.settings.groups
         others = [p for p in range(ELDER + 1, self.settings.peers) if p % self.settings.groups == group]
         second = others[(others.index(fault.place) + 1) % len(others)]

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from .records import Bounds
 
-GROWTH_INTERVAL = 20  # samples between two looks at trends
+GROWTH_INTERVAL = 20  # samples between two checks of trends
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
-REMAINS_PAUSE = 0.05  # seconds between two looks at those who are still ending
+REMAINS_PAUSE = 0.05  # seconds between two checks for processes that are still ending
 
 
 class Watcher:
-    """What the system shows of a run."""
+    """Checks the processes of a run through /proc."""
 
     def __init__(self, mark: str, bounds: Bounds, add_violation: Callable[[str, str], None]) -> None:
         self.sizes: dict[str, list[int]] = {}  # process -> its resident bytes, once a second
@@ -37,7 +37,7 @@ class Watcher:
         self._bounds = bounds
         self._add_violation = add_violation
         self._pids: dict[str, int] = {}
-        self._strays: dict[int, float] = {}  # process without a parent of ours -> since when
+        self._strays: dict[int, float] = {}  # process that does not descend from the zygote -> since when
         self._complained: set[str] = set()
         # Before the selector of the supervisor, which holds one.
         self._descriptors = count_descriptors(os.getpid())

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MESSAGE_BYTES_MAX = 1 << 16  # larger than any task
-ANSWER_TIMEOUT = 20.0  # seconds; an import on a busy machine may take its time, a fork does not
-END_TIMEOUT = 10.0  # seconds that children may take to end after the supervisor hung up
+ANSWER_TIMEOUT = 20.0  # seconds; imports may be slow on a busy machine, a fork is not
+END_TIMEOUT = 10.0  # seconds that children may take to end after the supervisor closed the socket
 MARK = "PCCL_STRESS_RUN"  # environment variable that tells the processes of this run from all others
 
 
@@ -63,7 +63,7 @@ class Zygote:
         return self._socket.fileno()
 
     def spawn(self, task: Task, report_fd: int, log_fd: int) -> int:
-        """Fork a child for this task; its pid."""
+        """Fork a child for this task; return its pid."""
         socket.send_fds(self._socket, [task.encode()], [report_fd, log_fd])
         while True:
             answer = self._receive()
@@ -81,7 +81,7 @@ class Zygote:
         return found
 
     def close(self) -> None:
-        """End it, and with it every child that is left."""
+        """End the zygote, and with it every child that is left."""
         self._socket.close()
         try:
             self._process.wait(END_TIMEOUT)
@@ -109,7 +109,7 @@ class ForkServer:
         self._children: dict[int, int] = {}  # pidfd -> pid
 
     def serve(self) -> None:
-        """Until the supervisor hangs up."""
+        """Serve until the supervisor closes the socket."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd in self._children:
@@ -139,7 +139,7 @@ class ForkServer:
         return True
 
     def _begin(self, data: bytes, report_fd: int, log_fd: int, zygote: int) -> None:
-        """The child's first steps; never returns."""
+        """Run the task in the child; never return."""
         status = 1
         try:
             die_with_parent(signal.SIGKILL)
@@ -173,7 +173,7 @@ class ForkServer:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the process: its end of the control socket, and who started it."""
+    """Entry of the process; the arguments are its end of the control socket and the pid of its parent."""
     control_fd, parent = (int(argument) for argument in arguments)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""The judge of the stress harness: a sound run breaks no law, and every breach is found under its law."""
+"""The judge of the stress harness: a correct run breaks no law, and every violation is found under its law."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def numbers(
 def step(
     life: int, start: float, end: float, told: Numbers | None = None, call: str = TOPOLOGY, error: str = ""
 ) -> Step:
-    """A step in seconds, of group 0."""
+    """Return a step of group 0, with times in seconds."""
     return Step(life, 0, call, int(start * SECOND), int(end * SECOND), told, error)
 
 
 def judge_of(*lives: int) -> Judge:
-    """A judge before whom these lives have joined, in the first second."""
+    """Return a judge that has seen these lives join in the first second."""
     judge = Judge(BOUNDS, slack=0.5)
     for life in lives:
         judge.born(life, 0)
@@ -54,7 +54,7 @@ def laws(judge: Judge) -> list[str]:
 
 
 def rounds_of(lives: int, rounds: int, seed: int) -> list[Step]:
-    """A sound run, as it would be told: rounds with one end each, uneven wake-ups, newcomers, given-up calls."""
+    """Return the steps of a correct run: rounds with one end each, uneven wake-ups, newcomers, cancelled calls."""
     rng = random.Random(seed)
     steps: list[Step] = []
     ready = dict.fromkeys(range(1, lives // 2 + 1), 0.0)
@@ -66,7 +66,7 @@ def rounds_of(lives: int, rounds: int, seed: int) -> list[Step]:
         told = numbers(number=index, epoch=index, world=size, group=size, largest=size)
         for life, start in starts.items():
             back = instant + rng.uniform(0, 0.02)
-            given_up = rng.random() < 0.03  # answered, but too late: told of nothing, though the round took place
+            given_up = rng.random() < 0.03  # answered too late: the life has no result, though the round took place
             steps.append(step(life, start, back, None if given_up else told, WAIT if given_up else TOPOLOGY))
             ready[life] = back
         if newcomer:
@@ -76,7 +76,7 @@ def rounds_of(lives: int, rounds: int, seed: int) -> list[Step]:
 
 
 def shuffled(steps: list[Step], seed: int) -> list[Step]:
-    """As pipes deliver them: each life's steps in their order, those of different lives in any."""
+    """Return the steps as pipes deliver them: those of one life in order, those of different lives in any order."""
     queues: dict[int, list[Step]] = {}
     for told in steps:
         queues.setdefault(told.life, []).append(told)
@@ -92,7 +92,7 @@ def shuffled(steps: list[Step], seed: int) -> list[Step]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sound_run_is_sorted_into_its_rounds(seed: int) -> None:
-    """Goal: no false alarm, however late peers wake up, also around newcomers and calls that were given up."""
+    """Goal: no false alarm, however late peers wake up, also with newcomers and cancelled calls."""
     agreement = RoundCheck()
 
     for told in shuffled(rounds_of(6, 300, seed), seed):
@@ -105,7 +105,7 @@ def test_a_sound_run_is_sorted_into_its_rounds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_lie_to_one_peer_is_found(seed: int) -> None:
-    """Goal: whoever is told something else than the others in any one round is noticed."""
+    """Goal: a peer that gets other numbers than the others in any one round is found."""
     steps = rounds_of(4, 60, seed)
     liable = [index for index, told in enumerate(steps) if told.call == TOPOLOGY and index > len(steps) // 2]
     index = random.Random(seed).choice(liable)
@@ -121,7 +121,7 @@ def test_a_lie_to_one_peer_is_found(seed: int) -> None:
 
 
 def test_a_newcomer_that_is_told_something_else_is_found() -> None:
-    """Goal: what connect() returned with is compared with what the members were told in that round."""
+    """Goal: the numbers from connect() are compared with those of the members in that round."""
     agreement = RoundCheck()
     agreement.add(step(1, 1.0, 1.1, numbers(world=2)))
     agreement.add(step(2, 0.5, 1.1, numbers(2, world=3), CONNECT))
@@ -131,7 +131,7 @@ def test_a_newcomer_that_is_told_something_else_is_found() -> None:
 
 @pytest.mark.parametrize(("number", "epoch"), [(5, 0), (4, 2), (6, 2)])
 def test_an_epoch_that_falls_and_a_round_that_is_missed_are_found(number: int, epoch: int) -> None:
-    """Goal: epochs only grow within a membership, and rounds follow each other; both may jump in the next one."""
+    """Goal: epochs only grow within a membership, and rounds are consecutive; both may jump in the next membership."""
     agreement = RoundCheck()
     for index, (peer, count, old) in enumerate([(1, 1, 5), (1, 2, 6), (9, 3, 1), (9, 4, 1)]):
         agreement.add(step(1, index, index + 0.5, numbers(peer, number=count, epoch=old)))
@@ -152,7 +152,7 @@ def test_an_epoch_that_falls_and_a_round_that_is_missed_are_found(number: int, e
     ],
 )
 def test_a_world_that_cannot_be_is_found(told: Numbers, lives: set[int], living: int, complaint: str) -> None:
-    """Goal: a world counts nobody who is dead, everybody who took part, and is the sum of its groups."""
+    """Goal: a world counts no dead peer and every participant, and is the sum of its groups."""
     found = Round(0, 0, (told, 1), {0: (told, 1)}, lives)
 
     wrong = judge_round(found, living)
@@ -162,7 +162,7 @@ def test_a_world_that_cannot_be_is_found(told: Numbers, lives: set[int], living:
 
 
 def test_a_slow_call_needs_an_excuse() -> None:
-    """Goal: a second from the call or from the last fault is allowed, not more; a stop excuses until it is noticed."""
+    """Goal: a call may end a second after its start or the last fault; a stop is an excuse until it is noticed."""
     judge = judge_of(1, 2)
     judge.told(step(1, 1.0, 1.9, numbers()))
     judge.harmed(FaultKind.KILL_TRAINING, [2], 2 * SECOND, 0.0, -9)
@@ -181,7 +181,7 @@ def test_a_slow_call_needs_an_excuse() -> None:
 
 
 def test_a_call_that_never_returns_is_found() -> None:
-    """Goal: a hang is noticed though nothing is told; somebody known to be dead is not waited for."""
+    """Goal: a hang is found although there is no step for it; a dead life is not waited for."""
     judge = judge_of(1, 2)
     judge.harmed(FaultKind.KILL_TRAINING, [2], 1 * SECOND, 0.0, -9)
 
@@ -192,7 +192,7 @@ def test_a_call_that_never_returns_is_found() -> None:
 
 
 def test_late_admission_is_found() -> None:
-    """Goal: newcomers get in within the bound, counted from the last fault."""
+    """Goal: newcomers are accepted within the bound, counted from the last fault."""
     judge = judge_of(1)
     judge.born(2, SECOND)
     judge.told(step(2, 1.0, 7.0, numbers(2), CONNECT))
@@ -202,7 +202,7 @@ def test_late_admission_is_found() -> None:
 
 @pytest.mark.parametrize("error", ["KickedError: silent", "MasterLostError: gone", "UsageError: deadlock"])
 def test_the_innocent_do_not_lose_their_membership(error: str) -> None:
-    """Goal: only what was done to a peer itself explains that it is out; nothing explains a usage error."""
+    """Goal: only a fault at the peer itself explains the end of its membership; nothing explains a usage error."""
     judge = judge_of(1, 2)
     judge.harmed(FaultKind.KILL_ACTOR, [2], 1 * SECOND, 0.0, None)
     judge.told(step(2, 1.0, 1.1, None, TOPOLOGY, error))
@@ -222,7 +222,7 @@ def test_too_few_peers_is_an_answer_to_waiting_only() -> None:
 
 @pytest.mark.parametrize(("pause", "found"), [(0.3, ["innocence"]), (3.0, [])])
 def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> None:
-    """Goal: a stop or a silence that the run can sit out must be sat out."""
+    """Goal: a stop or a silence shorter than the timeouts must not end a membership."""
     for kind in (FaultKind.STOP_PEER, FaultKind.BLACK_HOLE):
         judge = judge_of(1, 2)
         judge.harmed(kind, [2], SECOND, pause, None)
@@ -235,7 +235,7 @@ def test_a_short_pause_costs_no_membership(pause: float, found: list[str]) -> No
     ["PeerLostError: gone", "PCCLError: [NO_SHARED_STATE_AVAILABLE]", "KickedError: it cannot fetch the shared state"],
 )
 def test_a_lost_state_needs_a_reason(error: str) -> None:
-    """Goal: a sync may fail because those who had the state died, or were out of reach, and not for no reason."""
+    """Goal: a sync may fail because the peers with the state died or were unreachable, and for no other reason."""
     judge = judge_of(1, 2)
     judge.told(step(1, 1.0, 1.1, None, SYNC, error))
     assert laws(judge) == ["innocence"]
@@ -245,7 +245,7 @@ def test_a_lost_state_needs_a_reason(error: str) -> None:
 
 
 def test_the_time_to_the_next_reduce_is_measured() -> None:
-    """Goal: from a kill to the last survivor's success in an attempt that was begun after it, within the group."""
+    """Goal: from a kill to the last survivor's success in an attempt that began after it, within the group."""
     judge = judge_of(1, 2, 3)
     judge.born(4, 0, group=1)
     judge.told(Step(4, 1, CONNECT, 0, SECOND // 2, numbers(4, world=4)))
@@ -259,7 +259,7 @@ def test_the_time_to_the_next_reduce_is_measured() -> None:
 
 
 def test_exits_must_follow_from_what_was_done() -> None:
-    """Goal: a killed process ends by that signal; one that nobody touched does not end."""
+    """Goal: a killed process ends by that signal; a process without a fault does not end."""
     judge = judge_of(1, 2, 3)
     judge.harmed(FaultKind.KILL_TRAINING, [1], SECOND, 0.0, -9)
     judge.harmed(FaultKind.CLOSE, [2], SECOND, 0.0, 0)
@@ -271,7 +271,7 @@ def test_exits_must_follow_from_what_was_done() -> None:
 
 
 def test_the_dead_are_not_counted_for_long() -> None:
-    """Goal: a second after a kill no round may count the dead; until then it may."""
+    """Goal: until a second after a kill, and not longer, a round may count the dead peer."""
     for start, expected in [(1.4, []), (3.0, ["world"])]:
         judge = judge_of(1, 2)
         judge.harmed(FaultKind.KILL_TRAINING, [2], SECOND, 0.0, -9)
@@ -302,7 +302,7 @@ def test_growth_is_told_from_noise(gain: int, found: bool) -> None:
 
 
 def test_tasks_and_steps_survive_the_pipe() -> None:
-    """Goal: what is written is what is read, also errors with line ends."""
+    """Goal: reading returns what was written, also errors with line ends."""
     task = Task(3, "a=1\nb=2", "127.0.0.1:1", group=1, seed=9)
     told = [step(1, 1.0, 2.0, numbers()), step(2, 1.0, 2.0, None, CONNECT, "E: two\nlines")]
     told.append(Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, True, 2, 7, 8, who=((0, 1), (1, 2)), span=(0.5, 1.5))))

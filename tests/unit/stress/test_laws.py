@@ -1,4 +1,4 @@
-"""The laws of content: a sound run breaks none of them, and every kind of lie breaks the right one."""
+"""The laws about content: a correct run breaks none, and every kind of false step breaks the right one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOREVER = 1 << 62
 
 
 def facts_of(rounds: int) -> list[Step]:
-    """A run of one group in which nothing happens: every member syncs, reduces and moves on, round after round."""
+    """Return the steps of a run of one group without faults: every member syncs, reduces and goes on, each round."""
     weights, notes = np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)
     who = tuple(sorted(LIVES.items()))
     steps: list[Step] = []
@@ -72,18 +72,18 @@ def span_of(operation: Operation, number: int) -> tuple[float, float]:
 
 
 def judged(steps: list[Step]) -> list[str]:
-    """The laws that these steps break."""
+    """Return the laws that these steps break."""
     ledger = Ledger(SEED, PLACES)
     for place, life in LIVES.items():
         ledger.born(life, 0, place)
-    for step in reversed(steps):  # the order in which pipes are read must not matter
+    for step in reversed(steps):  # the order in which pipes are read does not matter
         ledger.add(step)
     ledger.settle(FOREVER)
     return [violation.law for violation in ledger.found]
 
 
 def changed(steps: list[Step], call: str, wanted: bool = True, **change: object) -> list[Step]:
-    """The same run in which the last member tells one thing that is not so."""
+    """Return the same run with one false value in a step of the last member."""
     for index in reversed(range(len(steps))):
         fact = steps[index].fact
         exact = not isinstance(fact, Reduced) or bool(fact.who) == wanted
@@ -115,12 +115,12 @@ def test_a_sound_run_breaks_no_law() -> None:
     ],
 )
 def test_a_lie_breaks_the_right_law(call: str, exact: bool, change: dict[str, object], law: str) -> None:
-    """Goal: whatever one peer tells that cannot be is found, and named for what it is."""
+    """Goal: every impossible value of one peer is found, under the right law."""
     assert law in judged(changed(facts_of(12), call, exact, **change))
 
 
 def test_a_lie_that_all_tell_is_found() -> None:
-    """Goal: agreement is not enough; the content must follow from who took part."""
+    """Goal: equal values are not enough; the content must follow from the participants."""
     steps = [
         replace(step, fact=replace(step.fact, after=77)) if step.call == REDUCE and step.fact.who else step
         for step in facts_of(3)
@@ -131,7 +131,7 @@ def test_a_lie_that_all_tell_is_found() -> None:
 
 @pytest.mark.parametrize("jump", [0, 2, 5])
 def test_revisions_grow_by_one(jump: int) -> None:
-    """Goal: a group that skips a revision, or tells another content for the same one, is found."""
+    """Goal: a group that skips a revision, or has another content for the same one, is found."""
     ledger = Ledger(SEED, PLACES)
     ledger.born(11, 0, 0)
     zeros = checksum(np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64))
@@ -143,7 +143,7 @@ def test_revisions_grow_by_one(jump: int) -> None:
 
 
 def test_a_group_may_resume_from_what_it_agreed_on() -> None:
-    """Goal: when everybody was lost, the last agreed content comes back, at its own revision."""
+    """Goal: when all members were lost, the group resumes with the last agreed content, at its revision."""
     steps = [step for step in facts_of(3) if step.fact is not None]
     last = next(step for step in reversed(steps) if step.call == SYNC)
     assert isinstance(last.fact, Synced)
@@ -161,7 +161,7 @@ def test_a_group_may_resume_from_what_it_agreed_on() -> None:
 
 
 def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
-    """Goal: a call that returns long after the others have gone on without its peer is no step back, nor a lie."""
+    """Goal: a call that returns long after the others went on without its peer breaks no law."""
     steps = facts_of(6)
     late = next(step for step in steps if step.call == SYNC and step.life == 13)
     steps.remove(late)
@@ -172,7 +172,7 @@ def test_who_was_stopped_in_a_sync_may_tell_of_it_late() -> None:
 
 
 def test_the_list_in_a_result_names_who_took_part() -> None:
-    """Goal: contributions add up to what is expected of their members, and to nothing else."""
+    """Goal: the sum of the contributions is exactly the one expected of the listed members."""
     for number in range(1, 40):
         for operation in draw_operations(SEED, 1, number, PLACES):
             if operation.quantized:
@@ -187,7 +187,7 @@ def test_the_list_in_a_result_names_who_took_part() -> None:
 
 
 def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A target whose chunks have so many contributions, in the ring's order."""
+    """Return a target whose chunks have this many contributions, in the ring's order."""
     operation = Operation(0, elements, "int64", False, False, True, False)
     borders = [elements * index // len(counts) for index in range(len(counts) + 1)]
     target = np.zeros(elements, np.int64)
@@ -212,7 +212,7 @@ def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[
     ],
 )
 def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | None) -> None:
-    """Goal: a peer that reduces completes one chunk itself; more than one complete chunk was spread to it."""
+    """Goal: in the reducing hops a peer completes one chunk itself; more complete chunks were received."""
     ledger = Ledger(SEED, PLACES)
     ledger.born(11, 0, 0)
     operation = draw_operations(SEED, 0, 1, PLACES)[0]
@@ -228,7 +228,7 @@ def test_a_target_tells_how_far_a_reduce_got(counts: list[int], path: Path | Non
 
 @pytest.mark.parametrize("elements", [0, 4, 12, 13, 256])
 def test_a_short_target_tells_little(elements: int) -> None:
-    """Goal: no tensor is too short to be looked at."""
+    """Goal: also a very short tensor can be examined."""
     most, share = progress_of(
         target_of([3], elements=elements) if elements > PLACES else np.zeros(elements), PLACES + 1
     )
@@ -237,7 +237,7 @@ def test_a_short_target_tells_little(elements: int) -> None:
 
 
 def test_rings_are_optimised_now_and_then() -> None:
-    """Goal: about one round in fifty, another one for every seed."""
+    """Goal: about one round in fifty, and other rounds for other seeds."""
     rounds = {seed: [number for number in range(5000) if is_optimized(seed, number)] for seed in (1, 2)}
 
     assert all(60 < len(found) < 150 for found in rounds.values())

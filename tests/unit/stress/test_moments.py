@@ -1,4 +1,4 @@
-"""What the harness judges by its moment: optimisations and what happens meanwhile, and kills that wait for theirs."""
+"""Checks of the stress harness that depend on time: events during optimisations, and kills that wait for a moment."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ REFUSAL = "UsageError: optimize_topology needs at least 2 peers in the run, and 
 
 
 def numbers(life: int, number: int = 1, epoch: int = 1, world: int = 2) -> Numbers:
-    """Of a run with one group."""
+    """Return the numbers of a run with one group."""
     return Numbers(life, number, epoch, world, world, 1, world)
 
 
 def step(life: int, start: float, end: float, told: Numbers | None, call: str = TOPOLOGY, error: str = "") -> Step:
-    """A step in seconds."""
+    """Return a step with times in seconds."""
     return Step(life, 0, call, int(start * SECOND), int(end * SECOND), told, error)
 
 
 def judge_of_two() -> Judge:
-    """A judge before whom lives 1 and 2 have joined."""
+    """Return a judge that has seen lives 1 and 2 join."""
     judge = Judge(BOUNDS, slack=0.5)
     for life in (1, 2):
         judge.born(life, 0)
@@ -42,7 +42,7 @@ def laws(judge: Judge) -> list[str]:
 
 
 def test_optimisations_are_told_to_all_alike() -> None:
-    """Goal: an optimisation makes no round, may raise epochs, and tells the same to everybody."""
+    """Goal: an optimisation is no topology round, may raise epochs, and gives all members the same numbers."""
     agreement = RoundCheck()
     for life in (1, 2):
         agreement.add(step(life, 1.0, 1.1, numbers(life, 4)))
@@ -60,7 +60,7 @@ def test_optimisations_are_told_to_all_alike() -> None:
 
 
 def test_only_who_is_alone_has_nothing_to_optimise() -> None:
-    """Goal: the refusal needs that nobody else was there; no other refusal is excused."""
+    """Goal: a refusal is legal only for a peer that is alone; other refusals are violations."""
     other = "UsageError: deadlock"
     for victims, error, found in [([2], REFUSAL, []), ([], REFUSAL, ["innocence"]), ([2], other, ["innocence"])]:
         judge = judge_of_two()
@@ -75,7 +75,7 @@ def test_only_who_is_alone_has_nothing_to_optimise() -> None:
     (2.2, 2.3, set()),
 ])  # fmt: skip
 def test_what_happens_during_an_optimisation_is_noticed(asked: float, died: float, paths: set[Path]) -> None:
-    """Goal: a death while all survivors were in it, and a newcomer that asked before and was let in after."""
+    """Goal: a death while all survivors were in it, and a newcomer that asked before it and was accepted after it."""
     judge = judge_of_two()
     judge.born(3, 0)
     judge.told(step(3, 0.5, 0.6, numbers(3, 2, world=3), CONNECT))
@@ -91,7 +91,7 @@ def test_what_happens_during_an_optimisation_is_noticed(asked: float, died: floa
 
 
 def test_measuring_takes_its_time_and_no_more() -> None:
-    """Goal: an optimisation may take what other calls may, and the time that measuring is given."""
+    """Goal: an optimisation may take the time of other calls plus the time for probes."""
     for seconds, found in [(1.4, []), (1.6, ["promptness"])]:
         judge = judge_of_two()
         judge.told(step(1, 1.0, 1.0 + seconds, numbers(1), OPTIMIZE))
@@ -99,7 +99,7 @@ def test_measuring_takes_its_time_and_no_more() -> None:
 
 
 def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: it meets the retry of its own group; where nothing fails it comes all the same."""
+    """Goal: it comes during the retry of its own group; if nothing fails, it comes anyway."""
     now = 100.0
     monkeypatch.setattr("pccl.stress.timed_faults.time.monotonic", lambda: now)
     timed = TimedFaults()
@@ -132,7 +132,7 @@ def test_a_second_kill_waits_for_the_first_to_be_felt(monkeypatch: pytest.Monkey
 def test_a_reduce_that_stands_still_needs_a_cause(
     tmp_path: pathlib.Path, kind: FaultKind, at: float, found: int
 ) -> None:
-    """Goal: a stop or a silence, not long ago; a kill is noticed at once, and what comes later explains nothing."""
+    """Goal: the cause is a recent stop or silence; a kill is noticed at once, and a later fault is no cause."""
     log = tmp_path / "master.log"
     log.touch()
     objections: list[str] = []

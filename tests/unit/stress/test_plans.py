@@ -1,7 +1,8 @@
-"""Plans of the stress harness: drawn from a seed, switched by processes, read from a command line and from a bundle."""
+"""Plans of a stress run: made from a seed, limited to families of faults, read from a command line and a bundle."""
 
 from __future__ import annotations
 
+import shlex
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pccl.stress.settings import Settings
 
 
 def test_a_plan_repeats_from_its_seed() -> None:
-    """Goal: the command that a failed run prints brings back the same faults, times and places."""
+    """Goal: the command that a failed run prints gives the same faults, times and places."""
     first, again, other = (list(islice(draw_plan(seed, 10, (0.5, 1.0), 2.0), 500)) for seed in (7, 7, 8))
 
     assert first == again
@@ -25,7 +26,7 @@ def test_a_plan_repeats_from_its_seed() -> None:
 
 
 def test_a_plan_has_everything_and_spares_the_elder() -> None:
-    """Goal: every kind of fault is drawn; place 0 only loses what is mended; times lie within the interval."""
+    """Goal: every kind of fault occurs; place 0 gets only faults that it survives; times are within the interval."""
     plan = list(islice(draw_plan(3, 5, (0.5, 1.0), 2.0), 5000))
 
     assert {fault.kind for fault in plan} == set(FaultKind)
@@ -39,7 +40,7 @@ def test_a_plan_has_everything_and_spares_the_elder() -> None:
 
 
 def test_faults_are_switched_by_family() -> None:
-    """Goal: only what was asked for is drawn; with nothing there is no plan, and rare paths ask for no more."""
+    """Goal: only the selected families occur; with none the plan is empty, and rare paths require no other faults."""
     plan = islice(draw_plan(3, 5, (0.5, 1.0), 2.0, ("term", "mass")), 500)
 
     assert {fault.kind for fault in plan} == {FaultKind.TERMINATE, FaultKind.MASS_DEATH}
@@ -52,12 +53,14 @@ def test_faults_are_switched_by_family() -> None:
 
 
 def test_a_run_can_be_replayed(tmp_path: Path) -> None:
-    """Goal: the command that a failed run prints is understood, and leads to the same plan."""
+    """Goal: the command that a failed run prints is accepted by a shell, and gives the same plan."""
+    tmp_path /= "a folder"
+    tmp_path.mkdir()
     settings = Settings(duration=90.0, peers=7, groups=3, interval=(0.25, 2.0), families=("kill",), seed=42,
                         folder=tmp_path, bounds=Bounds(call=3.0))  # fmt: skip
     write_settings(settings)
 
-    words = replay_command(settings).split()[2:]
+    words = shlex.split(replay_command(settings))[2:]
     context = stress.make_context("stress", words)
     again = read_settings(context.params["replay"], context.params["report"])
 
