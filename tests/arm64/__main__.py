@@ -1,7 +1,7 @@
-"""`python -m tests.arm64 [TESTS...]`: all steps in order, then the tests, then what ran and what did not.
+"""`python -m tests.arm64 [TESTS...]`: prepare everything, run the tests, and list what ran and what did not.
 
-TESTS are folders or files as pytest takes them; by default the three tiers. 0 if everything passed, 1 if a test failed
-or left_out.toml is out of date, 2 if something is absent that the run needs.
+TESTS are folders or files as pytest takes them; by default the three tiers. The exit code is 0 if everything passed, 1
+if a test failed or left_out.toml is out of date, and 2 if the machine lacks something that the run needs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .sysroot import make_environment, make_sysroot
 
 TIERS = ("tests/unit", "tests/sim", "tests/process")
 
-# Emulated code takes about ten times as long; a hang must still end.
+# Emulated code takes about ten times as long; a test that hangs must still end.
 TIMEOUT_SECONDS = 1200
 
 
 @dataclass(frozen=True)
 class Tier:
-    """What came of one run of pytest."""
+    """The outcome of one run of pytest."""
 
     name: str
     seconds: float
@@ -39,7 +39,7 @@ class Tier:
 
     @property
     def is_good(self) -> bool:
-        """No failure, no entry without a test."""
+        """Whether there is no failure, and no entry of left_out.toml without a test."""
         return not self.outcome["failed"] and not self.outcome["stale"]
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Tier:
 
 
 def compare_kernels() -> None:
-    """Every instruction set of both machines must compute the same bits, and the emulated one must have chosen NEON."""
+    """Check that every instruction set of both machines computes the same bits, and that the emulated one uses NEON."""
     module = ("-m", "tests.arm64.fingerprint")
     ours = subprocess.run([sys.executable, *module], cwd=ROOT, capture_output=True, text=True, check=False)
     command = emulated(PYTHON, *module)
@@ -74,7 +74,7 @@ def compare_kernels() -> None:
 
 
 def run_tests(target: str) -> Tier:
-    """One run of pytest below a folder, with its progress on the terminal."""
+    """Run pytest once for a folder or file, with its progress on the terminal."""
     name = target.removeprefix("tests/")
     say(f"running {target} under emulation")
     outcome = WORK / f"outcome-{name.replace('/', '-')}.json"
@@ -89,7 +89,7 @@ def run_tests(target: str) -> Tier:
 
 
 def report(tiers: list[Tier]) -> None:
-    """What was left out or skipped, by reason; what failed; the figures."""
+    """Print the tests that were left out or skipped, by reason, then the failures, then the totals."""
     titles = {"left_out": "left out, as tests/arm64/left_out.toml says", "skipped": "skipped by the test itself"}
     for kind, title in titles.items():
         by_reason = defaultdict(list)
@@ -110,7 +110,7 @@ def report(tiers: list[Tier]) -> None:
 
 
 def main() -> int:
-    """Everything in order."""
+    """Run all steps in order."""
     parser = argparse.ArgumentParser(prog="python -m tests.arm64", description=__doc__)
     parser.add_argument("tests", nargs="*", default=list(TIERS), help="folders or files (default: the three tiers)")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
 """The package for aarch64: a copy of the source tree in build/arm64/tree, installed there as an editable package.
 
 The emulated Python runs the same command as `make build`, so names, flags and folders are those of the target; the
-compiler that it calls, aarch64-linux-gnu-gcc, is a native program. C sources that Cython wrote for the host are taken
-over, because they are the same for every architecture and emulated Cython is slow. The source tree is only read.
+compiler that it calls, aarch64-linux-gnu-gcc, is a native program. C sources that Cython wrote for the host are copied,
+because they are the same for every architecture and emulated Cython is slow. The source tree is only read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from tests import ROOT
 
 from .emulator import emulated, environment
-from .places import PYTHON, SYSROOT, TREE, WORK, Stamp, fail, run_logged, say
+from .places import PYTHON, TREE, WORK, Stamp, fail, run_logged, say
 
 NATIVE = {".pyx", ".pxd", ".h"}
 DESCRIPTIONS = {"setup.py", "pyproject.toml"}
-# What building and testing leave in the copy, and a second run wants to find there.
+# Results of builds and tests in the copy that a second run uses again.
 KEPT = {"build", "__pycache__", ".hypothesis", "pccl.egg-info"}
 
 
 def copy_tree() -> None:
-    """Make the copy equal to the source tree: changed files are written anew, with their times, others removed."""
+    """Make the copy equal to the source tree: copy changed files with their times, remove files that are gone."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -59,7 +59,7 @@ def build_package() -> None:
         "build",
         emulated(PYTHON, *install),
         cwd=TREE,
-        env=environment(CFLAGS=f"-I{SYSROOT}/usr/include"),  # where the headers of Python include theirs from
+        env=environment(),
     )
     _check_extensions()
     stamp.set()
@@ -67,26 +67,26 @@ def build_package() -> None:
 
 
 def _check_extensions() -> None:
-    """Each .pyx has an aarch64 library beside it; one of the host would be imported by nobody and hide an error."""
+    """Check that each .pyx has only aarch64 libraries; one of the host would never be imported and hide an error."""
     for source in sorted((TREE / "pccl").rglob("*.pyx")):
         libraries = list(source.parent.glob(f"{source.stem}.*.so"))
-        if [library.name.split(".")[1] for library in libraries] == []:
+        if not libraries:
             fail(f"{source.relative_to(TREE)} was not compiled")
         if not all("aarch64" in library.name for library in libraries):
             fail(f"{source.relative_to(TREE)} was compiled for another machine: {libraries}")
 
 
 def _files(folder: Path) -> set[Path]:
-    """Relative paths of all files below a folder, but of what is kept."""
+    """Return the relative paths of all files below a folder, without the folders in KEPT."""
     found = set()
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in KEPT]
-        found |= {Path(place, name).relative_to(folder) for name in names}
+        found |= {Path(parent, name).relative_to(folder) for name in names}
     return found
 
 
 def _copy(source: Path, target: Path) -> None:
-    """With the times of the source, by which build tools tell what is newer than what."""
+    """Copy a file with its times, because build tools compare times to find what is newer."""
     if target.exists():
         old, new = target.stat(), source.stat()
         if (old.st_size, old.st_mtime_ns) == (new.st_size, new.st_mtime_ns):

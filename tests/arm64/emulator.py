@@ -1,4 +1,4 @@
-"""Runs commands in which aarch64 programs are executable like any other, by QEMU's user mode.
+"""Runs commands that can execute aarch64 programs like any other program, by QEMU's user mode.
 
 The registration lives in a user namespace of the command (enter.sh), so it needs no root and leaves nothing behind.
 """
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ENTER = HERE / "enter.sh"
 INTERPRETER = WORK / "interpreter"
 
-# Beginnings of variables that speak of the host's Python and compiler.
+# Prefixes of environment variables that are about the host's Python and compiler.
 FOREIGN = ("PYTHON", "VIRTUAL_ENV", "CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "MAKE")
 
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--"]
@@ -37,18 +37,19 @@ def build_interpreter() -> None:
 
 
 def emulated(*command: str | Path) -> list[str]:
-    """The command line that runs a command where aarch64 programs are executable."""
+    """Return the command line that runs a command with aarch64 programs executable."""
     return [*NAMESPACES, "sh", str(ENTER), str(INTERPRETER), *map(str, command)]
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a shell that has entered the emulated virtual environment, without settings of the host's."""
+def environment() -> dict[str, str]:
+    """Return the environment of the emulated virtual environment, without the host's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return {**kept, "VIRTUAL_ENV": str(VENV), "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}", **more}
+    own = {"VIRTUAL_ENV": str(VENV), "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}"}
+    return {**kept, **own, "CFLAGS": f"-I{SYSROOT}/usr/include"}  # the headers of Python include others from here
 
 
 def check_emulation() -> None:
-    """The emulated Python starts, and so do its children, also with an empty environment."""
+    """Check that the emulated Python starts, and its children too, also with an empty environment."""
     code = "import platform, subprocess, sys; print(platform.machine(), flush=True); {}"
     inner = "subprocess.run([sys.executable, '-c', 'import platform; print(platform.machine())'], env={}, check=True)"
     command = emulated(PYTHON, "-c", code.format(inner))

@@ -1,7 +1,7 @@
-"""`python -m tests.arm64.fingerprint`: what the kernels compute for fixed inputs, one line for each kind of work.
+"""`python -m tests.arm64.fingerprint`: print the kernels' results for fixed inputs, one line for each kind of work.
 
-Run on two machines, equal lines mean equal bits. The inputs are random bytes, so every kind of NaN, infinity and
-subnormal is among them. Nothing here knows what the right result is: unit tests do.
+Equal lines on two machines mean equal bits. The inputs are random bytes, so every kind of NaN, infinity and subnormal
+is among them. The right results are not known here; unit tests check them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pccl._core.kernels import arithmetic, digest
 from pccl.values import DataType, QuantizationOptions, ReduceOp
 from tests.unit._core.dataplane.quantization_reference import WAYS
 
-# Around vectors, groups of quantization, rows, tiles and blocks of digests.
+# Sizes around the lengths of vectors, quantization groups, rows, tiles and digest blocks.
 COUNTS = (1, 7, 33, 1031, 20_011)
 DIVISORS = (0, 3, 100_003)
 LENGTHS = (0, 1, 255, 4096, 70_001, 3_000_001)
 
 
 def drawn(name: str, nbytes: int) -> bytes:
-    """The same bytes on every machine."""
+    """Return random bytes, the same on every machine."""
     return random.Random(name).randbytes(nbytes)
 
 
 def reduced(datatype: DataType, op: ReduceOp) -> str:
-    """All counts, with every divisor that the operation allows."""
+    """Return the hash of the results for all counts, with every divisor that the reduce op allows."""
     total = hashlib.sha256()
     for count in COUNTS:
         nbytes = count * datatype.itemsize
@@ -40,7 +40,7 @@ def reduced(datatype: DataType, op: ReduceOp) -> str:
 
 
 def quantized(datatype: DataType, how: QuantizationOptions) -> str:
-    """Encoded, decoded, and combined from the code."""
+    """Return the hash of encoded, decoded and reduced elements, for all counts."""
     total = hashlib.sha256()
     numbers = datatype.value, how.algorithm.value, how.quantized_datatype.value
     for count in COUNTS:
@@ -56,14 +56,14 @@ def quantized(datatype: DataType, how: QuantizationOptions) -> str:
 
 
 def digested(nbytes: int) -> str:
-    """The digest and the checksum of so many bytes, at an odd address."""
+    """Return the digest and the checksum of this many bytes, at an odd address."""
     data = drawn(f"digest {nbytes}", nbytes)
     room = ctypes.create_string_buffer(b"\xa5" + data, nbytes + 1)
     return f"{digest.digest(ctypes.addressof(room) + 1, nbytes):016x} {arithmetic.crc32c_of(data):08x}"
 
 
 def fingerprint() -> list[str]:
-    """One line for each kind of work, with the instruction set that is chosen now."""
+    """Return one line for each kind of work, computed with the instruction set in use."""
     lines = [f"reduce {datatype.name} {op.name} {reduced(datatype, op)}" for datatype in DataType for op in ReduceOp]
     for datatype, how in WAYS:
         name = f"{datatype.name} {how.algorithm.name} {how.quantized_datatype.name}"
@@ -73,7 +73,7 @@ def fingerprint() -> list[str]:
 
 
 def main() -> None:
-    """First the sets of this machine; then the lines of each, which all must print alike."""
+    """Print the instruction sets of this machine, then the lines of each set, which must all be alike."""
     print("sets", arithmetic.chosen(), *arithmetic.available())
     for name in arithmetic.available():
         arithmetic.use(name)

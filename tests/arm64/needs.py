@@ -1,4 +1,4 @@
-"""What the run needs from this machine, checked before anything is done. Nothing is installed or changed here."""
+"""Check what the run needs from this machine before anything else is done. Installs and changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from .emulator import ENTER, NAMESPACES
 from .places import WORK, fail
 
-# Program -> what brings it.
+# Program -> the command that installs it.
 PROGRAMS = {
     "qemu-aarch64-static": "apt-get install qemu-user-static",
     "aarch64-linux-gnu-gcc": "apt-get install gcc-aarch64-linux-gnu",
@@ -22,7 +22,7 @@ PROGRAMS = {
 
 
 def check_needs() -> None:
-    """Everything must be there at once: name all that is not, with what mends it."""
+    """End with an error that names every missing requirement and the command that installs it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         fail(f"this emulates arm64 on x86-64 Linux, and here is {platform.machine()}; on arm64, run: make test")
     if _distribution() != "debian":
@@ -44,9 +44,9 @@ def _distribution() -> str:
 
 
 def _check_registry() -> None:
-    """Whether a namespace of ours can have a registry of interpreters."""
+    """Check that a new user namespace can have its own registry of interpreters."""
     WORK.mkdir(parents=True, exist_ok=True)
-    # Any program that exists will do: nothing of aarch64 is started here.
+    # Any existing program is good enough: no aarch64 program is started here.
     command = [*NAMESPACES, "sh", str(ENTER), "/bin/true", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""Where things are: every path that the steps share, and how a command is run. Nothing here writes by itself."""
+"""Every path that the steps share, and functions to run and log commands. Importing this module writes nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PYTHON = VENV / "bin" / "python"  # emulated
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"arm64: {text}", flush=True)
 
 
 def fail(text: str) -> NoReturn:
-    """End with an error for people."""
+    """Print an error and exit with code 2."""
     print(f"arm64: error: {text}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def run_logged(step: str, command: list[str], **options: object) -> None:
-    """Run a command with its output in a log file; if it fails, show the end of that and stop."""
+    """Run a command with its output in a log file; if it fails, print the end of the log and exit."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{step}.log"
     with log.open("w") as output:
@@ -41,7 +41,7 @@ def run_logged(step: str, command: list[str], **options: object) -> None:
 
 
 class Stamp:
-    """Remembers for what a step was done last, so that a second run does only what has changed."""
+    """Records the inputs of a finished step, so that a second run repeats only the steps whose inputs changed."""
 
     def __init__(self, step: str, *ingredients: bytes | str) -> None:
         self._file = WORK / f".{step}"
@@ -57,5 +57,5 @@ class Stamp:
         return self._file.exists() and self._file.read_text() == self._value
 
     def set(self) -> None:
-        """The step is done."""
+        """Record that the step is done."""
         self._file.write_text(self._value)

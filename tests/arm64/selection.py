@@ -1,7 +1,7 @@
-"""The plugin of the emulated pytest: leaves out what left_out.toml names, and keeps the outcome of everything else.
+"""The plugin of the emulated pytest: skips the tests in left_out.toml, and records the outcome of all others.
 
-An entry of left_out.toml is a file, a test, or a test with its parameters; without them it means all of its cases. An
-entry that matches nothing any more is an error, and so is a file left out for an import that it no longer contains.
+An entry of left_out.toml is a file, a test, or a test with its parameters; a test without parameters means all of its
+cases. An entry that matches no test is an error, and so is a file left out for an import that it does not contain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIST = Path(__file__).parent / "left_out.toml"
 
 
 def read_list() -> list[dict[str, Any]]:
-    """The groups of left_out.toml, each with a reason and its tests."""
+    """Return the groups of left_out.toml, each with a reason and its tests."""
     groups: list[dict[str, Any]] = tomllib.loads(LIST.read_text())["left_out"]
     entries = [entry for group in groups for entry in group["tests"]]
     if len(set(entries)) < len(entries):
@@ -31,7 +31,7 @@ def read_list() -> list[dict[str, Any]]:
 
 
 def imports_at_the_top(path: Path, module: str) -> bool:
-    """Whether a file cannot be imported without a module."""
+    """Return whether a file imports the module at its top level."""
     for node in ast.parse(path.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -41,7 +41,7 @@ def imports_at_the_top(path: Path, module: str) -> bool:
 
 
 def tests_in(path: Path) -> int:
-    """How many tests a file defines, which is what is known of a file that cannot be imported."""
+    """Return how many test functions a file defines; it is parsed, because it cannot be imported."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in nodes)
 
@@ -60,7 +60,7 @@ class Selection:
         self._stale: list[str] = []
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Whole files are not even imported."""
+        """Leave out whole files without importing them."""
         name = str(collection_path.relative_to(ROOT))
         if name not in self._reasons or not name.startswith(self._target):
             return None
@@ -70,7 +70,7 @@ class Selection:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Single tests and cases; then every entry below what was asked for must have matched."""
+        """Leave out single tests and cases; then find entries below the target that matched nothing."""
         left_out = []
         for item in items:
             entry = next((name for name in (item.nodeid, item.nodeid.split("[")[0]) if name in self._reasons), None)
@@ -94,7 +94,7 @@ class Selection:
                     self._stale.append(f"{entry}: it no longer imports {group['imports']}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One test passes if all its phases do."""
+        """Record the outcome; a test passes if all its phases pass."""
         if report.failed:
             self._results["failed"][report.nodeid] = report.when
             self._results["passed"].pop(report.nodeid, None)
@@ -105,30 +105,30 @@ class Selection:
             self._results["passed"][report.nodeid] = round(report.duration, 3)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported is a failure of its own."""
+        """Record a file that cannot be imported as a failure."""
         if report.failed:
             self._results["failed"][report.nodeid] = "collection"
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write what __main__ prints; an entry without a test fails the run."""
+        """Write the outcome for __main__; an entry without a test fails the run."""
         found = {**self._results, "left_out": self._left_out, "stale": self._stale}
         self._outcome.write_text(json.dumps(found, indent=1))
         if self._stale:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Where people look first."""
+        """Show stale entries in pytest's summary."""
         for line in self._stale:
             terminalreporter.write_line(f"ERROR {LIST.relative_to(ROOT)}: {line}", red=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the outcome goes."""
+    """Add the option for the file of the outcome."""
     parser.addoption("--outcome", type=Path, required=True, help="JSON file for the outcome of every test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Emulated code is slow, so how long an example takes says nothing."""
+    """Register the selection, and switch off hypothesis's time limits, because emulated code is slow."""
     hypothesis.settings.register_profile("emulated", deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
     hypothesis.settings.load_profile("emulated")
     config.pluginmanager.register(Selection(config.args[0], config.getoption("--outcome")))

@@ -1,7 +1,7 @@
 """Python for arm64: Debian's packages, unpacked below build/arm64/root, and a virtual environment with the wheels.
 
-apt runs with folders of its own, an empty list of installed packages and arm64 as its architecture, so that it finds
-everything Python needs by itself and changes nothing of the system's. Only the system's sources and keys are used.
+apt runs with folders of its own, an empty list of installed packages and arm64 as its architecture, so that it resolves
+all dependencies of Python and does not change the system. Only the system's sources and keys are used.
 Wheels are installed by the host's pip, which is told the platform: an emulated pip takes minutes.
 """
 
@@ -19,10 +19,10 @@ from tests import ROOT
 from .emulator import emulated
 from .places import SYSROOT, VENV, WORK, Stamp, fail, run_logged, say
 
-# The interpreter, its headers, and what the wheels of numpy and matplotlib link with.
+# The interpreter, its headers, and the libraries that the wheels of numpy and matplotlib link with.
 PACKAGES = ("python3", "libpython3-dev", "libstdc++6")
 
-# What a wheel for aarch64 may call its platform and still run on the oldest Debian that is supported here (glibc 2.36).
+# Platform tags of aarch64 wheels that run on the oldest Debian that is supported here (glibc 2.36).
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_26", "manylinux_2_27", "manylinux_2_28", "manylinux_2_34")
 
 APT = WORK / "apt"
@@ -55,7 +55,7 @@ def make_environment() -> None:
     command += ["--target", str(target), "--python-version", version, "--implementation", "cp", "--only-binary=:all:"]
     command += [f"--platform={platform}_aarch64" for platform in PLATFORMS]
     run_logged("wheels", [*command, "pip", "--group", f"{ROOT / 'pyproject.toml'}:dev"])
-    # Just written, these would be newer than the C sources of the host, and all of those be translated again.
+    # New files would be newer than the C sources of the host, and Cython would translate all of those again.
     for declarations in (target / "Cython" / "Includes").rglob("*.pxd"):
         os.utime(declarations, (0, 0))
     stamp.set()
