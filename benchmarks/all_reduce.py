@@ -32,13 +32,13 @@ from .ranks import merge, progress, run_ranks
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [4 * KIB, 400 * KIB, 64 * MIB, 256 * MIB]
-SIZES_OF_TWO = [*SIZES, GIB]  # what a world of 2 also has memory for
+SIZES_OF_TWO = [*SIZES, GIB]  # a world of 2 also has memory for 1 GiB
 QUICK = {"worlds": [2, 4], "sizes": [4 * KIB, 400 * KIB, 64 * MIB], "seconds": 0.5}
 COMMUNICATORS = 3  # of a rank: see `contenders`
 COPIES = 6  # of a tensor that a rank may hold: ordinary, shared, target, staged, backup, and Gloo's own
 
-# What our throughput by Gloo's should be at least, as we come and over TCP alone: from LARGE up, by contender, at world
-# 2 and above it; at two small sizes, zero-copy; and from LARGE up, zero-copy over TCP under one congestion control, by
+# Targets of our throughput divided by Gloo's, with defaults and over TCP alone: from LARGE up, by contender, at world 2
+# and above it; at two small sizes, zero-copy; and from LARGE up, zero-copy over TCP under one congestion control, by
 # world.
 LARGE = 64 * MIB
 OURS = ("zero-copy", "staged", "out of place", "tcp zero-copy", "tcp staged", "tcp checked")
@@ -48,7 +48,7 @@ WANTED_ALIKE = {2: 1.5, 4: 1.1, 8: 1.0}
 
 
 def main() -> int:
-    """Measure, print tables, keep the numbers."""
+    """Measure, print tables, save the numbers."""
     arguments = parse()
     if arguments.rank:
         from .contenders import be_rank
@@ -130,7 +130,7 @@ def fitting(sizes: list[int], world: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; Gloo's ranks meet there."""
+    """Return a port that was free a moment ago, for Gloo's store."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -139,7 +139,7 @@ def free_port() -> int:
 
 
 def ratios(worlds: dict[int, Any]) -> list[dict[str, Any]]:
-    """Our throughput by Gloo's, for every contender of ours, with what is wanted."""
+    """Return our throughput divided by Gloo's, for every contender of ours, with the targets."""
     found = []
     for world, measured in worlds.items():
         for nbytes, numbers in measured["sizes"].items():
@@ -154,7 +154,7 @@ def ratios(worlds: dict[int, Any]) -> list[dict[str, Any]]:
 
 
 def wanted(name: str, rival: str, world: int, nbytes: int) -> float | None:
-    """What a ratio should be at least; None where we have promised nothing."""
+    """Return the target of a ratio; None if it has no target."""
     if rival == "gloo alike":
         return WANTED_ALIKE.get(world) if name == "tcp zero-copy" and nbytes >= LARGE else None
     way = name.removeprefix("tcp ")
@@ -167,7 +167,7 @@ def wanted(name: str, rival: str, world: int, nbytes: int) -> float | None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Times, then ratios against Gloo as it comes, then under one congestion control."""
+    """Print times, then ratios against Gloo with its defaults, then under one congestion control."""
     known = results["facts"]
     print(
         f"all-reduce of float32, SUM, one host, {known['machine']['cores']} cores, pool of {results['pool']}, "

@@ -18,7 +18,7 @@ NO_EDGE = 1e9  # costs more than any ring over rates above a millionth
 
 
 def bottleneck_bound(rates: array[float], count: int) -> float:
-    """The best possible slowest step: over faster edges some member does not reach member 0, or is not reached."""
+    """Return the best possible slowest step: over faster edges alone, a member cannot reach member 0 or be reached."""
     table = np.array(rates).reshape(count, count)
     return min(_widest(table), _widest(table.T))
 
@@ -34,16 +34,16 @@ def _widest(table: Any) -> float:
 
 
 def total_bound(rates: array[float], count: int, slowest: float) -> float:
-    """No ring whose steps are all at least that fast has a smaller sum of 1 / rate."""
+    """Return a lower bound of the sum of 1 / rate, over rings whose steps are all at least that fast."""
     table = np.array(rates).reshape(count, count)
     with np.errstate(divide="ignore"):
         return _cheapest_assignment(np.where((table >= slowest) & ~np.eye(count, dtype=bool), 1 / table, NO_EDGE))
 
 
 def _cheapest_assignment(costs: Any) -> float:
-    """The Hungarian method: sources come in one by one, each along the cheapest path that makes room for it."""
+    """The Hungarian method: sources are added one by one, each along the cheapest augmenting path."""
     count = len(costs)
-    of_source, of_target = np.zeros(count + 1), np.zeros(count + 1)  # prices; place 0 is where a newcomer waits
+    of_source, of_target = np.zeros(count + 1), np.zeros(count + 1)  # potentials; index 0: the source being added
     source_of = np.zeros(count + 1, int)  # numbered from 1; 0: none
     before = np.zeros(count + 1, int)
     for newcomer in range(1, count + 1):

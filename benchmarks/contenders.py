@@ -46,17 +46,17 @@ TCP_ZERO_COPY = "tcp zero-copy"
 TCP_STAGED = "tcp staged"
 TCP_CHECKED = "tcp checked"  # zero-copy, with checksums
 
-# As we come, through TCP, and through TCP with checksums.
+# Default, through TCP, and through TCP with checksums.
 WAYS = (Options(), Options(host_memory=False), Options(advertise="127.0.0.2"))
 
 WARM_UPS = 3  # rounds before those that count: pages, buffers, congestion windows
 ROUNDS_MIN = 11  # medians of five differed by a fifth from run to run
-ROUNDS_MAX = 300  # enough for any quartile; small sizes would go on for ever
+ROUNDS_MAX = 300  # enough for any quartile; bounds the time of small sizes
 CONNECT_SECONDS = 120  # for the slowest of many ranks to import torch on few cores
 
 
 class Contender(NamedTuple):
-    """A way to reduce, and the tensors that it reads and writes: one and the same if in place."""
+    """A way to reduce, and the tensors that it reads and writes: the same tensor if in place."""
 
     name: str
     source: torch.Tensor
@@ -65,7 +65,7 @@ class Contender(NamedTuple):
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One rank: says first how it is connected, then for each size every contender's starts and ends."""
+    """Run one rank: print how it is connected, then for each size the starts and ends of every contender."""
     # Threads of torch that spin after filling a tensor would take cores from the next contender.
     torch.set_num_threads(1)
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
@@ -133,7 +133,7 @@ def _measure(
 
 
 def _round(meeting: Meeting, contender: Contender, salt: int) -> tuple[int, int]:
-    """Fill, reduce together, check; only the middle is timed."""
+    """Fill, reduce together, check; only the reduce is timed."""
     fill(contender.source.numpy(), meeting.rank, salt)
     times = meeting.timed(contender.call)
     verify(contender.target.numpy(), meeting.world, salt, contender.name)

@@ -32,9 +32,9 @@ from pccl.actors.peer.lane_pool import LanePool
 
 from .facts import RESULTS, facts, keep
 
-# What was measured of the C++ reference on this kind of machine with 2 peers, µs: typical, and its best round.
+# Measurements of the C++ reference on this kind of machine with 2 peers, in µs: typical, and its best round.
 REFERENCE_US = {"update_topology": (260, 170), "are_peers_pending": (135, 85)}
-# What is to stay below: the start of a run's first peer, that of a lane's worker, and its private memory.
+# Upper targets: the start of a run's first peer, the start of a lane worker, and its private memory.
 WANTED = {"actor_start_ms": 100, "worker_start_ms": 5, "worker_private_kib": 4096}
 
 
@@ -70,7 +70,7 @@ def measure_world(world: int, rounds: int, calls: int, gloo: bool) -> dict[str, 
         reports = [json.loads(peer.communicate()[0]) for peer in peers]
     merged: dict[str, Any] = {}
     for name in reports[0]:
-        # A call is over when the slowest peer has it: the median of each round's slowest median would hide nothing.
+        # A call is over when the slowest peer has returned, so each round counts with its slowest median.
         by_round = [max(report[name][index] for report in reports) for index in range(rounds)]
         merged[name] = {"median_us": statistics.median(by_round), "best_us": min(by_round), "worst_us": max(by_round)}
     return merged
@@ -176,7 +176,7 @@ def _private_kib(pid: int) -> float:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     out = sys.stdout.write
     out(f"{'call':22}{'world':>6}{'median µs':>11}{'best':>8}{'worst':>8}   against\n")
     for world, kinds in results["worlds"].items():

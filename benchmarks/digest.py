@@ -33,14 +33,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Spent(NamedTuple):
-    """What a call took."""
+    """The time that a call took."""
 
     wall_ns: int
     cpu_ns: int
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.digest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,7 +67,7 @@ def measure_large(nbytes: int, threads: list[int], rounds: int) -> dict[str, dic
     times: dict[tuple[int, str], list[tuple[Spent, Spent]]] = {}
     digests = set()
     before = arithmetic.chosen()
-    for number in range(-1, rounds):  # the first is for warming up
+    for number in range(-1, rounds):  # the first is a warm-up
         for count in threads:
             for simd in arithmetic.available():
                 arithmetic.use(simd)
@@ -105,14 +105,14 @@ def measure_states(rounds: int) -> dict[str, float]:
 
 
 def timed(work: Callable[..., object], *arguments: object) -> tuple[Spent, object]:
-    """What a call took, and what came out."""
+    """Call `work`; return the time that it took, and its result."""
     cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
     value = work(*arguments)
     return Spent(time.perf_counter_ns() - wall_ns, time.process_time_ns() - cpu_ns), value
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     print(f"float32 tensor of {size_text(results['bytes'])}, GB/s, {results['facts']['machine']['cores']} cores")
     print(f"{'threads':>7} {'':10}{'read':>8}{'digest':>8}{'share':>8}")
     for threads, by_simd in results["large"].items():

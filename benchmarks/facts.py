@@ -17,7 +17,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def facts() -> dict[str, Any]:
-    """All of it, as it is now."""
+    """Return all facts, as they are now."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -49,12 +49,12 @@ def memory_kib(name: str) -> int:
 
 
 def congestion_control() -> str:
-    """What sockets get that do not ask."""
+    """Return the default congestion control of sockets."""
     return "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip() or "unknown"
 
 
 def version(name: str) -> str | None:
-    """Of an installed package."""
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -62,20 +62,20 @@ def version(name: str) -> str | None:
 
 
 def commit() -> str:
-    """Of the tree that was measured; marked if files differ from it."""
+    """Return the commit of the measured tree, with a mark if files differ from it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 
 def keep(results: dict[str, Any], path: Path) -> None:
-    """Write results down."""
+    """Write results to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def size(text: str) -> int:
-    """Bytes from what people write: 4K, 64M, 1G, or plain bytes; whole float32s."""
+    """Parse a number of bytes: 4K, 64M, 1G, or plain bytes; a multiple of 4 for whole float32 elements."""
     number, unit = (text[:-1], UNITS[text[-1].upper()]) if text[-1:].upper() in UNITS else (text, 1)
     if not number.isdecimal() or not int(number) or int(number) * unit % 4:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: a positive multiple of 4 bytes, as 4K, 64M or 1G")
@@ -83,7 +83,7 @@ def size(text: str) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """The same, for tables."""
+    """Return a size as text, for tables."""
     for unit in ("G", "M", "K"):
         if nbytes % UNITS[unit] == 0:
             return f"{nbytes // UNITS[unit]} {unit}iB"
@@ -91,7 +91,7 @@ def size_text(nbytes: int) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """Up to three digits and a unit."""
+    """Return a time with up to three digits and a unit."""
     if microseconds < 10:
         return f"{microseconds:.2g} µs"
     if microseconds < 1000:

@@ -9,6 +9,7 @@ is a thousand times the work of a run of one; a row that grows is a bug in `mast
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -40,7 +41,7 @@ WORKS = {
 
 
 class Bench:
-    """One master and its peers, who answer every order at once."""
+    """One master and its peers, which answer every order at once."""
 
     def __init__(self, peers: int) -> None:
         self.peers = peers
@@ -50,13 +51,13 @@ class Bench:
         self.conns: list[int] = []
 
     def feed(self, event: Any) -> list[Any]:
-        """One event; its actions are counted."""
+        """Feed one event; count its actions."""
         actions = self.state.handle(event, self.now_ns)
         self.actions += len(actions)
         return actions
 
     def answer(self, actions: list[Any]) -> list[Any]:
-        """Report every order as wired; returns what came after."""
+        """Report every order as wired; return the actions that follow."""
         after: list[Any] = []
         for action in actions:
             if isinstance(action, SendTo) and isinstance(action.message, RingOrder):
@@ -102,6 +103,7 @@ def measure(bench: Bench, rounds: int, work: Callable[[], None]) -> dict[str, fl
     times, actions = [], []
     for _ in range(rounds):
         peers, bench.actions = len(bench.conns) or bench.peers, 0
+        gc.collect()  # what earlier machines have left is not this one's work
         began = time.process_time_ns()
         work()
         times.append((time.process_time_ns() - began) / 1000 / peers)
@@ -126,7 +128,7 @@ def grow(peers: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    """Measure, print a table, write the numbers down."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.split("\n\n")[0])
     parser.add_argument("--peers", default="10,100,1000,3000", help="numbers of peers, separated by commas")
     parser.add_argument("--rounds", type=int, default=15, help="rounds per work; the median counts")

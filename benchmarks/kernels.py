@@ -46,7 +46,7 @@ CODINGS = {
 
 
 class Bench:
-    """One block, what arrives for it, and where results and backups go."""
+    """One block, the received block, and buffers for results and backups."""
 
     def __init__(self, block_bytes: int) -> None:
         # Whole pages, as in our segments. Small numbers in every type: neither NaN nor subnormal, which some
@@ -56,7 +56,7 @@ class Bench:
             view[:] = bytes.fromhex("803f") * (block_bytes // 2)
 
     def copy(self) -> None:
-        """The peer: memcpy, with a little of Python around it like the others."""
+        """Copy the block with memcpy, called from Python like the other kernels."""
         self.out[:] = self.local
 
     def reduce(self, datatype: DataType, op: ReduceOp, backup: memoryview | None) -> Callable[[], object]:
@@ -64,10 +64,10 @@ class Bench:
         return lambda: arithmetic.reduce_into(datatype.value, op.value, self.out, self.local, self.incoming, backup)
 
     def coding(self, name: str, itemsize: int, numbers: tuple[int, int, int]) -> dict[str, Callable[[], object]]:
-        """Encoding a block, and decoding and adding one, which is what a hop does with it."""
+        """Return calls that encode a block, and that decode and add one, as a hop does."""
         values = bytearray.fromhex("803f803f003f003f") * (
             self.local.nbytes // 8
-        )  # all alike would be a group without steps
+        )  # equal values would give a quantization group with a range of zero
         coded = bytearray(quantization.coded_size(len(values) // itemsize, *numbers))
         quantization.encode_into(*numbers, coded, values)
         return {
@@ -78,7 +78,7 @@ class Bench:
         }
 
     def works(self) -> dict[str, Callable[[], object]]:
-        """All that is measured, by name."""
+        """Return all measured calls, by name."""
         works: dict[str, Callable[[], object]] = {"memcpy": self.copy}
         for name, (datatype, op) in REDUCES.items():
             works[name] = self.reduce(datatype, op, None)
@@ -90,7 +90,7 @@ class Bench:
 
 
 def rate(work: Callable[[], object], block_bytes: int, calls: int) -> float:
-    """GB/s of one round, by the CPU time of this process: others may want the core too."""
+    """Return GB/s of one round, by the CPU time of this process, because other processes may use the core too."""
     began = time.process_time_ns()
     for _ in range(calls):
         work()
@@ -115,7 +115,7 @@ def measure(block_bytes: int, rounds: int, calls: int) -> dict[str, dict[str, fl
 
 
 def main() -> int:
-    """Measure, print a table, write the numbers down."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
     parser.add_argument("--block-bytes", type=int, default=1 << 18, help="bytes per block, a multiple of 8")
     parser.add_argument("--rounds", type=int, default=21, help="rounds; the median counts")

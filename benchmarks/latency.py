@@ -36,12 +36,12 @@ WORLD = 2
 SIZES = (4, 400 << 10)
 CONNECT_SECONDS = 60
 
-# What is measured: the array that is reduced, and a call that returns what is left to do when the clock has stopped.
+# A kind of call: the reduced array, and a timed function that returns the function to call after the timing.
 Kind = tuple["np.ndarray[Any, Any]", "Callable[[], Callable[[], object] | None]"]
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.latency", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,14 +77,14 @@ def main() -> int:
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One peer; says its median of each block."""
+    """Run one peer; print its median of each block."""
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with Communicator(plan["address"]) as communicator:
         communicator.connect()
         communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
         kinds = _kinds(communicator, plan)
         report: dict[str, list[float]] = {name: [] for name in kinds}
-        for number in range(-1, plan["rounds"]):  # the first is for warming up
+        for number in range(-1, plan["rounds"]):  # the first is a warm-up
             for name, kind in kinds.items():
                 meeting.meet()
                 median = statistics.median(_durations(kind, plan, number))
@@ -153,7 +153,7 @@ def _durations(kind: Kind, plan: dict[str, Any], salt: int) -> list[float]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     print(f"two peers, float32, SUM, in place, zero-copy, {results['facts']['machine']['cores']} cores")
     print(f"{'call':22}{'median':>9}{'best':>9}{'worst':>9}")
     for kind, row in results["kinds"].items():

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 TOOLS = ("unshare", "ip", "tc", "sh")
 NEAR, FAR = "10.77.0.1", "10.77.0.2"  # the namespaces are private, so these addresses are free
-BURST = "256k"  # a veth carries up to 64 KiB at a time, and a bucket with less in it would never let that pass
-QUEUE = "100ms"  # what may wait for the link: a router's buffer, deep enough for one connection to fill the link
+BURST = "256k"  # a veth sends up to 64 KiB at a time; a smaller bucket would never let that pass
+QUEUE = "100ms"  # the queue of the link: a router's buffer, deep enough for one connection to fill the link
 CLONE_NEWNET = 0x40000000
 
 SHAPED = f"tbf rate {{rate}}mbit burst {BURST} latency {QUEUE}"
@@ -43,7 +43,7 @@ class Link:
 
     def __init__(self, rate_mbit: int) -> None:
         raise_loopback()
-        # It reads until its standard input ends, which it does with this process at the latest.
+        # It reads until its standard input ends, at the latest with this process.
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--", "sh", "-c", "ip link set lo up && echo up && cat"],
             stdin=subprocess.PIPE,
@@ -72,7 +72,7 @@ class Link:
 
 
 def move_to(pid: int) -> None:
-    """Be in the network namespace of that process from now on, with all children to come."""
+    """Enter the network namespace of that process, with all later children."""
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         library = ctypes.CDLL(None, use_errno=True)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def scattered(count: int, seed: int, decades: float = 2.0) -> array[float]:
-    """Every edge for itself, over some decades: no structure to exploit."""
+    """Return independent rates over some decades: no structure to exploit."""
     random = Random(f"scattered {count} {seed}")
     return _table(count, lambda *_: 10 ** random.uniform(3 - decades, 3))
 
 
 def sites(count: int, seed: int, peers_per_site: int = 8) -> array[float]:
-    """Machines at several sites: fast inside, slow and lopsided between, and no machine beyond its own uplink."""
+    """Return rates of machines at several sites: fast inside, slow and asymmetric between, limited by each uplink."""
     random = Random(f"sites {count} {seed}")
     site = [random.randrange(max(2, count // peers_per_site)) for _ in range(count)]
     between = {(a, b): random.uniform(20, 300) for a in set(site) for b in set(site)}
@@ -35,22 +35,22 @@ def sites(count: int, seed: int, peers_per_site: int = 8) -> array[float]:
 
 
 def planted(count: int, seed: int, decoys: int = 3) -> tuple[array[float], list[int]]:
-    """A hidden ring that is the best, and the table that hides it.
+    """Return a table of rates that hides the best ring, and this ring.
 
-    Everything that is neither a step of the ring nor a decoy is slower than every step. Decoys are faster than steps,
-    but lead only backwards along the ring. A ring over steps and decoys alone must come from the first member to the
-    last, and forwards there are only the steps, one by one; so nobody is left to come back to but the first. There is
-    no other ring as fast, whatever the sums are.
+    Every edge that is neither a step of the ring nor a decoy is slower than every step. Decoys are faster than steps,
+    but lead only backwards along the ring. A ring over steps and decoys alone must get from the first member to the
+    last, and forwards there are only the steps, one by one; these visit all members, so only the edge back to the first
+    is left. So no other ring is as fast, whatever the sums are.
     """
     random = Random(f"planted {count} {seed} {decoys}")
     ring = random.sample(range(count), count)
     rates = _table(count, lambda *_: random.uniform(1, 90))
-    for place in range(count):
-        rates[ring[place - 1] * count + ring[place]] = random.uniform(100, 120)
-        for _ in range(min(decoys, place)):
-            back = random.randrange(place)
-            if (place, back) != (count - 1, 0):
-                rates[ring[place] * count + ring[back]] = random.uniform(120, 1000)
+    for position in range(count):
+        rates[ring[position - 1] * count + ring[position]] = random.uniform(100, 120)
+        for _ in range(min(decoys, position)):
+            back = random.randrange(position)
+            if (position, back) != (count - 1, 0):
+                rates[ring[position] * count + ring[back]] = random.uniform(120, 1000)
     return rates, ring
 
 

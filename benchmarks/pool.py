@@ -1,17 +1,18 @@
-"""What a pool of connections costs where it cannot help, and what it saves where one of them is slow; two peers.
+"""The cost of a pool of connections where it cannot help, and its gain where one connection is slow; two peers.
 
-Everything goes through the connections: reading each other's memory, as peers of one host do, is switched off.
+All bytes go through the connections: host reads are switched off.
 
 Three questions, each answered by contenders that take turns in the same processes (see `ranks`), zero-copy, in place:
 
 - One large reduce over a pool of 8 against a pool of 1. On loopback one connection fills the machine, so seven more
   can only cost.
-- Eight reduces at once, each an eighth, against one large: they share the pool fairly and cost no more.
-- One of 8 connections throttled to a tenth. A split in equal parts would be as slow as that tenth; what is wanted is
-  that the others take over its share, so that (7 + 0.1) / 8 of the throughput is left. Runs in a network namespace of
-  its own, where every connection has a rate far below what the machine could do; left out, with the reason, where
-  there is none. What the slow connection has taken when the others run dry, all wait for: with B bytes of it, a
-  tensor of S bytes takes longer by 80 B / S, whatever the rates.
+- Eight reduces at once, each with an eighth of the bytes, against one large reduce: they share the pool fairly and
+  should take no longer.
+- One of 8 connections throttled to a tenth. A split in equal parts would be as slow as that tenth. The target is that
+  the others take over its share, so that (7 + 0.1) / 8 of the throughput is left. Runs in its own network namespace,
+  where every connection has a rate far below that of the machine; left out, with the reason, where there is none. At
+  the end all wait for the B bytes that the slow connection still has to send: the time of a tensor of S bytes grows by
+  the share 80 B / S, whatever the rates.
 
     python -m benchmarks.pool --quick
 """
@@ -46,14 +47,14 @@ CONNECT_SECONDS = 60
 POOL_OF_ONE, POOL, AT_ONCE = "pool of 1", f"pool of {LANES}", f"{LANES} at once"
 EVEN, THROTTLED = "all alike", "one throttled"
 
-# Who is compared with whom, by throughput, and what is wanted.
+# The compared contenders, by throughput, and the targets.
 WANTED = {(POOL, POOL_OF_ONE): 0.9, (AT_ONCE, POOL): 0.9, (THROTTLED, EVEN): (LANES - 1 + TENTH) / LANES}
 
 Calls = dict[str, "Callable[[], object]"]
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pool", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +88,7 @@ def main() -> int:
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """The quartiles of all contenders, those of the throttled part if the plan has a rate."""
+    """Return the quartiles of all contenders; if the plan has a rate, those of the throttled part."""
     part = f"connections of {plan['rate_mbit']} Mbit/s" if plan["rate_mbit"] else "connections as fast as they come"
     progress(f"{size_text(plan['bytes'])}, {plan['rounds']} rounds, {part}")
     with ExitStack() as stack:
@@ -98,7 +99,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One peer; says every contender's starts and ends."""
+    """Run one peer; print the starts and ends of every contender."""
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:
         communicators = []
@@ -112,7 +113,7 @@ def be_rank(plan: dict[str, Any]) -> None:
         if not plan["rate_mbit"]:
             say(_measure(meeting, tensor, _pools(tensor, *communicators), plan["rounds"]))
         else:
-            # The rates are the namespace's, so one rank sets them for both.
+            # The rates belong to the namespace, so one rank sets them for both.
             throttle = Throttle(plan["rate_mbit"]) if plan["rank"] == 0 else None
             say(_measure(meeting, tensor, _throttled(tensor, communicators[0]), plan["rounds"], throttle))
         meeting.meet()  # no rank leaves while the other still reduces
@@ -143,7 +144,7 @@ def _throttled(tensor: np.ndarray[Any, Any], pool: Communicator) -> Calls:
 def _measure(
     meeting: Meeting, tensor: np.ndarray[Any, Any], calls: Calls, rounds: int, throttle: Throttle | None = None
 ) -> dict[str, list[tuple[int, int]]]:
-    """Starts and ends of all rounds that count."""
+    """Return starts and ends of all rounds that count."""
     report: dict[str, list[tuple[int, int]]] = {name: [] for name in calls}
     for number in range(-WARM_UPS, rounds):
         for name, call in calls.items():
@@ -158,7 +159,7 @@ def _measure(
 
 
 def ratios(contenders: dict[str, Any]) -> list[dict[str, Any]]:
-    """Throughput by throughput, with what is wanted."""
+    """Return the ratios of throughputs, with their targets."""
     return [
         {
             "name": name,
@@ -172,7 +173,7 @@ def ratios(contenders: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     print(f"all-reduce of {size_text(results['bytes'])} float32, SUM, in place, zero-copy, {WORLD} peers")
     print(f"{'contender':16}{'median':>9}{'p25':>9}{'p75':>9}{'MB/s':>8}{'rounds':>8}")
     for name, row in results["contenders"].items():

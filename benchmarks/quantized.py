@@ -1,13 +1,14 @@
-"""What quantization saves on a slow link, and what it costs in precision; two peers.
+"""The gain of quantization on a slow link, and its cost in precision; two peers.
 
-Over a link of 1 Gbit/s an all-reduce takes as long as its bytes do. Elements of float32 as they are, and as codes of
+Over a link of 1 Gbit/s the bytes of an all-reduce decide its time. Reduces of plain float32 elements, and of codes of
 16, 8 and 4 bits, take turns in the same processes (see `ranks`), zero-copy, in place, in two network namespaces with
 one link between them (see `linked`). That part needs root, or user namespaces, and is left out where there is neither.
-Wanted is that 8 bits are 3.5 times as fast: 4 would be all of it. After each round every sum is compared with the exact
+The target is that 8 bits are 3.5 times as fast; 4 is the limit. After each round every sum is compared with the exact
 one, and the bits of both peers with each other.
 
-The errors are those of one coding, for each distribution, algorithm and width: root of the mean square, by that of the
-data, in per cent. A reduce over N peers codes each element N times: N - 1 times on its way, and once as a result.
+The errors are those of one quantization, for each distribution, algorithm and width: the root mean square of the error,
+divided by that of the data, in per cent. A reduce over N peers quantizes each element N times: N - 1 times on its way,
+and once as a result.
 
     python -m benchmarks.quantized --quick
 """
@@ -66,7 +67,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], Array]] = {
 
 
 def main() -> int:
-    """Measure, print the tables, keep the numbers."""
+    """Measure, print the tables, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quantized", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,7 +116,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One peer; the second one lives at the other end of the link."""
+    """Run one peer; the second one is at the other end of the link."""
     if plan["rank"] == 1:
         move_to(plan["other"])
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
@@ -151,14 +152,14 @@ def _measure(meeting: Meeting, peer: Communicator, count: int, rounds: int) -> d
 
 
 def _verify(tensor: Array, exact: Array, name: str) -> None:
-    """Both codings together are off by no more than a step, and no group's range is larger than that of all sums."""
+    """Check the error: at most one step of the range of all sums, which no quantization group exceeds."""
     bound = 0.0 if name == PLAIN else float(np.ptp(exact)) / ((1 << WAYS[name][2]) - 1) * 1.01
     if (worst := float(np.abs(tensor - exact).max())) > bound:
         raise RuntimeError(f"{name}: off by {worst}, but at most {bound} can be explained")
 
 
 def ratios(contenders: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many times as fast as elements that travel as they are."""
+    """Return the speed of each contender, relative to plain elements."""
     plain = contenders[PLAIN]["median_us"]
     return [
         {
@@ -174,7 +175,7 @@ def ratios(contenders: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measure_errors() -> dict[str, dict[str, float]]:
-    """By way and distribution, in per cent."""
+    """Return the errors by quantization and distribution, in per cent."""
     source = np.random.default_rng(1)
     drawn = {name: draw(source, ERROR_ELEMENTS).astype(np.float32) for name, draw in DISTRIBUTIONS.items()}
     return {
@@ -184,7 +185,7 @@ def measure_errors() -> dict[str, dict[str, float]]:
 
 
 def relative_error(values: Array, quantized: DataType, algorithm: QuantizationAlgorithm) -> float:
-    """Root of the mean square of what one coding changes, by that of the values, in per cent."""
+    """Return the root mean square of the error of one quantization, divided by that of the values, in per cent."""
     numbers = DataType.FLOAT.value, algorithm.value, quantized.value
     coded, arrived = bytearray(coded_size(values.size, *numbers)), np.empty_like(values)
     encode_into(*numbers, coded, values.data)
@@ -194,7 +195,7 @@ def relative_error(values: Array, quantized: DataType, algorithm: QuantizationAl
 
 
 def show(results: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     if "contenders" in results:
         what = f"all-reduce of {size_text(results['bytes'])} float32 over {results['rate_mbit']} Mbit/s"
         print(f"{what}, SUM, in place, zero-copy, {WORLD} peers")

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., subprocess.Popen[str]]
 
-LEAD_NS = 1_000_000  # from the last arrival to the start: time for every sleeping rank to notice
-LOOK_SECONDS = 50e-6  # how often a rank that waits looks: far below the lead, far above a look's cost
+LEAD_NS = 1_000_000  # from the last arrival to the start: every sleeping rank checks in this time
+LOOK_SECONDS = 50e-6  # between two checks of a waiting rank: far below the lead, far above the cost of a check
 MEET_SECONDS_MAX = 120  # a rank that does not come in this time has died or hangs
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
@@ -45,15 +45,15 @@ SALTS = 512  # rounds after which patterns repeat; all sums stay whole in float3
 
 
 class Meeting:
-    """Where the ranks of one measurement meet, seen by one of them."""
+    """The synchronisation of the ranks of one measurement, as used by one rank."""
 
     def __init__(self, fd: int, rank: int, world: int) -> None:
         self.rank = rank
         self.world = world
         self._cells = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("q")
-        self._start, self._agreed = world, world + 1  # which cells; those below are the ranks' own
+        self._start, self._agreed = world, world + 1  # indices of cells; those below belong to the ranks
         self._rounds = 0
-        # The kernel may let a sleeper oversleep by 50 µs to save power; a measurement cannot.
+        # The kernel may extend a sleep by 50 µs to save power, which would disturb a measurement.
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
         # The parent of the ranks may be killed; they must not continue without it.
@@ -72,7 +72,7 @@ class Meeting:
         time.sleep(max(0, self._cells[self._start] - time.monotonic_ns()) / 1e9)
 
     def agree(self, value: int) -> int:
-        """The value that rank 0 gave."""
+        """Return the value that rank 0 passed."""
         if self.rank == 0:
             self._cells[self._agreed] = value
         self.meet()
@@ -81,12 +81,12 @@ class Meeting:
         return agreed
 
     def timed(self, call: Callable[[], object]) -> tuple[int, int]:
-        """Start and end of a call that all make together, in nanoseconds."""
+        """Make a call together with all ranks; return its start and end in nanoseconds."""
         self.meet()
         start = time.monotonic_ns()
         call()
         end = time.monotonic_ns()
-        self.meet()  # who is done early must not check its result on a core that others still need
+        self.meet()  # an early rank must not check its result on a core that others still need
         return start, end
 
     @staticmethod
@@ -106,7 +106,7 @@ def start_here(_rank: int, command: list[str], **options: Any) -> subprocess.Pop
 def run_ranks(
     module: str, plan: dict[str, Any], world: int, *, start: Start = start_here, **environment: str
 ) -> Generator[list[Any], None, None]:
-    """Start the ranks; yields what all of them say, a line of each at a time. They have ended when this has."""
+    """Start the ranks; yield their lines, one line of each at a time. All ranks have ended when the iteration ends."""
     page = os.memfd_create("pccl-bench-meeting")
     ranks: list[subprocess.Popen[str]] = []
     try:
@@ -129,22 +129,22 @@ def run_ranks(
 
 
 def say(line: object) -> None:
-    """A rank's line to its parent."""
+    """Print a line of a rank to its parent."""
     print(json.dumps(line), flush=True)
 
 
 def progress(line: str) -> None:
-    """What goes on, for people; tables go to standard output."""
+    """Print a progress line to standard error; tables go to standard output."""
     print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def merge(reports: list[dict[str, list[tuple[int, int]]]], nbytes: int) -> dict[str, dict[str, float]]:
-    """Each contender's quartiles and effective throughput, from all ranks' starts and ends."""
+    """Return the quartiles and the effective throughput of each contender, from the starts and ends of all ranks."""
     return {name: summarize([report[name] for report in reports], nbytes) for name in reports[0]}
 
 
 def summarize(ranks: list[list[tuple[int, int]]], nbytes: int) -> dict[str, float]:
-    """The rounds' quartiles in microseconds, and the bytes of one contribution by their median."""
+    """Return the quartiles of the rounds in microseconds, and the bytes of one contribution divided by the median."""
     rounds = list(zip(*ranks, strict=True))
     times = [(max(end for _, end in pairs) - max(start for start, _ in pairs)) / 1000 for pairs in rounds]
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
@@ -161,17 +161,17 @@ def summarize(ranks: list[list[tuple[int, int]]], nbytes: int) -> dict[str, floa
 
 
 def fill(array: np.ndarray[Any, Any], rank: int, salt: int) -> None:
-    """Write what a rank contributes in a round."""
+    """Write the contribution of a rank to a round."""
     _spread(array, _row(salt) * np.float32(rank + 1))
 
 
 def verify(array: np.ndarray[Any, Any], world: int, salt: int, what: str) -> None:
-    """The sum of what all ranks have contributed, or a RuntimeError: a wrong result has no speed."""
+    """Raise RuntimeError unless the array is the sum of all contributions: a wrong result must not count as fast."""
     _compare(array, _row(salt) * np.float32(world * (world + 1) // 2), f"{what}: wrong sum")
 
 
 def verify_untouched(array: np.ndarray[Any, Any], rank: int, salt: int, what: str) -> None:
-    """The source of a reduce out of place is as it was."""
+    """Raise RuntimeError if a reduce out of place has changed its source."""
     _compare(array, _row(salt) * np.float32(rank + 1), f"{what}: the source was changed")
 
 

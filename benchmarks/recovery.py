@@ -30,14 +30,14 @@ from .ranks import progress
 
 WORLDS = (3, 4)
 COUNT = 100_000  # float32: 400 KB
-REDUCES = 50  # between two topology rounds, which let newcomers in
+REDUCES = 50  # between two topology rounds, which admit newcomers
 SETTLE = (0.1, 0.2)  # seconds that a whole ring reduces before the next kill
-PATIENCE = 30.0  # seconds after which a ring that does not come along has failed
+PATIENCE = 30.0  # seconds after which a ring without progress has failed
 WANTED_MS = 60.0
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 class Peer:
-    """A process that reduces, and tells when the world has changed."""
+    """A process that reduces, and prints a line when the world size has changed."""
 
     def __init__(self, address: str) -> None:
         command = [sys.executable, "-m", "benchmarks.recovery", "--peer", address]
@@ -68,12 +68,12 @@ class Peer:
 
     @property
     def pipe(self) -> IO[bytes]:
-        """What it tells."""
+        """Its standard output."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     def read(self) -> None:
-        """One line: the world of a reduce, and when it returned."""
+        """Read one line: the world size of a reduce, and the time of its return."""
         self.world, self.since_ns = (int(word) for word in self.pipe.readline().split())
 
     def end(self) -> None:
@@ -106,9 +106,9 @@ def measure(world: int, kills: int) -> list[float]:
 
 
 def await_world(peers: list[Peer], world: int) -> None:
-    """Listen until each of them has completed a reduce of so many."""
+    """Read until each peer has completed a reduce with this world size."""
     deadline = time.monotonic() + PATIENCE
-    poll = select.poll()  # which unlike select takes descriptors of any number
+    poll = select.poll()  # unlike select, it accepts file descriptors above 1023
     for peer in peers:
         poll.register(peer.pipe, select.POLLIN)
     while any(peer.world != world for peer in peers):
@@ -128,7 +128,7 @@ def be_peer(address: str) -> None:
         peer.connect()
         while True:
             successes = 0
-            while successes < REDUCES:  # not attempts: who was slow to launch may have missed one that failed
+            while successes < REDUCES:  # not attempts: a slow peer may have missed one that failed
                 array[:] = contribution
                 try:
                     world = peer.all_reduce(array, array, op=ReduceOp.SUM).local_world_size
@@ -147,7 +147,7 @@ def be_peer(address: str) -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     print(f"until the last survivor has reduced {results['bytes'] // 1000} KB again, after a SIGKILL")
     print(f"{'peers':>6}{'kills':>7}{'median':>11}{'p99':>11}{'max':>11}   wanted: median below {WANTED_MS:g} ms")
     for world, row in results["worlds"].items():

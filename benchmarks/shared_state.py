@@ -49,7 +49,7 @@ CONNECT_SECONDS = 60
 
 
 def main() -> int:
-    """Measure, print tables, keep the numbers."""
+    """Measure, print tables, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.shared_state",
         description=__doc__,
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def run_world(world: int, **plan: Any) -> list[list[Any]]:
-    """What all ranks of one measurement said."""
+    """Run one measurement; return the lines of all ranks."""
     with (
         MasterNode("127.0.0.1:0") as master,
         closing(run_ranks("benchmarks.shared_state", {**plan, "address": master.address}, world)) as lines,
@@ -102,14 +102,14 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def be_steady(plan: dict[str, Any]) -> None:
-    """One of two peers; says its median of each block."""
+    """Run one of two peers; print its median of each block."""
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with Communicator(plan["address"]) as communicator:
         communicator.connect()
         communicator.wait_for_world_size(plan["world"], timeout=CONNECT_SECONDS)
         arrays = [pccl.zeros(shape) for shape in LAYERS]
         state = SharedState([TensorInfo.from_numpy(array, f"layer.{i}") for i, array in enumerate(arrays)])
-        is_dirty = communicator.peer_id > 1  # of two, the elder is believed
+        is_dirty = communicator.peer_id > 1  # of two, the peer with the lower id wins the election
 
         def sync() -> None:
             communicator.sync_shared_state(state)
@@ -125,7 +125,7 @@ def be_steady(plan: dict[str, Any]) -> None:
             "update_topology": (lambda: None, communicator.update_topology),
         }
         report: dict[str, list[float]] = {name: [] for name in kinds}
-        for number in range(-1, plan["rounds"]):  # the first is for warming up
+        for number in range(-1, plan["rounds"]):  # the first is a warm-up
             for name, (prepare, call) in kinds.items():
                 meeting.meet()
                 median = statistics.median(_durations(prepare, call, plan["calls"]))
@@ -151,7 +151,7 @@ def _durations(prepare: Callable[[], None], call: Callable[[], None], calls: int
 
 
 def be_source_or_newcomer(plan: dict[str, Any]) -> None:
-    """One of four that have the state, or the fifth that has not; says what it saw, twice."""
+    """Run one of four sources, or the newcomer; print its results, twice."""
     if plan["rank"] == VICTIM and (child := os.fork()):
         os.waitpid(child, 0)  # it is killed on purpose; its parent prints its second line
         say({})
@@ -198,7 +198,7 @@ def _keep_info(
 
 
 def _whole(array: np.ndarray[Any, Any], state: SharedState, number: int, is_newcomer: bool) -> None:
-    """The state of this round; a newcomer has nothing of it, and begins at revision 0."""
+    """Fill the state of this round; a newcomer has zeros, and begins at revision 0."""
     array[:] = 0 if is_newcomer else number + 1
     if is_newcomer:
         state.revision = 0
@@ -221,7 +221,7 @@ def _verify(array: np.ndarray[Any, Any], number: int) -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Both of them."""
+    """Print both tables."""
     print(f"two peers, 100,000 float32 parameters, {results['facts']['machine']['cores']} cores")
     print(f"{'call':22}{'median':>9}{'best':>9}{'worst':>9}   C++ reference, and its best")
     for kind, row in results["steady"].items():

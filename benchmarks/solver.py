@@ -38,7 +38,7 @@ SECOND = 1_000_000_000
 
 
 def networks(count: int, seed: int) -> dict[str, tuple[array[float], list[int] | None]]:
-    """Every sort once, with the best ring where it is known by construction."""
+    """Return one network of each kind, with the best ring where it is known by construction."""
     return {
         "scattered": (scattered(count, seed), None),
         "sites": (sites(count, seed), None),
@@ -47,14 +47,14 @@ def networks(count: int, seed: int) -> dict[str, tuple[array[float], list[int] |
 
 
 class Known:
-    """The best rings, by sort, size and seed."""
+    """The best known rings, by kind, size and seed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._orders: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
 
     def find(self, name: str, rates: array[float], count: int, long_ns: int) -> list[int]:
-        """The best ring so far, and after a run of this length, if there is to be one."""
+        """Return the best known ring, after a search of `long_ns` if that is not 0."""
         if count <= EXACT_MAX:
             found = solve(rates, count)
         elif name not in self._orders or long_ns:
@@ -74,7 +74,7 @@ class Known:
 
 
 def quality(rates: array[float], order: list[int], best: list[int]) -> tuple[float, float]:
-    """Share of the best bottleneck, and how much the total is above the best one, if the bottleneck is no worse."""
+    """Return the share of the best bottleneck, and the excess of the total cost if the bottleneck is not worse."""
     ours, theirs = evaluate(rates, order), evaluate(rates, best)
     assert ours is not None
     assert theirs is not None
@@ -82,7 +82,7 @@ def quality(rates: array[float], order: list[int], best: list[int]) -> tuple[flo
 
 
 def measure(rates: array[float], count: int, best: list[int], budget_ns: int) -> dict[str, Any]:
-    """One search: how long it took, and what it found."""
+    """Make one search; return its time and the quality of its ring."""
     began = time.perf_counter()
     found = solve(rates, count, seed=7, steps=STEPS_MAX, budget_ns=budget_ns)
     microseconds = (time.perf_counter() - began) * 1e6
@@ -111,7 +111,7 @@ def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers."""
+    """Measure, print a table, save the numbers."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.solver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def show(results: dict[str, Any], budgets: list[str]) -> None:
-    """The table."""
+    """Print the table."""
     heads = "".join(f"{'within ' + budget + ' s':>22}" for budget in budgets)
     print(f"{'network':12}{'members':>8}{heads}{'bounds':>20}{'proven in':>12}")
     for sort, sizes in results["sorts"].items():

@@ -51,7 +51,7 @@ def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, for people."""
+    """Return a share as a percentage."""
     return f"{100 * share:.0f} %"
 
 
@@ -80,7 +80,7 @@ def megabytes(row: Results) -> str:
 
 
 def all_reduce(results: Results, goals: GoalCount) -> str:
-    """Throughput and ratios: as we come, and with everything through TCP."""
+    """Throughput and ratios: with defaults, and with all bytes through TCP."""
     as_it_comes = _next_to_gloo(results, goals, "", [("zero-copy", "gloo"), ("staged", "gloo")])
     pairs = [
         ("tcp zero-copy", "gloo"),
@@ -126,7 +126,7 @@ def latency(results: Results, _goals: GoalCount) -> str:
 
 
 def pool(results: Results, goals: GoalCount) -> str:
-    """Contenders, then who is compared with whom."""
+    """Contenders, then their ratios."""
     speeds = [
         (name, *spread(row, "median_us", "p25_us", "p75_us"), megabytes(row), row["rounds"])
         for name, row in results["contenders"].items()
@@ -140,7 +140,7 @@ def pool(results: Results, goals: GoalCount) -> str:
 
 
 def quantized(results: Results, goals: GoalCount) -> str:
-    """Times over the link, if there was one, and the error of each way."""
+    """Times over the link, if there was one, and the error of each quantization."""
     parts = []
     if "contenders" in results:
         found = {entry["name"]: entry for entry in results["ratios"]}
@@ -247,7 +247,7 @@ def control(results: Results, goals: GoalCount) -> str:
 
 
 def solver(results: Results, _goals: GoalCount) -> str:
-    """The worst of the seeds, by sort, size and time."""
+    """The worst of the seeds, by kind, size and time."""
     rows = []
     for sort, sizes in results["sorts"].items():
         for count, cells in sizes.items():

@@ -18,15 +18,15 @@ import subprocess
 import sys
 
 TOOLS = ("unshare", "ip", "tc", "ss")
-ROOM_MBIT = 100_000  # for what is not to be limited
-BURST = "128k"  # loopback sends up to 64 KiB at a time, and a class with less to spend would never send that
+ROOM_MBIT = 100_000  # for all that is not limited
+BURST = "128k"  # loopback sends up to 64 KiB at a time; a class with a smaller burst would never send that
 
-# A sender's line of `ss -tnpH`: state, two queues, its own address with port, the other's, and who holds it.
+# A sender's line of `ss -tnpH`: state, two queues, its own address with port, the other's, and its process.
 SENDER = re.compile(r"^ESTAB\s+\d+\s+\d+\s+\S+:(\d+)\s+\S+\s+.*\(\"(pccl-send-\d+)\"", re.MULTILINE)
 
 
 def namespace_command() -> list[str]:
-    """What a command needs in front of it to run in a namespace of its own."""
+    """Return the prefix of a command that runs it in a new namespace."""
     return ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
 
 
@@ -40,13 +40,13 @@ def reason_against() -> str:
 
 
 def in_namespace(module: str, *arguments: str) -> str:
-    """Run a module there; what it writes to standard output."""
+    """Run a module in a new namespace; return its standard output."""
     command = [*namespace_command(), sys.executable, "-m", module, *arguments]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def raise_loopback() -> None:
-    """The first thing to do in a new namespace."""
+    """Set the loopback device of a new namespace up."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
@@ -67,7 +67,7 @@ class Throttle:
             )
 
     def slow_down(self, factor: float) -> None:
-        """The first lane of one peer gets so much of its rate; 1 restores it."""
+        """Multiply the rate of the first lane of one peer by this factor; 1 restores it."""
         self._set("change", 2, self._rate_mbit * factor)
 
     @staticmethod

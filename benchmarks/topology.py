@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 PORT = 47_100  # of the master
 RATES = (20, 50, 100, 200)  # Mbit/s: slow enough that a machine with two cores can emulate all of them at once
 DELAY_S = 0.002  # one way
-WITHIN = 0.15  # of its link: what a measured rate may be off
-WORTH = 0.8  # of the predicted ratio: what an optimised ring must be faster by
+WITHIN = 0.15  # the largest error of a measured rate, as a share of its link
+WORTH = 0.8  # the least gain of an optimised ring, as a share of the predicted ratio
 CONNECT_SECONDS = 60
-# Seeds for which the worst order, that of the hosts, and the best have bottlenecks of their own.
+# Seeds for which the worst ring, the ring in the order of the hosts, and the best ring have different bottlenecks.
 FULL = {"hosts": 5, "size": 8 << 20, "rounds": 3, "seed": 2}
 QUICK = {"hosts": 4, "size": 2 << 20, "rounds": 2, "seed": 11}
-SETTINGS = {"net.ipv4.tcp_no_metrics_save": "1"}  # each connection finds out by itself what its link is like
+SETTINGS = {"net.ipv4.tcp_no_metrics_save": "1"}  # no connection starts with metrics of an earlier one
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers. Exit code 1 if a promise is not kept."""
+    """Measure, print a table, keep the numbers. Exit code 1 if a check fails."""
     arguments = parse()
     if arguments.rank:
         be_rank(json.loads(arguments.rank))
@@ -97,17 +97,17 @@ def bottleneck(ring: list[int], rates: Matrix) -> float:
 
 
 def all_rings(hosts: int) -> list[list[int]]:
-    """Every ring there is, from host 0 on."""
+    """Return all rings, each starting at host 0."""
     return [[0, *rest] for rest in itertools.permutations(range(1, hosts))]
 
 
 def worst_ring(hosts: int, rates: Matrix) -> list[int]:
-    """One with the slowest bottleneck."""
+    """Return a ring with the slowest bottleneck."""
     return min(all_rings(hosts), key=lambda ring: bottleneck(ring, rates))
 
 
 def best_bottleneck(hosts: int, rates: Matrix) -> float:
-    """What no ring exceeds; by trying all of them, because this is what the solver is compared with."""
+    """Return the best bottleneck of all rings, by trying each of them: the reference for the solver."""
     return max(bottleneck(ring, rates) for ring in all_rings(hosts))
 
 
@@ -115,7 +115,7 @@ def best_bottleneck(hosts: int, rates: Matrix) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Both boxes: one joined in the worst order, one in that of the hosts, which is optimised then."""
+    """Measure both boxes: one joined in the worst order, one in the order of the hosts and then optimised."""
     hosts, rates = arguments.hosts, draw(arguments.hosts, arguments.seed)
     worst, joined = worst_ring(hosts, rates), list(range(hosts))
     rows, report = [], {}
@@ -155,7 +155,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_box(order: list[int], rates: Matrix, arguments: argparse.Namespace, *, optimises: bool) -> list[dict[str, Any]]:
-    """What all ranks say after joining in this order, by host."""
+    """Join in this order and reduce; return the results of all ranks, by host."""
     links = {pair: Link(rate * 1e6, DELAY_S) for pair, rate in rates.items()}
     with Box(links, settings=SETTINGS) as box:
         plan = {
@@ -173,13 +173,13 @@ def run_box(order: list[int], rates: Matrix, arguments: argparse.Namespace, *, o
 
 
 def row_of(name: str, ring: list[int], rates: Matrix, times: list[Any], nbytes: int) -> dict[str, Any]:
-    """One ring: its order, what limits it, and how long a reduce takes."""
+    """Return the row of one ring: its order, its slowest link, and the time of a reduce."""
     slowest = bottleneck(ring, rates)
     return {"ring": name, "order": ring, "bottleneck_mbit": slowest, "time": summarize(times, nbytes)}
 
 
 def edge_of(edge: dict[str, Any], host_of: dict[int, int], rates: Matrix) -> dict[str, Any]:
-    """One edge: what its link carries, what was measured, and how far that is off."""
+    """Return the row of one edge: the rate of its link, the measured rate, and the error."""
     source, target = host_of[edge["source"]], host_of[edge["target"]]
     true, measured = rates[source, target], edge["bytes_per_second"] * 8 / 1e6
     off = round(measured / true - 1, 4)
@@ -188,7 +188,7 @@ def edge_of(edge: dict[str, Any], host_of: dict[int, int], rates: Matrix) -> dic
 
 
 def gain_of(row: dict[str, Any], best: dict[str, Any], speed: dict[str, float]) -> dict[str, Any]:
-    """By how much the optimised ring is faster than another one, and what the rates predict."""
+    """Return by how much the optimised ring is faster than another one, and the prediction of the rates."""
     return {
         "over": row["ring"],
         "predicted": round(best["bottleneck_mbit"] / row["bottleneck_mbit"], 3),
@@ -200,7 +200,7 @@ def gain_of(row: dict[str, Any], best: dict[str, Any], speed: dict[str, float]) 
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One peer on its host; rank 0 runs the master as well."""
+    """Run one peer on its host; rank 0 runs the master as well."""
     import pccl
     from pccl import Communicator, MasterNode, Options, ReduceOp
     from pccl.client.status_query import query_status
@@ -239,12 +239,12 @@ def be_rank(plan: dict[str, Any]) -> None:
         meeting.meet()  # no rank leaves while another still reduces
 
 
-def join(peer: Communicator, place: int, meeting: Meeting) -> None:
-    """Become the member of this place: rings are in the order of joining, so they join one by one."""
+def join(peer: Communicator, rank: int, meeting: Meeting) -> None:
+    """Become the member with this rank: rings are in the order of joining, so peers join one by one."""
     for turn in range(meeting.world):
-        if place == turn:
+        if rank == turn:
             peer.connect(CONNECT_SECONDS)
-        elif place < turn:
+        elif rank < turn:
             peer.wait_for_world_size(turn + 1, timeout=CONNECT_SECONDS)
         meeting.meet()
 
@@ -253,7 +253,7 @@ def join(peer: Communicator, place: int, meeting: Meeting) -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Rates, rings and gains."""
+    """Print rates, rings and gains."""
     hosts = results["hosts"]
     print(
         f"{hosts} peers, pools of {results['lanes']}, {size_text(results['bytes'])}; rates in Mbit/s, link / measured"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 WORLD = 2
 PORT = 47_000  # of Gloo's store; masters have those above
-SEPARATE = {"optimised": wan_optimised, "hidden": wan_hidden}  # what has links, rows and pictures of its own
+SEPARATE = {"optimised": wan_optimised, "hidden": wan_hidden}  # experiments with their own links, rows and pictures
 EXPERIMENTS = ("connections", "at once", "gloo", *SEPARATE)
 FULL = {"round_trips": [10, 50, 100], "pools": [1, 2, 4, 8, 16, 32], "size": 512 << 20, "rounds": 3}
 QUICK = {"round_trips": [100], "pools": [1, 8], "size": 64 << 20, "rounds": 1}
@@ -57,17 +57,17 @@ POOLS_WITH_GLOO = (1, 8)
 KEPT = ("runs", "experiments")  # keys of the results by experiment
 GLOO_BYTES_MAX = 128 << 20  # eight seconds of Gloo at 100 ms
 
-# What a share of the link should be at least: warm, from so many connections and milliseconds of round trip up, for
-# tensors of at least so many bytes. Shorter reduces may fall below it, because a link is only known after some of them:
-# four rounds of 256 MiB reached 83 % over 8 connections, and 73 % over 16.
+# The target of the warm share of the link, from this number of connections, milliseconds of round trip and bytes up.
+# Shorter reduces may miss it, because the properties of a link are known only after some of them: four rounds of
+# 256 MiB reached 83 % over 8 connections, and 73 % over 16.
 WANTED, WANTED_LANES, WANTED_ROUND_TRIP, WANTED_BYTES = 0.8, 8, 100, 512 << 20
 
-# A connection must not start with what an earlier one of another round trip has learned.
+# A connection must not start with the metrics of an earlier one with another round trip.
 SETTINGS = {"net.ipv4.tcp_no_metrics_save": "1"}
 
 
 def main() -> int:
-    """Measure, print a table, keep the numbers, draw pictures."""
+    """Measure, print a table, save the numbers, draw pictures."""
     arguments = parse()
     if arguments.rank:
         from .wan_ranks import be_rank
@@ -121,7 +121,7 @@ def parse() -> argparse.Namespace:
 
 
 def earlier(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Experiments that are left out now and were measured before over the same links, and the facts of their runs."""
+    """Return earlier results, with their facts, of the experiments that are left out now; over the same links."""
     known = json.loads(arguments.json.read_text()) if arguments.only and arguments.json.exists() else {}
     if (known.get("rate_bits"), known.get("loss")) != (arguments.rate * 1e6, arguments.loss):
         return {"runs": {}, "experiments": {}}
@@ -132,7 +132,7 @@ def earlier(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def measure(experiment: str, arguments: argparse.Namespace) -> Any:
-    """What an experiment found: mostly a row for each contender and round trip."""
+    """Run an experiment; return its results, mostly a row for each contender and round trip."""
     if experiment in SEPARATE:
         return SEPARATE[experiment].measure(arguments.rounds, quick=arguments.quick)
     rows = []
@@ -144,7 +144,7 @@ def measure(experiment: str, arguments: argparse.Namespace) -> Any:
 
 
 def fields(experiment: str, pools: list[int]) -> list[Contenders]:
-    """Who takes turns with whom. Pools of different sizes do not, because each of them has its own processes."""
+    """Return the lists of contenders that take turns. Pools of different sizes do not: each has its own processes."""
     if experiment == "connections":
         return [[(f"pool of {lanes}", STRIPED, lanes)] for lanes in pools]
     if experiment == "at once":
@@ -157,7 +157,7 @@ def fields(experiment: str, pools: list[int]) -> list[Contenders]:
 def run_field(
     experiment: str, contenders: Contenders, link: Link, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Let contenders take turns over a link; each one's row."""
+    """Let contenders take turns over a link; return the row of each."""
     nbytes = min(arguments.size, GLOO_BYTES_MAX) if experiment == "gloo" else arguments.size
     with Box(mesh(WORLD, link), settings=SETTINGS) as box:
         plan = {
@@ -187,7 +187,7 @@ def run_field(
             "warm": warm[name],
             "idle_share": share(idle[name], link.rate_bits),
             "warm_share": share(warm[name], link.rate_bits),
-            "dropped": round(dropped / packets, 5),  # of the packets of all who took turns
+            "dropped": round(dropped / packets, 5),  # of the packets of all contenders
             "emulator_late_s_max": counted.late_s_max,
         }
         row["wanted"] = goal(row, link.loss)
@@ -197,12 +197,12 @@ def run_field(
 
 
 def share(numbers: dict[str, float], rate_bits: float) -> float:
-    """Of the link, by payload."""
+    """Return the share of the link, by payload."""
     return round(numbers["bytes_per_second"] * 8 / rate_bits, 3)
 
 
 def goal(row: dict[str, Any], loss: float) -> float | None:
-    """What the warm share of a row should be at least; None where we have promised nothing."""
+    """Return the target of the warm share of a row; None if it has no target."""
     promised = (
         row["connections"] >= WANTED_LANES
         and row["round_trip_ms"] >= WANTED_ROUND_TRIP
@@ -290,10 +290,10 @@ def plot_connections(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 def plot_bars(panel: Any, rows: list[dict[str, Any]], title: str) -> None:
     """Warm and idle share of each contender, grouped by round trip."""
-    places = range(len(rows))
-    panel.bar([place - 0.2 for place in places], [row["idle_share"] for row in rows], 0.4, label="after idleness")
-    panel.bar([place + 0.2 for place in places], [row["warm_share"] for row in rows], 0.4, label="warm")
-    panel.set_xticks(list(places), [f"{row['name']}\n{row['round_trip_ms']:g} ms" for row in rows], fontsize="x-small")
+    bars = range(len(rows))
+    panel.bar([bar - 0.2 for bar in bars], [row["idle_share"] for row in rows], 0.4, label="after idleness")
+    panel.bar([bar + 0.2 for bar in bars], [row["warm_share"] for row in rows], 0.4, label="warm")
+    panel.set_xticks(list(bars), [f"{row['name']}\n{row['round_trip_ms']:g} ms" for row in rows], fontsize="x-small")
     panel.set_title(title)
 
 

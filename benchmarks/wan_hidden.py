@@ -46,14 +46,14 @@ LANES = 4
 PORT = 47_300  # of the master
 LINK = Link(rate_bits=100e6, delay_s=0.05)
 BYTES, QUICK_BYTES = 16 << 20, 2 << 20
-LOADS, QUICK_LOADS = (0.5, 1.0, 2.0), (1.0,)  # time of computing by that of communication
+LOADS, QUICK_LOADS = (0.5, 1.0, 2.0), (1.0,)  # time of computing divided by that of communication
 STEPS = 4  # that follow each other in a round
 ALONE = 2  # times that compute and communication are timed alone in a round
-WANTED = 1.1  # what a step with a hidden reduce may take at most, by the longer of its two parts
-DISTURBED = 0.95  # of its own computing: no step is shorter, unless others took the cores from one and not the other
-IDLE_SECONDS = 1.0  # ahead of a reduce alone, which finds its connections as training would leave them
+WANTED = 1.1  # the longest time of a step with a hidden reduce, divided by the longer of its two parts
+DISTURBED = 0.95  # of its own computing: a shorter step means that other processes used the cores meanwhile
+IDLE_SECONDS = 1.0  # before a reduce alone, so that its connections are as training leaves them
 SIDE = 256  # of the matrices that are multiplied: they and their product stay in a cache
-CALIBRATION = 200  # products that are timed to know how many to make
+CALIBRATION = 200  # products that are timed to choose their number
 CONNECT_ATTEMPTS, CONNECT_SECONDS = 30, 60
 KINDS = ("compute", "communication", "waited for", "hidden")
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -66,7 +66,7 @@ def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
     half = max(1, len(cores) // 2)
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, cores)
-        os.sched_setaffinity(0, cores[-half:])  # which all that is started from here inherits
+        os.sched_setaffinity(0, cores[-half:])  # all later children inherit this
         box = stack.enter_context(Box(mesh(WORLD, LINK), settings=SETTINGS))
         plan = {
             "bytes": nbytes,
@@ -90,7 +90,7 @@ def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
 
 
 def row_of(load: float, times: list[dict[str, Pairs]], nbytes: int) -> dict[str, Any]:
-    """How long each kind takes, and a hidden step by the longer of its parts."""
+    """Return the time of each kind, and that of a hidden step divided by the longer of its parts."""
     row: dict[str, Any] = {"load": load}
     row |= {kind: summarize([rank[kind] for rank in times], nbytes) for kind in KINDS}
     compute, communication, waited, hidden = (row[kind]["median_us"] for kind in KINDS)
@@ -116,31 +116,31 @@ class Trainer:
         self.products = 0  # that a step computes
 
     def multiply(self, products: int) -> None:
-        """Nothing but computing."""
+        """Compute only."""
         for _ in range(products):
             np.matmul(self._left, self._right, out=self._product)
 
     def train(self, number: int) -> None:
-        """The inner steps of an outer one, and its delta."""
+        """Make the inner steps of an outer step, and compute its delta."""
         self.multiply(self.products)
         fill(self._measured, self._meeting.rank, number)
 
     def compute(self, number: int) -> None:
-        """All of a step that is not communication."""
+        """Do all of a step except communication."""
         self.train(number)
         verify_untouched(self._measured, self._meeting.rank, number, "compute")
 
     def reduce(self) -> None:
-        """All of a step that is communication."""
+        """Do only the communication of a step."""
         self._communicator.all_reduce(self._measured, self._measured, op=ReduceOp.SUM)
 
     def launch(self) -> AsyncReduceHandle:
-        """Send what was measured on its way."""
+        """Launch the reduce of the delta."""
         self._measured, self._sent = self._sent, self._measured
         return self._communicator.all_reduce_async(self._sent, self._sent, op=ReduceOp.SUM)
 
     def waited_for(self, steps: int) -> Pairs:
-        """Begin and end of each step, one after the other."""
+        """Make steps that wait for their reduce; return the begin and end of each."""
         self._meeting.meet()
         ends = [time.monotonic_ns()]
         for number in range(steps):
@@ -151,7 +151,7 @@ class Trainer:
         return list(pairwise(ends))
 
     def hidden(self, steps: int) -> Pairs:
-        """The same. There is a reduce under way when the first step begins, and one when the last has ended."""
+        """The same with hidden reduces: one is under way when the first step begins and when the last has ended."""
         fill(self._measured, self._meeting.rank, -1)
         self._meeting.meet()
         handle = self.launch()
@@ -167,7 +167,7 @@ class Trainer:
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One rank; says the times of each kind, by load."""
+    """Run one rank; print the times of each kind, by load."""
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:
         if plan["rank"] == 0:
@@ -209,7 +209,7 @@ def calibrate(trainer: Trainer, meeting: Meeting) -> tuple[int, int]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """A row for each load, with sum and maximum beside what they predict."""
+    """Print a row for each load, with the predicted sum and maximum."""
     print(
         f"\nhidden, {size_text(found['bytes'])}, {found['rate_bits'] / 1e6:g} Mbit/s, {found['round_trip_ms']:g} ms, "
         f"a step; in brackets what is expected"
@@ -229,7 +229,7 @@ def plot(figure: Any, found: dict[str, Any]) -> None:
     """For each load compute upon communication, and beside that a step of either way."""
     panel, rows = figure.subplots(), found["loads"]
     seconds = {kind: [row[kind]["median_us"] / 1e6 for row in rows] for kind in KINDS}
-    left = [place - 0.27 for place in range(len(rows))]
+    left = [position - 0.27 for position in range(len(rows))]
     panel.bar(left, seconds["compute"], 0.25, color="#afb8c1", label="compute alone")
     panel.bar(
         left,
@@ -241,7 +241,7 @@ def plot(figure: Any, found: dict[str, Any]) -> None:
         label="communication alone",
     )
     panel.bar(list(range(len(rows))), seconds["waited for"], 0.25, color="#cf222e", label="step, reduce waited for")
-    right = [place + 0.27 for place in range(len(rows))]
+    right = [position + 0.27 for position in range(len(rows))]
     panel.bar(right, seconds["hidden"], 0.25, color="#1a7f37", label="step, reduce hidden")
     names = [f"{row['load']:g}{' (disturbed)' if row['is_disturbed'] else ''}" for row in rows]
     panel.set_xticks(list(range(len(rows))), names)

@@ -29,18 +29,18 @@ PORT = 47_200  # of the master
 NEAR = Link(rate_bits=400e6, delay_s=0.0005)
 FAR = Link(rate_bits=40e6, delay_s=0.04)
 FAR_FASTER = Link(rate_bits=200e6, delay_s=0.04)
-FASTER = ((2, 1), (3, 0))  # one each way between the sites, and they are part of one ring
+FASTER = ((2, 1), (3, 0))  # one in each direction between the sites; both are part of one ring
 BYTES, QUICK_BYTES = 32 << 20, 4 << 20
 PAYLOAD = 0.965  # of a packet of 1,500 bytes
 WORTH = 0.8  # of the predicted ratio
 JOINED, OPTIMISED = "as joined", "optimised"
 
-# A host's place in a picture: a site is a column.
+# The position of a host in a picture: a site is a column.
 PLACES = {0: (0.0, 1.0), 2: (0.0, 0.0), 1: (1.0, 1.0), 3: (1.0, 0.0)}
 
 
 def links() -> dict[tuple[int, int], Link]:
-    """Between all pairs."""
+    """Return the links between all pairs."""
     found = {}
     for source, target in itertools.permutations(range(HOSTS), 2):
         same_site = source % 2 == target % 2
@@ -49,7 +49,7 @@ def links() -> dict[tuple[int, int], Link]:
 
 
 def predicted_us(ring: list[int], nbytes: int) -> float:
-    """How long a reduce over this ring should take by its links, in microseconds."""
+    """Return the predicted time of a reduce over this ring, in microseconds."""
     steps = [links()[step] for step in itertools.pairwise([*ring, ring[0]])]
     moved_bits = 2 * (len(ring) - 1) / len(ring) * nbytes * 8 / PAYLOAD
     delay_s = max(step.delay_s for step in steps)
@@ -89,7 +89,7 @@ def measure(rounds: int, *, quick: bool) -> dict[str, Any]:
 
 
 def run_box(order: list[int], nbytes: int, rounds: int) -> list[dict[str, Any]]:
-    """What all ranks say after joining in this order and optimising, by host."""
+    """Join in this order, optimise and reduce; return the results of all ranks, by host."""
     with Box(links(), settings=SETTINGS) as box:
         plan = {
             "order": order,
@@ -110,7 +110,7 @@ def rates() -> dict[tuple[int, int], float]:
 
 
 def ring_row(name: str, ring: list[int], times: list[Any], nbytes: int) -> dict[str, Any]:
-    """One ring: its order, what limits it, how long a reduce takes and how long it should."""
+    """Return the row of one ring: its order, its slowest link, the time of a reduce and the predicted time."""
     return {
         "ring": name,
         "order": ring,
@@ -121,7 +121,7 @@ def ring_row(name: str, ring: list[int], times: list[Any], nbytes: int) -> dict[
 
 
 def link_rows(edges: list[dict[str, Any]], host_of: dict[int, int]) -> list[dict[str, Any]]:
-    """What each link is, and what was measured of it."""
+    """Return the rate of each link, and its measured rate."""
     measured = {(host_of[edge["source"]], host_of[edge["target"]]): edge for edge in edges}
     return [
         {
@@ -140,7 +140,7 @@ def link_rows(edges: list[dict[str, Any]], host_of: dict[int, int]) -> list[dict
 
 
 def show(found: dict[str, Any]) -> None:
-    """Links, rings and the gain."""
+    """Print links, rings and the gain."""
     print(f"\noptimised, {size_text(found['bytes'])}, {HOSTS} peers at two sites; Mbit/s, link / measured")
     cells = {(row["source"], row["target"]): f"{row['mbit']:g}/{row['measured_mbit']:.0f}" for row in found["links"]}
     print("      " + "".join(f"{host:>10}" for host in range(HOSTS)))
@@ -178,7 +178,7 @@ def plot(figure: Any, found: dict[str, Any]) -> None:
 
 
 def _arrow(panel: Any, begin: tuple[float, float], end: tuple[float, float], mbit: float) -> None:
-    """With its rate beside it, a third of the way, where two arrows that cross do not meet."""
+    """Draw an arrow with its rate at a third of its length, where the labels of crossing arrows do not overlap."""
     look = {"arrowstyle": "->", "linewidth": math.sqrt(mbit) / 4, "color": "#57606a", "shrinkA": 14, "shrinkB": 14}
     panel.annotate("", xy=end, xytext=begin, arrowprops=look)
     x, y = (near + (far - near) / 3 for near, far in zip(begin, end, strict=True))

@@ -5,7 +5,7 @@ between two reduces: after a round trip and 200 ms a kernel may reset a window, 
 second reduce follows at once and finds the connections warm. Contenders take turns, so all of them see the same
 machine.
 
-Rank 0 also runs the masters, one for each size of pool, so its votes have a short way and those of others a long one.
+Rank 0 also runs the masters, one for each size of pool, so its votes have a short delay and those of others a long one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Contender(NamedTuple):
 
 
 def be_rank(plan: dict[str, Any]) -> None:
-    """One rank; says every contender's starts and ends, first those after idleness, then the warm ones."""
+    """Run one rank; print the starts and ends of every contender, first those after idleness, then the warm ones."""
     meeting = Meeting(plan["page"], plan["rank"], plan["world"])
     with ExitStack() as stack:
         pools = _pools(plan, stack)
@@ -63,7 +63,7 @@ def be_rank(plan: dict[str, Any]) -> None:
 
 
 def _pools(plan: dict[str, Any], stack: ExitStack) -> dict[int, Communicator]:
-    """A communicator for each size of pool that some contender needs."""
+    """Return a communicator for each size of pool that a contender needs."""
     found = {}
     sizes = sorted({lanes for _, kind, lanes in plan["contenders"] if kind != GLOO})
     for port, lanes in enumerate(sizes, plan["port"] + 1):
@@ -104,7 +104,7 @@ def _at_once(pool: Communicator, tensor: Array, lanes: int) -> Callable[[], obje
 
 
 def _gloo(name: str, plan: dict[str, Any]) -> Contender:
-    """Gloo as it comes: one connection to each other rank, with the congestion control of the system."""
+    """Return Gloo with its defaults: one connection to each other rank, the congestion control of the system."""
     import torch
     from torch import distributed
 
@@ -118,7 +118,7 @@ def _gloo(name: str, plan: dict[str, Any]) -> Contender:
 def _round(
     meeting: Meeting, contender: Contender, number: int, idle_seconds: float
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Starts and ends of both reduces, the result of which is checked."""
+    """Make both reduces and check the result; return their starts and ends."""
     fill(contender.tensor, meeting.rank, number)
     meeting.meet()
     time.sleep(idle_seconds)

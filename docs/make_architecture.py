@@ -1,9 +1,9 @@
-"""Prints `docs/architecture.md`: the prose from here, the diagrams from the transition tables and the imports.
+"""Print `docs/architecture.md`: the prose from here, the diagrams from the transition tables and the imports.
 
     python docs/make_architecture.py > docs/architecture.md
 
-A test compares the page with what this prints, and another that every file in a walk exists. A table has a row for each
-phase and event: the handler, and the phases that may follow. The diagrams are those tables and nothing else.
+A test compares the page with what this prints; another test checks that every file in a walk exists. A transition table
+has a row for each phase and event: the handler, and the phases that may follow. The diagrams show these rows.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-# The rooms, from those that use to those that are used, and what is in each.
+# The folders (rooms), from those that import to those that are imported, and the content of each.
 ROOMS = {
     "cli": "the commands",
     "stress": "churn for hours, with an independent check of every result",
     "pccl": "the public API: `Communicator`, `MasterNode`, `SharedState`, `Options`, errors, values",
     "pccl/client": "the training process: one call from validation to result",
-    "pccl/actors/master": "the master's process: its actor, its state file, the search in the background",
+    "pccl/actors/master": "the master's process: its actor, its state file, the moonshot",
     "pccl/actors/peer": "the peer's process: its actor, the pool of lane workers, transfers, probes",
     "pccl/actors/workers": "the processes that move bytes: lanes, states, probes",
-    "pccl/actors/io": "what every process needs: loop, connections, listener, fork, spawn, fault points",
+    "pccl/actors/io": "I/O of all processes: loop, connections, listener, fork, spawn, fault points",
     "pccl/memory": "shared memory: segments, arena, completion slots, windows",
-    "pccl/torch": "what needs torch: tensors in shared memory, staging and digests of CUDA tensors",
+    "pccl/torch": "everything that needs torch: tensors in shared memory, staging and digests of CUDA tensors",
     "pccl/_core/master": "the master's machine and its parts",
     "pccl/_core/peer": "the peer's machine and its parts",
-    "pccl/_core/dataplane": "what runs without the GIL in a worker: plan, board, lanes, backup",
-    "pccl/_core/protocol": "what travels: messages, codec, mailbox, handshake, operations, manifests",
+    "pccl/_core/dataplane": "the code of lane workers, without the GIL: plan, board, lanes, backup",
+    "pccl/_core/protocol": "data between processes: messages, codec, mailbox, handshake, operations, manifests",
     "pccl/_core/solver": "rings: exact search, local search, paths",
     "pccl/_core/kernels": "arithmetic, quantization, checksums, digests",
-    "pccl/_core/system": "what is Linux: futex, memory mapping, process calls",
-    "pccl/_core": "what everything stands on: records, the story of a machine",
+    "pccl/_core/system": "wrappers of Linux: futex, memory mapping, process calls",
+    "pccl/_core": "the base of all other folders: records, the story of a machine",
 }
-# Leaves of the public API, which every room may read: an arrow to them would say nothing.
+# Leaves of the public API, which every folder may import: arrows to them would show nothing.
 LEAVES = {"pccl.options", "pccl.errors", "pccl.values", "pccl.shared_state"}
-# Too many arrows end here to draw them.
+# Imported by every folder, so the graph has no arrows to it.
 GROUND = ("pccl/_core",)
 
 HEAD = """# Architecture, for contributors
@@ -70,22 +70,22 @@ killed at any instruction.
      to next ▼ │ from previous peer of the ring (one TCP connection per lane and direction)
 ```
 
-- The training process runs no thread of ours. A call posts a command and waits on a slot in shared memory.
-- The peer actor is a new process, not a fork of the training process, because that may hold CUDA and threads. It
-  imports neither numpy nor torch. It forks the workers: a sender and a receiver for each lane, others for state
-  transfers and probes.
+- The training process runs no thread of this library. A call posts a command and waits on a slot in shared memory.
+- The peer actor is a new process, not a fork, because the training process may hold CUDA and threads. It imports
+  neither numpy nor torch. It forks the workers: a sender and a receiver for each lane, others for state transfers and
+  probes.
 - Nothing outlives the training process: memory is anonymous and passed by descriptor, and every process ends with its
   parent.
 
 ## Where things are
 
-A folder is a process or a kind of knowledge. Tests mirror the folders; a test holds the imports to one direction.
+A folder is a process or a kind of knowledge. Tests mirror the folders; a test checks that imports have one direction.
 
 """
 
 GRAPH = """
-Modules of each room, and which room imports which. An arrow that follows from others is left out, and so are those to
-`pccl/_core`, which all rooms import.
+The graph shows the number of modules in each folder, and which folder imports which. An arrow that follows from others
+is left out, and so are the arrows to `pccl/_core`, which all folders import.
 
 """
 
@@ -101,8 +101,8 @@ that leave a phase as it is are not drawn; [the protocol](protocol.md) lists the
 LANE = """
 ### A lane of an edge
 
-From the order for the ring to the worker that serves the connection (`pccl/_core/peer/ring_links.pyx`). An edge is
-dropped as a whole.
+From the ring order to the worker that serves the connection (`pccl/_core/peer/ring_links.pyx`). All lanes of an edge
+are dropped together.
 
 """
 
@@ -110,7 +110,7 @@ REDUCE = """
 ### A peer's part in a reduce
 
 From the call to the completion of its slot (`pccl/_core/peer/reduce_machine.pyx`). A slot completes only when no worker
-touches the memory any more.
+uses the memory any more.
 
 """
 
@@ -122,10 +122,10 @@ From the vote to the completion of the last slot (`pccl/_core/peer/sync_machine.
 """
 
 MASTER = """
-## What the master knows of a peer
+## What the master knows about a peer
 
-The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. A peer is accepted when a
-topology round closes, which takes the votes of all accepted peers and the report of all changed rings.
+The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. A newcomer is accepted at the
+end of a topology round: all accepted peers have voted, and all members of changed rings have sent `Wired`.
 
 """
 
@@ -136,8 +136,8 @@ ring changed, and the verdict waits until the new ring is wired.
 """
 
 CONSENSUS = """
-And one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*: schemas differ, and the
-master asks for them so that it can name the difference.
+For every group it also keeps one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*:
+schemas differ, and the master asks for them so that it can name the difference.
 
 """
 
@@ -151,34 +151,36 @@ sequenceDiagram
     participant M as master
     participant L as lanes
     T->>P: CallReduce (memory by segment and offset)
-    P->>M: Initiate (tag, count, dtype, operation)
-    Note over M: all members initiated, and agree on what
+    P->>M: Initiate (signature: tag, count, dtype, op)
+    Note over M: all members initiated, with the same signature
     M->>P: Commence (sequence, epoch)
     P->>L: launch: own blocks become ready
-    Note over L: blocks go round the ring, 2 (N - 1) hops each
+    Note over L: blocks go around the ring, 2 (N - 1) hops each
     L->>P: ReduceEnded (all blocks here, none to send)
     P->>M: Finished (ok)
-    Note over M: everybody finished, nobody was lost: success
+    Note over M: all members finished, none was lost: success
     M->>P: ReduceDone
     P->>T: completion slot
 ```
 
-Each of these processes wakes up with cold caches, so the cost of a small reduce is the amount of code and the number of
-objects on its path, not how often they are used. That path is compiled, typed and short, and apart from everything
-rare: `reduce_request.pyx`, `pending_reduces.pyx` and `call_slots.pyx` in the training process, `peer_fastpath.pyx` in
-the peer actor, `master_fastpath.pyx` and `group_dispatch.pyx` in the master. Records are made in C, by one function for
-all of them (`records.pyx`).
+Each of these processes wakes up with cold caches, so the cost of a small reduce depends on the amount of code and the
+number of objects on its path, not on how often they are used. That path is compiled, typed and short, and separate from
+the code of rare cases: `reduce_request.pyx`, `pending_reduces.pyx` and `call_slots.pyx` in the training process,
+`peer_fastpath.pyx` in the peer actor, `master_fastpath.pyx` and `group_dispatch.pyx` in the master. Records are made in
+C, by one function for all of them (`records.pyx`).
 
 If a member is lost before the last `Finished`, the master orders a new ring instead, which aborts the reduce, and the
-call fails on all members once that ring is wired. If a member cannot finish though the ring stands, the master sends
-`AbortReduce`. A tensor in place gets its old bytes from a backup that was written in the same pass that added.
+call fails on all members once that ring is wired. If a member cannot finish although the ring is whole, the master
+sends `AbortReduce`. A tensor that is reduced in place gets its old bytes from a backup, which was written in the same
+pass that added the blocks.
 
-Between hosts a block travels as a frame over TCP, with a checksum. Between peers of one host only its header does: the
-receiver has mapped the sender's memory, for reading, and adds the block from where it lies. It gives the block back
-when it is done, and only then does the block count as sent; so no peer votes, and no tensor is returned to its user,
-while another process still reads it. `host_read.pyx` has the rules. Where the memory cannot be mapped (another user,
-another process namespace), and with `Options.host_memory` off, peers of one host use TCP like all others; only the
-checksums are left out, once both ends have found that they share a host (`_core/dataplane/lane.pyx`).
+Between hosts a block travels as a frame over TCP, with a checksum. Between peers of one host only the header of the
+frame travels: the receiver has mapped the sender's memory for reading, and adds the block directly from there. Then it
+gives the block back, and only after that the block counts as sent. So no peer votes, and no tensor is returned to its
+user, while another process still reads it. `host_read.pyx` has the rules. Where the memory cannot be mapped (another
+user, another process namespace), and with `Options.host_memory` off, peers of one host use TCP like all others; only
+the checksums are left out, after both ends have verified that they are on the same host
+(`pccl/_core/dataplane/lane.pyx`).
 
 ## One sync of shared state
 
@@ -188,7 +190,7 @@ from which peers to fetch. Transfers run from peer to peer, by blocks whose dige
 
 ## Three walks through the code
 
-Each walk goes down from the training process to the bottom and comes back up once.
+The first two walks go from the training process down to the workers and back. The third starts in the master.
 """
 
 END = """
@@ -210,11 +212,11 @@ WALKS = {
         ("pccl/actors/peer/peer_fastpath.pyx", "reads the mailbox in the peer actor and feeds the machine"),
         ("pccl/_core/peer/peer_state.pyx", "the phase allows it: the member takes the call"),
         ("pccl/_core/peer/reduce_machine.pyx", "*initiated*: `Initiate` to the master"),
-        ("pccl/actors/io/connection.pyx", "the control connection"),
+        ("pccl/actors/io/connection.pyx", "the control link"),
         ("pccl/actors/master/master_fastpath.pyx", "reads the message in the master"),
         ("pccl/_core/master/master_state.pyx", "finds the handler of the message in its table"),
         ("pccl/_core/master/group_dispatch.pyx", "finds the group of the peer"),
-        ("pccl/_core/master/collectives.pyx", "all members initiated the same: `Commence` to all of them"),
+        ("pccl/_core/master/collectives.pyx", "all members initiated the same signature: `Commence` to all of them"),
         ("pccl/_core/peer/reduce_machine.pyx", "*running*: `BeginOperation`"),
         ("pccl/actors/peer/op_runner.pyx", "puts the operation on the board, in the order of the sequences"),
         ("pccl/_core/dataplane/board.pyx", "the operation in shared memory; bells wake the workers"),
@@ -243,7 +245,7 @@ WALKS = {
         ("pccl/actors/peer/peer_actor.py", "the mailbox in the peer actor"),
         ("pccl/_core/peer/sync_machine.pyx", "*voted*: `VoteSync` to the master"),
         ("pccl/_core/master/state_consensus.pyx", "all members of the group voted"),
-        ("pccl/_core/master/election.py", "elects a content; all equal: `SyncDone`, and the walk goes up from here"),
+        ("pccl/_core/master/election.py", "elects a content; if all are equal: `SyncDone`, and no transfer"),
         ("pccl/_core/master/state_consensus.pyx", "`Serve` to peers that hold it, `Fetch` to the others"),
         ("pccl/_core/peer/sync_machine.pyx", "*ordered*: asks the caller to describe its state"),
         ("pccl/client/state_sync.py", "digests every block; `CallManifest` with the manifest in shared memory"),
@@ -263,23 +265,23 @@ WALKS = {
     ),
     "One death, file by file": (
         ("pccl/actors/master/master_actor.py", "the connection of the dead peer is closed, or silent for too long"),
-        ("pccl/_core/master/master_state.pyx", "removes the peer from its votes, its group and its ring"),
+        ("pccl/_core/master/master_state.pyx", "removes the votes of the peer, and the peer from its group and ring"),
         ("pccl/_core/master/collectives.pyx", "aborts what the group runs"),
         ("pccl/_core/master/ring.py", "the ring without it: `RingOrder` to all members, at a new epoch"),
         ("pccl/_core/peer/peer_state.pyx", "in each peer that is left: the member takes the order"),
         ("pccl/_core/peer/reduce_machine.pyx", "*abandoned*: `AbortOperation`, before any lane is touched"),
         (
             "pccl/actors/peer/op_runner.pyx",
-            "has workers let go of the operation, and kills those that do not",
+            "orders the workers to let go of the operation, and kills those that do not",
         ),
         ("pccl/_core/dataplane/board.pyx", "workers let go, at the latest after one block"),
         ("pccl/actors/peer/op_runner.pyx", "`ReduceDrained`"),
         ("pccl/_core/peer/reduce_machine.pyx", "*drained*: waits for the verdict"),
-        ("pccl/_core/peer/ring_links.pyx", "meanwhile: dials the new next peer, awaits the new previous one"),
+        ("pccl/_core/peer/ring_links.pyx", "meanwhile: dials the new next peer, waits for the new previous peer"),
         ("pccl/actors/io/dialler.py", "connects and proves the token"),
         ("pccl/actors/peer/lane_pool.py", "gives each connection to a worker"),
         ("pccl/_core/peer/ring_links.pyx", "both edges are up: `Wired` to the master"),
-        ("pccl/_core/master/master_state.pyx", "all members reported"),
+        ("pccl/_core/master/master_state.pyx", "all members have sent `Wired`"),
         ("pccl/_core/master/collectives.pyx", "`ReduceFailed`, with the world as it is now"),
         ("pccl/_core/peer/reduce_machine.pyx", "*completed*: `Complete` with the reason"),
         ("pccl/memory/completion_slots.pyx", "the training process wakes"),
@@ -291,7 +293,7 @@ WALKS = {
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD, _rooms(), GRAPH, _graph(), PEER, _diagram(peer_state.TRANSITIONS)]
     parts += [LANE, _diagram(ring_links.TRANSITIONS), REDUCE, _diagram(reduce_machine.TRANSITIONS)]
     parts += [SYNC, _diagram(sync_machine.TRANSITIONS), MASTER, _diagram(master_state.TRANSITIONS)]
@@ -321,7 +323,7 @@ def _rooms() -> str:
 
 
 def _graph() -> str:
-    """The rooms as a graph: an arrow where a module of one imports a module of another."""
+    """Return the graph of the folders: an arrow where a module of one imports a module of another."""
     lines, imports = [], {}
     for room in ROOMS:
         files = [path for path in (ROOT / room).iterdir() if path.suffix in {".py", ".pyx", ".pxd", ".pyi"}]
@@ -336,7 +338,7 @@ def _graph() -> str:
 
 
 def _reached(room: str, imports: dict[str, set[str]]) -> set[str]:
-    """All rooms that a room imports, directly or through others."""
+    """Return all folders that a folder imports, directly or through others."""
     found: set[str] = set()
     waiting = list(imports[room])
     while waiting:
@@ -352,7 +354,7 @@ def _node(room: str) -> str:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """The rooms that a source imports from."""
+    """Yield the folders that a source file imports from."""
     package = path.parent.relative_to(ROOT).as_posix().replace("/", ".")
     for line in path.read_text().splitlines():
         found = re.match(r"\s*(?:from\s+([.\w]+)\s+c?import\s+(\w+)|c?import\s+([.\w]+))", line)
@@ -370,7 +372,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _room_of(names: list[str]) -> str | None:
-    """The deepest room that one of these names lies in."""
+    """Return the deepest folder that contains one of these names; None if there is none."""
     paths = [name.replace(".", "/") for name in names]
     # The commands and the stress harness are installed below the package.
     paths = [re.sub(r"^pccl/(?=(?:cli|stress)\b)", "", path) for path in paths]
@@ -379,7 +381,7 @@ def _room_of(names: list[str]) -> str | None:
 
 
 def _diagram(transitions: Table) -> str:
-    """The phases of a table, and the events that may lead from one to another."""
+    """Return the diagram of a table: its phases, and the events that may lead from one to another."""
     arrows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (phase, event), (_, next_phases) in transitions.items():
         for target in next_phases:

@@ -1,4 +1,4 @@
-"""Writes `docs/benchmarks.md` and its pictures from the files in `benchmarks/results/`, and from nothing else.
+"""Write `docs/benchmarks.md` and its pictures from the files in `benchmarks/results/`, and from nothing else.
 
     python docs/make_benchmarks.py
 
@@ -128,7 +128,7 @@ SECTIONS = (
     ),
     Section(
         "Two sites, and the ring that suits them",
-        "Two sites with fast links inside and slow links between them, except for one faster link in each direction; "
+        "Two sites have fast links inside and slow links between them, except for one faster link in each direction; "
         "peers of both sites join in turns. What does `optimize_topology()` gain, compared with the prediction?",
         "wan",
         wan_tables.optimised,
@@ -188,8 +188,8 @@ SECTIONS = (
     ),
     Section(
         "Solving rings",
-        "How good is the ring that the solver finds in a given time? Each cell has its slowest edge as a share of the "
-        "best known one, and by how much its total cost exceeds the best; the worst of all seeds.",
+        "How good is the ring that the solver finds in a given time? Each cell has the rate of its slowest edge as a "
+        "share of the best known one, and by how much its total cost exceeds the best; the worst of all seeds.",
         "solver",
         tables.solver,
     ),
@@ -220,7 +220,7 @@ def load(source: str) -> dict[str, Any] | None:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts, rows = [], []
     for section in SECTIONS:
         if section.found is None:
@@ -235,7 +235,7 @@ def render() -> str:
 
 
 def show(section: Section, goals: tables.GoalCount) -> str:
-    """Question, table, picture, and how to measure again."""
+    """Return a section: question, table, picture, and how to measure again."""
     lines = [f"\n## {section.title}\n", wrapped(section.question), section.table(section.found, goals)]
     if section.picture:
         lines.append(f"![{section.picture}](img/{section.name}.png)\n")
@@ -243,12 +243,12 @@ def show(section: Section, goals: tables.GoalCount) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A paragraph as wide as those of other pages."""
+    """Return the text as a paragraph with the line width of the other pages."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def measured(facts: dict[str, Any] | None) -> str:
-    """Time, machine and versions in one sentence."""
+    """Return time, machine and versions of a measurement in one sentence."""
     if facts is None:
         return "The results do not say when and where they were measured."
     machine, versions = facts["machine"], facts["versions"]

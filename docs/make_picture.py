@@ -15,7 +15,7 @@ WIDTH, HEIGHT, RADIUS, DOT = 200, 190, 56, 19
 INK, CALM, DEAD, NEW = "#57606a", "#1f6feb", "#cf222e", "#1a7f37"
 
 # Title, colours of the peers by name, the links, the broken links.
-SCENES = (
+PICTURES = (
     ("all-reduce", {"A": CALM, "B": CALM, "C": CALM, "D": CALM}, "ABCDA", ""),
     ("kill -9", {"A": CALM, "B": CALM, "C": DEAD, "D": CALM}, "DAB", "BCD"),
     ("the others retry", {"A": CALM, "B": CALM, "D": CALM}, "ABDA", ""),
@@ -48,7 +48,7 @@ def peer(name: str, colour: str) -> str:
     return f'{dot}<text x="{x:.1f}" y="{y + 5:.1f}" fill="#ffffff" font-weight="bold">{name}</text>'
 
 
-def scene(index: int, title: str, peers: dict[str, str], links: str, broken: str) -> str:
+def picture(index: int, title: str, peers: dict[str, str], links: str, broken: str) -> str:
     """One of the four pictures."""
     parts = [f'<text x="{WIDTH / 2:g}" y="18" fill="{INK}">{title}</text>']
     parts += [link(source, target, broken=False) for source, target in pairwise(links)]
@@ -59,14 +59,14 @@ def scene(index: int, title: str, peers: dict[str, str], links: str, broken: str
 
 def render() -> str:
     """The whole picture."""
-    size = f'width="{WIDTH * len(SCENES)}" height="{HEIGHT}" viewBox="0 0 {WIDTH * len(SCENES)} {HEIGHT}"'
+    size = f'width="{WIDTH * len(PICTURES)}" height="{HEIGHT}" viewBox="0 0 {WIDTH * len(PICTURES)} {HEIGHT}"'
     tip = (
         '<marker id="tip" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="4" markerHeight="4" orient="auto">'
         f'<path d="M0 0 8 4 0 8z" fill="{INK}"/></marker>'
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="14" '
     head += f'text-anchor="middle"><defs>{tip}</defs>\n'
-    return head + "".join(scene(index, *what) for index, what in enumerate(SCENES)) + "</svg>\n"
+    return head + "".join(picture(index, *what) for index, what in enumerate(PICTURES)) + "</svg>\n"
 
 
 if __name__ == "__main__":

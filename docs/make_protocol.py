@@ -1,4 +1,4 @@
-"""Prints `docs/protocol.md` from the tables in the code.
+"""Print `docs/protocol.md` from the tables in the code.
 
     python docs/make_protocol.py > docs/protocol.md
 
@@ -23,32 +23,33 @@ Printed from the tables in the code by `docs/make_protocol.py`.
 
 A frame is a header of 12 bytes (magic `PC`, version, opcode, length of the body, CRC-32 over header and body; little
 endian) and a body. Each connection accepts only the opcodes that are legal on it at that moment, and no body longer
-than that message can be; both are checked before the body is awaited.
+than the largest body of that message; both are checked before the connection waits for the body.
 
 ## Messages
 
-| opcode | message | from whom to whom | fields | largest body |
+| opcode | message | direction | fields | largest body in bytes |
 |---|---|---|---|---|
 """
 
 MASTER = """
-## What the master understands
+## Messages that the master accepts
 
-By the phase of the peer that sends it. The master answers any other message with the reason and closes the connection.
+A dot marks the phases of the sending peer in which the master accepts its message. The master answers any other message
+with the reason and closes the connection.
 
 """
 
 PEER = """
-## What a peer understands
+## Events that a peer accepts
 
-By its own phase. A call of the training process that is not listed is answered with the reason why there is no
-membership; a message of the master that is not listed ends the membership.
+A dot marks the phases in which a peer accepts an event. A call of the training process that is not listed is answered
+with the reason why there is no membership; a message of the master that is not listed ends the membership.
 
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = []
     for opcode, layout in sorted(BY_OPCODE.items()):
         fields = ", ".join(f"`{name}` {kind}" for name, kind in zip(layout.names, layout.types, strict=True))
@@ -58,7 +59,7 @@ def render() -> str:
 
 
 def _matrix(transitions: Mapping[tuple[str, type], object]) -> str:
-    """A table with a row for each event and a mark in the phases that know it."""
+    """Return a table with a row for each event and a dot in the phases that accept it."""
     phases = list(dict.fromkeys(phase for phase, _ in transitions))
     events = list(dict.fromkeys(event.__name__ for _, event in transitions))
     known = {(phase, event.__name__) for phase, event in transitions}

@@ -1,9 +1,9 @@
-"""Prints `docs/reference.md` from the docstrings and signatures of the public names.
+"""Print `docs/reference.md` from the docstrings and signatures of the public names.
 
     python docs/make_reference.py > docs/reference.md
 
-A test compares the page with what this prints, so a changed signature or docstring is in the page or fails the test. A
-public name without a docstring fails here.
+A test compares the page with what this prints, so it fails if a changed signature or docstring is not in the page. This
+script fails for a public name without a docstring.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ SECTIONS = {
     ],
 }
 
-# Classes without a shown constructor: the library creates handles, and options have a table.
+# Classes whose constructor is not shown: the library creates handles, and options have a table.
 MADE_OTHERWISE = (pccl.AsyncReduceHandle, pccl.Options)
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     listed = [name for names in SECTIONS.values() for name in names]
     missing = set(pccl.__all__) - set(listed)
     assert not missing, f"public names without a section: {sorted(missing)}"
@@ -57,7 +57,7 @@ def render() -> str:
 
 
 def entry(name: str) -> str:
-    """One public name."""
+    """Return the entry of one public name."""
     thing: Any = pccl
     for part in name.split("."):
         thing = getattr(thing, part)
@@ -94,7 +94,7 @@ def _class(name: str, cls: type) -> str:
 
 
 def _fields(cls: type) -> str:
-    """Fields with defaults and reasons, where the source keeps them side by side; only options do."""
+    """Return the table of the fields of `Options` with defaults and reasons; an empty text for other classes."""
     if cls is not pccl.Options:
         return ""
     rows = re.findall(r"^    (\w+): \w+ = (\S+)  # (.*)$", inspect.getsource(cls), re.MULTILINE)
@@ -103,7 +103,7 @@ def _fields(cls: type) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Methods and properties that the class itself defines and a user may call."""
+    """Return the public methods and properties that the class itself defines."""
     found = []
     for name, member in vars(cls).items():
         if name.startswith("_") or (isinstance(member, enum.Enum)):
@@ -118,7 +118,7 @@ def _members(cls: type) -> list[str]:
 
 
 def _signature(function: Any) -> str:
-    """The signature as a caller writes it: without self, and with short names of our types."""
+    """Return the signature as a caller sees it: without self, and with short names of types."""
     try:
         signature = inspect.signature(function)
     except ValueError:

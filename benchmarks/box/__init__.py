@@ -1,7 +1,7 @@
 """A network in a box: hosts on one machine, joined by links with a rate, a delay, a queue and loss.
 
 Every host is a network namespace with one device, and everything between two hosts goes through a small emulator. Both
-ends are the kernel's own TCP, so what is seen (windows, slow start, congestion, retransmission) is the real thing.
+ends are the kernel's own TCP, so its windows, slow start, congestion control and retransmissions are real.
 
     with Box(mesh(2, Link(rate_bits=1e9, delay_s=0.05))) as box:
         server = box.spawn(0, ["iperf3", "-s"])

@@ -1,4 +1,4 @@
-"""The first words of every process of a box: `make` becomes the emulator, `enter` becomes a program on one host.
+"""The start of every process of a box: `make` becomes the emulator, `enter` becomes a program on one host.
 
 A namespace here has no name and no file: the emulator holds all of them, and the devices in them, by descriptor. So
 they are gone with the emulator and the last program inside, whatever happens. All of these die with the process that
@@ -22,25 +22,25 @@ import sys
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
-# A device of IP packets, with a header that says what is left to do for a card: sum TCP, and cut it into packets.
+# A device of IP packets, with a header for the work of a network card: TCP checksums, and the cut into packets.
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
-# Packets that wait in the device for the emulator to read them. It reads at once, so a full one is the machine's fault
-# and no property of a link; this is more than a moment without a core can fill.
+# Packets that wait in the device for the emulator. It reads at once, so a full device would show an overloaded machine,
+# not a property of a link; this limit is larger than what arrives while the emulator waits for a core.
 DEVICE_PACKETS_MAX = 10_000
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(owner: int) -> None:
-    """Be killed when the owner of the box ends, however it does; it may have before we could ask for that."""
+    """Ask the kernel to kill this process when the owner of the box ends; exit if the owner has already ended."""
     libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != owner:
         sys.exit(1)
 
 
 def make(emulator: int, plan: dict[str, object]) -> None:
-    """A namespace with a device for each host; says their descriptors, then is the emulator."""
+    """Make a namespace with a device for each host, print their file descriptors, then become the emulator."""
     namespaces, devices = [], []
     addresses, settings = plan["addresses"], plan["settings"]
     assert isinstance(addresses, list)
@@ -76,7 +76,7 @@ def _configure(device: str, address: str, mtu: object) -> None:
 
 
 def enter(namespace: str, program: list[str]) -> None:
-    """Be the program, on the host that has this namespace."""
+    """Become the program, on the host with this namespace."""
     fd = os.open(namespace, os.O_RDONLY)
     _check(libc.setns(fd, CLONE_NEWNET), "setns")
     os.close(fd)

@@ -1,4 +1,4 @@
-"""The box as its owner sees it: links, hosts, programs on them. How it is done is in `namespaces.py` and `emulator.c`.
+"""The interface of a box: links, hosts, programs on them. The implementation is in `namespaces.py` and `emulator.c`.
 
 One child is the emulator; it holds namespaces and devices. It is compiled when a box is opened, into memory, so no
 stale one can be run and none is left behind. Closing the box, or the death of its owner, ends emulator and programs.
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 HOSTS_MAX = 32  # as in emulator.c
 MTU = 1500  # of the internet
-DEVICE = "pcclbox"  # what every host calls its device
+DEVICE = "pcclbox"  # the name of the device of every host
 NETWORK = "10.83.0"  # addresses exist only inside, so they can clash with nothing outside
-END_SECONDS = 5  # for the emulator to end by itself when its input does
-QUEUE_BYTES_MIN = 64 * MTU  # a train of packets as the kernel sends it finds room even if the delay is nothing
+END_SECONDS = 5  # for the emulator to end by itself after the end of its input
+QUEUE_BYTES_MIN = 64 * MTU  # room for a train of packets as the kernel sends it, also without a delay
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LinkCounters(NamedTuple):
     packets: int  # that found room in the queue
     wire_bytes: int  # of those, with the headers of IP and TCP
     overflowed: int  # packets that found the queue full
-    lost: int  # packets that chance took
+    lost: int  # packets lost by chance
     waiting_bytes: int  # in the queue just now
 
 
@@ -64,12 +64,12 @@ class Counters(NamedTuple):
     """What the emulator has done."""
 
     processor_s: float  # time on a core since the box was opened
-    late_s_max: float  # the worst delivery behind its time since the last look
+    late_s_max: float  # the latest delivery since the last call, in seconds behind its time
     links: dict[tuple[int, int], LinkCounters]
 
 
 def mesh(hosts: int, link: Link) -> dict[tuple[int, int], Link]:
-    """The same link from everybody to everybody."""
+    """Return the same link between all pairs of hosts."""
     return {(source, target): link for source in range(hosts) for target in range(hosts) if source != target}
 
 
@@ -85,11 +85,11 @@ def reason_against() -> str:
 
 
 class Box:
-    """Hosts 0 to n-1 and the links between them; who has no link cannot be reached. To be used in a `with`.
+    """Hosts 0 to n-1 and the links between them; hosts without a link cannot reach each other. Use it in a `with`.
 
-    `settings` are of the kernel, for every host alike, as {"net.ipv4.tcp_congestion_control": "reno"}; what is not
-    named is as outside. The seed decides which packets are lost. Open it, and spawn, in a thread that lives as long as
-    the box does: the kernel ties the life of a child to the thread that started it.
+    `settings` are kernel settings for all hosts, such as {"net.ipv4.tcp_congestion_control": "reno"}; others are as
+    outside. The seed decides which packets are lost. Open it, and spawn, in a thread that lives as long as the box: the
+    kernel ties the life of a child to the thread that started it.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Box:
         self.close()
 
     def close(self) -> None:
-        """End programs and network, in this order. Programs that should end in peace are waited for before."""
+        """End programs and network, in this order. Wait before for programs that should end by themselves."""
         for program in self._programs:
             if program.poll() is None:
                 program.kill()
@@ -168,7 +168,7 @@ class Box:
 
     @staticmethod
     def address(host: int) -> str:
-        """Of a host, as the others reach it."""
+        """Return the address of a host for other hosts."""
         return f"{NETWORK}.{host + 1}"
 
     def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -180,7 +180,7 @@ class Box:
         return program
 
     def change(self, source: int, target: int, link: Link) -> None:
-        """Give a link other properties, now or before; what is under way arrives in order. A loss of 1 cuts it."""
+        """Change or add a link; packets under way arrive in order. A loss of 1 cuts it."""
         self.links[source, target] = link
         seed = (self._seed << 16) + (source << 8) + target
         numbers = f"{round(link.rate_bits)} {round(link.delay_s * 1e9)} {link.queue_bytes_used} {link.loss} {seed}"
@@ -188,7 +188,7 @@ class Box:
         assert answer == "ok", answer
 
     def cut(self, source: int, target: int) -> None:
-        """Let nothing through from here on, one way, without a word to either side."""
+        """Drop all packets in this direction from now on, without an error to either side."""
         self.change(source, target, replace(self.links[source, target], loss=1.0))
 
     def counters(self) -> Counters:
@@ -215,12 +215,12 @@ class Box:
 
 
 def _command(verb: str, *arguments: object) -> list[str]:
-    """Isolated from whatever Python variables and folders a program is to have, and without `site`: milliseconds."""
+    """Return the command of an isolated Python without `site`, which starts in milliseconds."""
     return [sys.executable, "-I", "-S", str(HERE / "namespaces.py"), verb, str(os.getpid()), *map(str, arguments)]
 
 
 def _compile() -> int:
-    """The emulator as a descriptor of memory."""
+    """Compile the emulator; return the file descriptor of its memory."""
     with tempfile.TemporaryDirectory(prefix="pccl-box-") as folder:
         target = Path(folder) / "emulator"
         subprocess.run(["gcc", "-O2", "-o", str(target), str(HERE / "emulator.c"), "-lm"], check=True)

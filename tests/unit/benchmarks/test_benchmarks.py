@@ -1,4 +1,4 @@
-"""What the benchmarks compute: sizes, patterns, the time of a round, and what is wanted of it."""
+"""Calculations of the benchmarks: sizes, patterns, the time of a round, and its goal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sizes_and_times_are_shown_with_units() -> None:
 
 @pytest.mark.parametrize("count", [1, PERIOD, 3 * PERIOD + 5, 2_000_000])
 def test_a_correct_sum_passes(count: int) -> None:
-    """Goal: ranks' patterns add up to what is expected, for tensors of any length."""
+    """Goal: the patterns of the ranks add up to the expected sum, for tensors of any length."""
     total, one = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for rank in range(3):
         fill(one, rank, 7)
@@ -49,9 +49,9 @@ def test_a_correct_sum_passes(count: int) -> None:
 
 @pytest.mark.parametrize("spoil", ["stale", "one element", "two blocks swapped", "not reduced"])
 def test_a_wrong_sum_has_no_speed(spoil: str) -> None:
-    """Goal: whatever a broken reduce leaves behind is noticed."""
+    """Goal: every wrong result of a reduce is found."""
     array = np.zeros(1 << 20, np.float32)
-    fill(array, 2, 8 if spoil == "stale" else 9)  # the third of three ranks gives what ranks 0 and 1 give together
+    fill(array, 2, 8 if spoil == "stale" else 9)  # rank 2 of three contributes as much as ranks 0 and 1 together
     verify(array, 2, 8 if spoil == "stale" else 9, "before")
     if spoil == "one element":
         array[777_777] += 1
@@ -65,7 +65,7 @@ def test_a_wrong_sum_has_no_speed(spoil: str) -> None:
 
 
 def test_a_round_lasts_from_the_last_start_to_the_last_end() -> None:
-    """Goal: who starts late costs nobody anything, who ends late costs all; in microseconds."""
+    """Goal: a late start does not count, a late end counts for all; in microseconds."""
     first = [(0, 5_000), (100_000, 104_000), (200_000, 206_000)]
     second = [(1_000, 4_000), (100_000, 108_000), (201_000, 204_000)]
 
@@ -100,7 +100,7 @@ def test_what_is_wanted(name: str, rival: str, world: int, nbytes: int, goal: fl
 
 
 def test_senders_are_found_among_sockets() -> None:
-    """Goal: only the side of a lane that sends is throttled, by its own port."""
+    """Goal: only the sending side of a lane is throttled, by its own port."""
     lines = (
         'ESTAB 0      0         127.0.0.1:58232     127.0.0.1:48150 users:(("pccl-send-0",pid=15844,fd=4))\n'
         'ESTAB 0      0         127.0.0.1:45222     127.0.0.1:42303 users:(("pccl-peer",pid=15842,fd=11))\n'
@@ -118,7 +118,7 @@ def test_senders_are_found_among_sockets() -> None:
 def test_experiments_that_are_left_out_stay(
     tmp_path: Path, only: list[str] | None, rate: float, kept: set[str]
 ) -> None:
-    """Goal: measuring one experiment again costs no other its numbers, nor the facts of the run that they are from."""
+    """Goal: measuring one experiment again keeps the numbers of all others, and the facts of their run."""
     path = tmp_path / "wan.json"
     by_experiment: dict[str, dict] = {"gloo": {}, "hidden": {}}
     path.write_text(json.dumps({"rate_bits": 1e9, "loss": 0, "runs": by_experiment, "experiments": by_experiment}))

@@ -1,4 +1,4 @@
-"""The page of benchmarks and its pictures show what the results say, and nothing that they do not."""
+"""The benchmark page and its pictures show exactly the stored results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MEND = "run: python docs/make_benchmarks.py"
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
-    """What the script that writes the page defines."""
+    """The names that the script of the page defines."""
     return runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
 
 
 def test_the_page_is_what_the_results_say(script: dict[str, Any]) -> None:
-    """Goal: new results are on the page, or this names the command that mends it."""
+    """Goal: new results are on the page; if not, the error names the command to run."""
     assert (ROOT / "docs" / "benchmarks.md").read_text() == script["render"](), MEND
 
 
 def test_pictures_were_drawn_from_the_results(script: dict[str, Any]) -> None:
-    """Goal: every picture of the page is there, carries the digest of today's results, and no other is left."""
+    """Goal: every picture of the page exists and has the digest of the present results; there is no other picture."""
     wanted = script["pictured"]()
 
     assert {path: script["source_of"](path.read_bytes()) for path in wanted if path.exists()} == wanted, MEND
@@ -36,7 +36,7 @@ def test_pictures_were_drawn_from_the_results(script: dict[str, Any]) -> None:
 
 
 def test_every_result_has_a_section(script: dict[str, Any]) -> None:
-    """Goal: nobody measures something that the page is silent about."""
+    """Goal: every measured result is on the page."""
     sections = {(section.source, section.experiment) for section in script["SECTIONS"]}
     measured = set()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):

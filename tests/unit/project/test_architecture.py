@@ -21,7 +21,7 @@ TABLES: dict[str, dict[tuple[str, type[Any]], tuple[Any, tuple[str, ...]]]] = {
 
 @pytest.mark.parametrize("title", PAGE["WALKS"])
 def test_every_file_of_a_walk_exists(title: str) -> None:
-    """Goal: a file that is renamed takes the walks along."""
+    """Goal: when a file is renamed, the walks on the page are changed too."""
     assert [file for file, _ in PAGE["WALKS"][title] if not (ROOT / file).is_file()] == []
 
 
@@ -34,7 +34,7 @@ def test_every_room_has_its_line() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_phase_of_a_table_is_reached(name: str) -> None:
-    """Goal: no phase that nothing leads to, and only a last phase that nothing leads out of."""
+    """Goal: every phase can be reached, and every phase but the last can be left."""
     table = TABLES[name]
     first = next(phase for phase, _ in table)
     sources = {phase for phase, _ in table}

@@ -1,4 +1,4 @@
-"""The table of executed lines: sums, roundings, and modules that would be forgotten."""
+"""The table of executed lines: sums, rounding, and modules that no test imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def counted(lines: int, executed: int) -> dict[str, dict[str, int]]:
 
 
 def test_lines_are_summed_per_folder_and_kind() -> None:
-    """Goal: a folder's Python and Cython stand apart, a folder without code has no row, 99.9 % are not 100."""
+    """Goal: Python and Cython are counted separately; a folder without code has no row; 99.9 % is not 100."""
     files = {
         "pccl/__init__.py": counted(10, 10),
         "pccl/_core/__init__.py": counted(0, 0),
@@ -29,7 +29,7 @@ def test_lines_are_summed_per_folder_and_kind() -> None:
 
 
 def test_a_compiled_module_that_nobody_imports_is_named(tmp_path: Path) -> None:
-    """Goal: what was never loaded is not in the report, and must not make the figure better."""
+    """Goal: a module that was never loaded is not in the report; leaving it out must not improve the figure."""
     for name in ("one.pyx", "two.pyx", "two.pxd", "three.py"):
         (tmp_path / name).touch()
 

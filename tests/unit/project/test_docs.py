@@ -1,4 +1,4 @@
-"""Pages that are printed from the code say what the code says, and links between pages lead somewhere."""
+"""Generated pages are up to date, and links between pages lead to existing files and headings."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 
 @pytest.mark.parametrize("page", PRINTED)
 def test_a_printed_page_is_what_its_script_prints(page: str) -> None:
-    """Goal: a new message, signature or docstring is in its page, or this names the command that mends it."""
+    """Goal: a changed message, signature or docstring is in its page; if not, the error names the command to run."""
     script = PRINTED[page]
     printed = runpy.run_path(str(DOCS / script))["render"]()
 
@@ -29,14 +29,14 @@ def test_a_printed_page_is_what_its_script_prints(page: str) -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """What may stand behind a # in a link to this page, made as GitHub makes it."""
+    """Return the anchors of a page, made as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Goal: every link to a file of ours names a file, and a heading in it if it names one."""
+    """Goal: every link to a file of the repository names an existing file, and an existing heading if it has one."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:
             continue
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_glossary_has_every_noun_once_and_sorted() -> None:
-    """Goal: a noun has one row, so it can have one meaning, and it is found by the alphabet."""
+    """Goal: a noun has one row, so it has one meaning, and the rows are in alphabetical order."""
     table = (DOCS / "glossary.md").read_text().partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", table, re.MULTILINE)[1:]
     nouns = [noun.lower() for noun, _ in rows]
@@ -64,12 +64,12 @@ def rows_of(section: str) -> list[list[str]]:
 
 
 def prose_of(page: Path) -> str:
-    """A page as one line."""
+    """Return the text of a page as one line."""
     return " ".join(page.read_text().split())
 
 
 def test_the_readme_quotes_what_was_measured() -> None:
-    """Goal: when the benchmark is run again, the figure on the first screen changes with the table it comes from."""
+    """Goal: the figure on the first screen is the one in the benchmark table, also after a new measurement."""
     measured = {row[0]: row[1] for row in rows_of("Over a wide-area link, next to Gloo")}
     ours, gloo = measured["100 ms, pool of 8"], measured["100 ms, gloo"]
 
@@ -77,11 +77,11 @@ def test_the_readme_quotes_what_was_measured() -> None:
 
 
 def test_guides_quote_what_was_measured() -> None:
-    """Goal: figures in prose are those of the printed tables, also after the next measurement."""
+    """Goal: figures in prose are those of the generated tables, also after the next measurement."""
     kills = {row[0][0]: row[1].partition(" (")[0] for row in rows_of("After a kill") if "kills" in row[0]}
     three, four = kills["3"], kills["4"]
     gains = [row[3].partition(" (")[0] for row in rows_of("Quantization") if len(row) == 4 and "bits" in row[0]]
-    speeds: dict[str, list[float]] = {}  # of two peers, by size: through memory, through TCP
+    speeds: dict[str, list[float]] = {}  # of two peers, by size: [through memory, through TCP]
     for row in rows_of("All-reduce next to Gloo"):
         if row[0].startswith("2 peers") and row[0].endswith(("64 MiB", "256 MiB", "1 GiB")):
             speeds.setdefault(row[0], []).append(float(row[2].replace(",", "")))

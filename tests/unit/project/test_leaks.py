@@ -1,4 +1,4 @@
-"""The leak guard itself: a guard that never bites is worse than none."""
+"""The leak guard: it finds every kind of leak, and reports none without one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 from tests.leaks import Footprint
 
-# Renames itself as the library's processes do, says so, and waits to be ended.
-# Its parent leaves at once, so that it is an orphan by the time it is looked for.
+# Takes a name like the library's processes, prints a line, and waits to be ended.
+# Its parent ends at once, so that the process is an orphan when the guard looks for it.
 ORPHAN = """
 import os, sys
 if os.fork() == 0:
@@ -56,7 +56,7 @@ def test_a_mapped_segment_is_named() -> None:
 
 
 def test_a_running_child_is_named_and_ended() -> None:
-    """Goal: a child that outlives its test is reported and does not outlive the report."""
+    """Goal: a child that outlives its test is reported and then ended."""
     with Footprint.watch() as footprint:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         leaks = footprint.leaks(wait_seconds=0.1)
@@ -67,7 +67,7 @@ def test_a_running_child_is_named_and_ended() -> None:
 
 
 def test_an_orphan_is_found_by_its_mark() -> None:
-    """Goal: a process whose parent died is nobody's child, and is found all the same."""
+    """Goal: a process whose parent died is no longer a descendant, and is still found."""
     with Footprint.watch() as footprint:
         with subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None

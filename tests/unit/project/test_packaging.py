@@ -1,4 +1,4 @@
-"""The package as Python and tools see it: what importing costs and needs, where it is refused, and pinned versions.
+"""The package as Python and tools see it: what imports load and need, where pccl refuses to run, pinned versions.
 
 Imports are tried in fresh interpreters, because this one has loaded everything. What is in the sdist and the wheel is
 tested by tests/process/test_distribution.py.
@@ -19,7 +19,7 @@ import pytest
 
 from tests import ROOT
 
-# Stands in for an interpreter in which some packages are not installed.
+# Simulates an interpreter in which some packages are not installed.
 BLOCKER = """
 import sys
 
@@ -31,7 +31,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 """
 
-# What an import may never load behind the caller's back.
+# Modules that an import of pccl must never load.
 HEAVY = {"numpy", "torch", "logging", "asyncio", "multiprocessing", "concurrent", "matplotlib", "click", "psutil"}
 
 
@@ -53,7 +53,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_import_pccl_loads_nothing_else() -> None:
-    """Goal: the package is free to import; actors start with it. Counted in modules, not in noisy milliseconds."""
+    """Goal: importing pccl is cheap, as actors start with it. Counts modules, because milliseconds are noisy."""
     assert loaded_by("import pccl") == {"pccl"}
 
 
@@ -65,7 +65,7 @@ def test_the_values_load_nothing_heavy() -> None:
 
 
 def test_everything_public_loads_without_array_libraries() -> None:
-    """Goal: also the star import leaves numpy and torch to the caller."""
+    """Goal: not even the star import loads numpy or torch."""
     loaded = {name.partition(".")[0] for name in loaded_by("from pccl import *")}
 
     assert loaded & {"numpy", "torch"} == set()
@@ -76,7 +76,7 @@ BLOCKED = [{"numpy"}, {"torch"}, {"numpy", "torch"}]
 
 @pytest.mark.parametrize("blocked", BLOCKED, ids=lambda blocked: "without-" + "-".join(sorted(blocked)))
 def test_values_work_without_array_libraries(blocked: set[str]) -> None:
-    """Goal: with only numpy, only torch, or neither, the values do what does not need the missing one."""
+    """Goal: with only numpy, only torch, or neither, the values do everything that does not need the missing one."""
     code = """
 import pccl
 from pccl.client.tensors import TensorMemory
@@ -100,7 +100,7 @@ except ValueError:
 
 @pytest.mark.parametrize("blocked", BLOCKED, ids=lambda blocked: "without-" + "-".join(sorted(blocked)))
 def test_all_public_names_load_without_array_libraries(blocked: set[str]) -> None:
-    """Goal: the star import of a program written for the reference works in each of these worlds."""
+    """Goal: the star import of a program written for the reference works with any of these packages missing."""
     code = (
         "import pccl\nfrom pccl import *\nassert all(name in globals() for name in pccl.__all__)\nprint(Result.SUCCESS)"
     )
@@ -127,7 +127,7 @@ def test_public_names_hold_the_contract() -> None:
 
 
 def test_cuda_answers_without_torch() -> None:
-    """Goal: where torch is missing the answer is no, not an exception."""
+    """Goal: without torch the answer is False, not an exception."""
     assert run("import pccl; print(pccl.cuda.is_available())", blocked={"torch"}) == "False\n"
 
 
@@ -145,7 +145,7 @@ def test_cuda_answers_without_torch() -> None:
     ids=["macos", "windows", "riscv", "old-python"],
 )
 def test_elsewhere_one_sentence_says_what_is_supported(pretence: str, named: str) -> None:
-    """Goal: on a foreign system the import ends at once and says where it would work, not with a missing symbol."""
+    """Goal: on an unsupported system the import fails at once and names the supported ones, not a missing symbol."""
     code = f"""
 import os, sys, types
 import platform
@@ -164,7 +164,7 @@ except ImportError as error:
 
 
 def test_elsewhere_nothing_is_compiled() -> None:
-    """Goal: an installation from the sdist on macOS ends in a sentence, not in pages about missing headers."""
+    """Goal: an installation from the sdist on macOS fails with one sentence, not with pages about missing headers."""
     code = """
 import sys, setuptools.command.build_ext, Cython.Build
 sys.platform, sys.argv = "darwin", ["setup.py", "--quiet", "build_ext"]
@@ -179,8 +179,14 @@ except SystemExit as end:
     )
 
 
+def test_no_header_has_the_name_of_one_of_the_system() -> None:
+    """Goal: whatever folders a cross-compiler searches first, it finds ours. glibc has a values.h."""
+    system = {path.name for path in Path("/usr/include").glob("*.h")}
+    assert {path.name for path in ROOT.glob("pccl/**/*.h")} & system == set()
+
+
 def test_a_source_tree_that_was_not_built_says_make_build(tmp_path: Path) -> None:
-    """Goal: where compiled modules are missing, every way to ask for one names the command that makes them."""
+    """Goal: where compiled modules are missing, every import of one names the command that builds them."""
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "pccl", tmp_path / "pccl", ignore=ignored)
     code = f"""
@@ -204,7 +210,7 @@ for statement in ("pccl.Communicator", "import pccl.master", "from pccl.actors.p
 
 
 def test_a_module_that_does_not_exist_is_just_not_found() -> None:
-    """Goal: only modules that could be built are explained so; a wrong name stays Python's own error."""
+    """Goal: only modules that could be built get this explanation; for a wrong name Python's own error stays."""
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'pccl\.nonsense'"):
         importlib.import_module("pccl.nonsense")
 

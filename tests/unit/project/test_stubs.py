@@ -1,7 +1,7 @@
-"""Stubs against what they describe: no public name too many, none too few.
+"""Stubs and their compiled modules have the same public names.
 
-Types are mypy's business, and `mypy.stubtest` compares signatures when somebody asks it to; that takes half a minute.
-Names take a millisecond, and a name that is missing is what goes wrong when a machine changes.
+mypy checks types, and `mypy.stubtest` compares signatures on request; that takes half a minute. Comparing names takes a
+millisecond, and finds the most frequent mistake: a missing name after a change of a machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def public(names: Any) -> set[str]:
 
 
 def described(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """Name to the statement that declares it."""
+    """Return a dict from each name to the statement that declares it."""
     found: dict[str, ast.stmt] = {}
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
@@ -34,13 +34,13 @@ def described(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def described_by(path: Path) -> Any:
-    """The module that a stub stands beside."""
+    """Import the module that a stub describes."""
     return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
 def test_a_stub_names_what_is_there(path: Path) -> None:
-    """Goal: what editors and mypy believe of a compiled module is what Python finds in it."""
+    """Goal: every name that a stub gives to editors and mypy exists in the compiled module."""
     module = described_by(path)
     stub = described(ast.parse(path.read_text()).body)
 
@@ -51,7 +51,7 @@ def test_a_stub_names_what_is_there(path: Path) -> None:
             inherited = {attribute for base in actual.__mro__[1:] for attribute in dir(base)}
             claimed, found = public(described(statement.body)) - inherited, public(dir(actual)) - inherited
             assert found <= claimed, name
-            # Attributes that instances carry in a dictionary cannot be seen on their class.
+            # Attributes in the dictionary of an instance are not visible on its class.
             assert actual.__dictoffset__ or claimed <= found, name
 
 

@@ -1,6 +1,6 @@
-"""Rules of style that a machine can hold, so that nobody needs to argue about them.
+"""Rules of style that a test can check, so that reviews need not discuss them.
 
-Each rule reads sources only; nothing of the library is imported or run.  A rule
+Each rule only reads sources; nothing of the library is imported or run. A rule
 that turns out wrong is changed here, with its reason.
 """
 
@@ -25,8 +25,8 @@ SUFFIXES = {".py", ".pyx", ".pxd", ".pyi", ".h", ".cu"}
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
-# The rooms, and the rooms that each may import besides itself. A name ending in a module is that module alone: options,
-# errors and values are the leaves of the public API, which anybody may read.
+# The rooms, and the rooms that each may import besides itself. A name of a module means only that module: options,
+# errors and values are the leaves of the public API, which every room may import.
 BASE = ("pccl/_core", "pccl.options")
 ROOMS = {
     "pccl/_core": (),
@@ -63,10 +63,10 @@ ROOMS = {
     "cli": ("pccl*", "stress"),
     "stress": ("pccl*",),
 }
-# The leaves: they import nothing of ours but each other and what all rooms stand on.
+# The leaves: they import only each other and the modules that all rooms import.
 LEAVES = {"pccl.errors": ("pccl.values", "pccl/_core/protocol"), "pccl.options": ("pccl/_core",), "pccl.values": ()}
 
-# Rooms in which everything is decided from arguments: no socket, clock, thread, file or global source of chance.
+# Rooms whose code depends on its arguments only: no socket, clock, thread, file or global random source.
 PURE = {"pccl/_core", "pccl/_core/master", "pccl/_core/peer", "pccl/_core/protocol"}
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
@@ -75,13 +75,10 @@ IMPURE = {
 
 # Started by name from outside: the package itself, `python -m`, console scripts.
 ENTRY_POINTS = {"pccl", "pccl.master", "pccl.cli", "pccl.cli.__main__", "pccl.__main__", "pccl.stress.__main__"}
-# Commands are loaded by name when they are used: the table in cli/__init__.py says which module is which.
+# Commands are loaded by name when they are used: the table in cli/__init__.py names the module of each.
 ENTRY_POINTS |= {
     f"pccl.cli.{module}" for module in re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
 }
-
-# Built ahead of whoever calls them.
-AHEAD: set[str] = set()
 
 LEFTOVERS = re.compile(
     r"\b(TODO|FIXME|XXX|HACK|WIP)\b|\bbreakpoint\(|\bpdb\b|\b(?:issue|ticket|PR) ?#?\d+|(?<!\w)#\d+\b"
@@ -100,13 +97,13 @@ BANNED_WORDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """One file of ours."""
+    """One source file of the repository."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """Path from the root, as messages show it."""
+        """The path relative to the root, as error messages show it."""
         return str(self.path.relative_to(ROOT))
 
     @cached_property
@@ -143,14 +140,14 @@ def installed(*suffixes: str) -> list[Source]:
 
 
 def expect_none(found: Iterable[str]) -> None:
-    """Fail with everything that was found, one to a line: pytest would shorten the list."""
+    """Fail with all findings, one per line; pytest would shorten the list."""
     lines = sorted(found)
     assert not lines, "\n" + "\n".join(lines)
 
 
 @cache
 def modules() -> set[str]:
-    """Every importable module of ours."""
+    """The names of all importable modules of the repository."""
     return {s.module for s in installed(".py", ".pyx", ".pxd") if s.module is not None}
 
 
@@ -163,7 +160,7 @@ CYTHON_IMPORT = re.compile(
 )
 
 
-parsed = cache(ast.parse)  # several rules look at the tree of the same file
+parsed = cache(ast.parse)  # several rules read the tree of the same file
 
 
 def raw_imports(text: str, suffix: str, *, cimported: bool = False) -> Iterator[tuple[str, list[str]]]:
@@ -196,27 +193,27 @@ def resolve(base: str, module: str, *, is_package: bool) -> str:
 
 @cache
 def imports(source: Source, *, cimported: bool = False) -> set[str]:
-    """What a file imports, or cimports only; names that are modules of ours count as those modules."""
+    """The modules that a file imports, or cimports only; imported names that are our modules count as modules."""
     found = set()
     for base, names in raw_imports(source.text, source.path.suffix, cimported=cimported):
         absolute = resolve(base, source.module or "", is_package=source.is_package)
         inner = {f"{absolute}.{name}" for name in names} & modules()
         found |= inner
-        # `from pccl import cuda` asks for the submodule, not for the package.
+        # `from pccl import cuda` imports the submodule, not the package.
         if len(inner) < len(names) or not names:
             found.add(absolute)
     return found
 
 
 def room(module: str) -> str:
-    """The folder in which a module of ours lies."""
+    """The room (folder) of one of our modules."""
     name = re.sub(r"^pccl\.(?=(?:cli|stress)\b)", "", module)
     parts = name.split(".")
     return "/".join(parts if (ROOT / Path(*parts)).is_dir() else parts[:-1])
 
 
 def may_import(module: str, target: str) -> bool:
-    """Whether the rules allow this module that import of a module of ours."""
+    """Whether the rules allow this module to import the target, one of our modules."""
     here, there = room(module), room(target)
     if module in LEAVES:
         return target in LEAVES or there in LEAVES[module]
@@ -249,7 +246,7 @@ def test_imports_follow_the_rooms() -> None:
 
 
 def test_pure_rooms_do_no_io() -> None:
-    """Goal: what decides imports no socket, clock, thread, file or global source of chance."""
+    """Goal: rooms that decide import no socket, clock, thread, file or global random source."""
     wrong = [
         f"{source.name} imports {target}"
         for source in installed(".py", ".pyx", ".pxd", ".pyi")
@@ -261,7 +258,7 @@ def test_pure_rooms_do_no_io() -> None:
     expect_none(wrong)
 
 
-# What only Linux has. `posix.pxd` declares it, and these rooms give it names that another system could implement.
+# Names that only Linux has. `posix.pxd` declares them; these rooms wrap them in names that another system can have.
 LINUX_ROOMS = {"pccl/_core/system", "pccl/actors/io"}
 LINUX_ONLY = re.compile(
     r"\bepoll_|\beventfd\w*\(|\bmemfd_create|\bpidfd_send_signal|\bprctl\(|\bsyscall\(|\bMADV_|\bF_(?:ADD|GET)_SEALS"
@@ -270,7 +267,7 @@ LINUX_ONLY = re.compile(
 
 
 def test_linux_has_its_rooms() -> None:
-    """Goal: whoever brings another system reads two folders, and no other file names what only Linux has."""
+    """Goal: a port to another system changes two folders; no other file uses what only Linux has."""
     wrong = [
         f"{source.name}:{number}: {match[0]}"
         for source in installed(".py", ".pyx", ".pxd", ".h")
@@ -283,16 +280,16 @@ def test_linux_has_its_rooms() -> None:
 
 
 def test_no_file_is_dead() -> None:
-    """Goal: each module is imported by another of ours, named in a string that starts it, or an entry point."""
+    """Goal: each module is imported by another, named in a string that starts it, or an entry point."""
     reached = set(ENTRY_POINTS)
     for source in installed(".py", ".pyx", ".pxd"):
         strings = set(re.findall(r"[\"'](pccl(?:\.\w+)+)[\"']", source.text))
-        # A module does not keep itself alive, nor does the .pxd of a .pyx.
+        # A module that imports itself is still dead, and so is a .pyx that only its .pxd names.
         for target in (imports(source) | strings) - {source.module}:
             parts = target.split(".")
             reached |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
 
-    expect_none((modules() - reached) ^ AHEAD)
+    expect_none(modules() - reached)
 
 
 def python_imports() -> set[str]:
@@ -301,7 +298,7 @@ def python_imports() -> set[str]:
 
 
 def cimports() -> set[str]:
-    """The modules whose declarations another Cython file takes; a .pyx sees its own .pxd without asking."""
+    """The modules whose declarations another Cython file cimports; a .pyx uses its own .pxd without a cimport."""
     return {
         target
         for source in installed(".pyx", ".pxd")
@@ -311,7 +308,7 @@ def cimports() -> set[str]:
 
 
 def test_stubs_are_where_python_imports() -> None:
-    """Goal: mypy knows every compiled module that Python code imports, and no stub is kept for nobody."""
+    """Goal: every compiled module that Python code imports has a stub, and no other module has one."""
     extensions = {s.module for s in installed(".pyx")}
     stubs = {s.module for s in installed(".pyi")}
 
@@ -365,7 +362,7 @@ def functions(text: str, suffix: str) -> Iterator[tuple[str, int]]:
 
 
 def test_functions_fit_a_screen() -> None:
-    """Goal: no function is longer than can be read at once."""
+    """Goal: a reader sees a whole function at once."""
     long = [
         f"{source.name}: {name} has {lines} lines"
         for source in sources()
@@ -381,7 +378,7 @@ def test_functions_fit_a_screen() -> None:
 
 
 def opens_with_law(text: str, suffix: str) -> bool:
-    """Whether a file begins by saying what it is for; compiler directives and shebangs may stand before."""
+    """Whether a file begins with its purpose; only compiler directives and shebangs may come before."""
     if suffix in {".h", ".cu"}:
         return text.lstrip().startswith(("/*", "//"))
     if suffix == ".py":
@@ -391,14 +388,14 @@ def opens_with_law(text: str, suffix: str) -> bool:
 
 
 def test_files_open_with_their_law() -> None:
-    """Goal: whoever opens a file reads first what lives there and what never does; stubs lean on their sources."""
+    """Goal: a file first says what it contains and what it never contains; stubs rely on their sources."""
     lawful = [s for s in sources() if s.path.suffix != ".pyi"]
 
     expect_none(s.name for s in lawful if not opens_with_law(s.text, s.path.suffix))
 
 
 def written(pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
-    """Every line of ours with this in it, by its place; except of this file, which must name what it bans."""
+    """Every match of the pattern with its file and line; this file is left out, because it names what it bans."""
     for source in sources():
         if source.path == Path(__file__) or pattern.search(source.text) is None:
             continue
@@ -408,12 +405,12 @@ def written(pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
 
 
 def test_nothing_is_left_over() -> None:
-    """Goal: no reminder, no debugger, no number of a tracker that readers cannot see."""
+    """Goal: no reminder, no debugger call, no number of a tracker that readers cannot see."""
     expect_none(f"{place}: {match.string.strip()}" for place, match in written(LEFTOVERS))
 
 
 def test_banned_words_are_replaced() -> None:
-    """Goal: one glossary; the message names the word to use. What torch calls its own is not ours to choose."""
+    """Goal: all texts use the glossary's words; the message names the word to use. torch's own words are allowed."""
     pattern = re.compile(rf"(?<!torch\.)(?<!torch\.nn\.)\b({'|'.join(BANNED_WORDS)})\b", re.IGNORECASE)
 
     expect_none(
@@ -422,7 +419,7 @@ def test_banned_words_are_replaced() -> None:
 
 
 def test_the_library_does_not_print() -> None:
-    """Goal: standard output belongs to the application; we log, and only cli and stress speak."""
+    """Goal: standard output belongs to the application; the library logs, and only cli and stress print."""
     printing = re.compile(r"(?<![\w.])print\(")
 
     expect_none(f"{place}: {match.string.strip()}" for place, match in written(printing) if place.startswith("pccl/"))
@@ -449,7 +446,7 @@ def test_imports_are_read_from_both_languages(text: str, suffix: str, expected: 
 
 
 def test_lengths_are_measured_in_both_languages() -> None:
-    """Goal: the body counts, blank lines and long signatures included, what follows does not."""
+    """Goal: the body counts, with blank lines and long signatures; lines after it do not."""
     cython = "cdef int f(\n    int a,\n) except -1 nogil:\n    x = 1\n\n    return x\n\n\ncdef int y = 3\n"
     python = "def f(\n    a,\n):\n    x = 1\n\n    return x\n\n\ny = 3\n"
 
@@ -472,5 +469,5 @@ def test_lengths_are_measured_in_both_languages() -> None:
     ],
 )
 def test_rooms_allow_what_they_say(module: str, target: str, *, expected: bool) -> None:
-    """Goal: the rule itself, seen from both sides."""
+    """Goal: test the rule itself, with allowed and forbidden imports."""
     assert may_import(module, target) is expected

@@ -1,7 +1,7 @@
-"""Names of files and the glossary, held against each other: known nouns, one meaning each, and no gerunds.
+"""Compares file names with the glossary: only known nouns, one meaning each, and no gerunds.
 
-Reads names, code without its comments, and the glossary. A module name is made of nouns of the glossary and of ordinary
-words of the field, which are listed here because they mean in this project what they mean everywhere.
+Reads names, code without its comments, and the glossary. A module name consists of nouns of the glossary and of
+ordinary words of the field, which are listed here because they have their usual meaning in this project.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .test_tidy import OTHER_FOLDERS, expect_none, installed, sources
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
-# Nouns that end like a gerund and are none, or have become a thing of their own in the field.
+# Nouns that end like a gerund, and gerunds that are established nouns of the field.
 REAL_NOUNS = {"framing", "mapping", "packaging", "ring", "staging", "throttling"}
 
 ORDINARY = {
@@ -29,8 +29,6 @@ ORDINARY = {
     *("procfs", "proxy", "query", "roster", "runner", "search", "share", "spawn", "status", "step", "stream"),
     *("stress", "supervisor", "table", "tcp", "tensor", "timed", "tournament", "view", "watch", "workload", "zygote"),
 }
-# Words that a rename is still owed: docs/glossary.md names what to use instead.
-OLD = {"affairs", "agreement"}
 
 # The same name in two rooms, each with its reason.
 SHARED_NAMES = {
@@ -56,20 +54,20 @@ def nouns() -> tuple[str, ...]:
 
 
 def is_known(word: str) -> bool:
-    """Whether a word, or what it is the plural of, is in the glossary or ordinary."""
-    known = {part for noun in nouns() for part in re.split("[ -]", noun)} | ORDINARY | OLD
+    """Whether a word, or its singular, is in the glossary or ordinary."""
+    known = {part for noun in nouns() for part in re.split("[ -]", noun)} | ORDINARY
     singular = [word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)]
     return any(form in known for form in singular)
 
 
 def test_the_glossary_names_each_noun_once() -> None:
-    """Goal: one noun, one meaning; and one order, in which a reader finds it."""
+    """Goal: each noun has one row, so it has one meaning."""
     expect_none(noun for noun, count in Counter(nouns()).items() if count > 1)
     assert len(nouns()) > 100
 
 
 def test_module_names_are_made_of_known_words() -> None:
-    """Goal: who knows the glossary knows what a file is about before it is opened."""
+    """Goal: a reader who knows the glossary knows from its name what a file is about."""
     expect_none(
         f"{stem}: {word} is not in docs/glossary.md, nor an ordinary word"
         for stem in stems()
@@ -79,14 +77,14 @@ def test_module_names_are_made_of_known_words() -> None:
 
 
 def test_a_name_stands_in_one_room() -> None:
-    """Goal: a file can be named without its folder; where that is not so there is a reason, and none is left over."""
+    """Goal: a file can be named without its folder; every exception has a reason, and no reason is left over."""
     twice = {stem for stem, count in Counter(stems()).items() if count > 1}
 
     expect_none(twice ^ SHARED_NAMES.keys())
 
 
 def test_files_are_not_named_by_gerunds() -> None:
-    """Goal: nouns that work in a conversation: `ring_links`, not `wiring`. Also for tests and benchmarks."""
+    """Goal: files are named by nouns: `ring_links`, not `wiring`. Also tests and benchmarks."""
     files = [source.path for source in installed(".py", ".pyx")]
     files += [path for folder in (*OTHER_FOLDERS, "docs") for path in (ROOT / folder).rglob("*.py")]
 
@@ -94,7 +92,7 @@ def test_files_are_not_named_by_gerunds() -> None:
 
 
 def is_gerund(path: Path) -> bool:
-    """Whether the last word of a file's name says what somebody does, instead of what it is."""
+    """Whether the last word of a file's name is a gerund, which names an activity and not a thing."""
     word = path.stem.rpartition("_")[2]
     return word.endswith("ing") and word not in REAL_NOUNS
 
@@ -116,7 +114,7 @@ def names_in_code() -> frozenset[str]:
 
 
 def test_names_in_the_glossary_exist() -> None:
-    """Goal: a class or a function that the glossary names can be looked up in the code, and so can a page."""
+    """Goal: every class, function and page that the glossary names exists."""
     page = GLOSSARY.read_text()
     paths = [span for span in re.findall("`([^`]+)`", page) if "/" in span]
 
@@ -135,7 +133,7 @@ def test_names_in_the_glossary_exist() -> None:
     ],
 )
 def test_names_are_told_from_nouns(page: str, expected: set[str]) -> None:
-    """Goal: the rule itself. A noun in code font is the word to use, and need not be a name in the code."""
+    """Goal: test the rule itself. A noun in code font is a word to use, and need not be a name in the code."""
     assert identifiers(page) == expected
 
 
