@@ -16,12 +16,12 @@ HEADER = ("folder", "lines of Python", "executed", "lines of Cython", "executed"
 
 
 def room_of(name: str) -> str:
-    """The folder of a source file; a name without a folder is at the top."""
+    """Return the folder of a source file, or "." for a file without a folder."""
     return name.rpartition("/")[0] or "."
 
 
 def share(executed: int, lines: int) -> str:
-    """A percentage, rounded down, so that 100 means all; a dash where there is nothing to execute."""
+    """Return a percentage, rounded down so that 100 means all; a dash if there are no lines."""
     return f"{100 * executed // lines} %" if lines else "-"
 
 
@@ -44,12 +44,12 @@ def table(files: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def never_loaded(files: dict[str, object], sources: Path) -> list[str]:
-    """Compiled modules that no test has imported: coverage.py finds them only when they run, and leaves them out."""
+    """Return compiled modules that no test imported: coverage.py does not list a module that never ran."""
     return [name for path in sorted(sources.rglob("*.pyx")) if (name := str(path)) not in files]
 
 
 def main() -> int:
-    """Print the table; 1 if a compiled module is missing in it."""
+    """Print the table; return 1 if a compiled module is missing in it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path, help="what `coverage json` wrote")
     parser.add_argument("sources", type=Path, help="the folder whose compiled modules must all be in the report")

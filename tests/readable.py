@@ -1,4 +1,4 @@
-"""Waiting for a descriptor, whatever its number: select() takes none above 1023, and a test process may hold more."""
+"""Wait for descriptors of any number: select() fails above 1023, and a test process may have more open."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import select
 
 
 def is_readable(fd: int, seconds: float = 0.0) -> bool:
-    """Whether there is something to read, or the other side has closed, within that time."""
+    """Return whether the descriptor has data, or the other side has closed, within this time."""
     return bool(readable([fd], seconds))
 
 
 def readable(fds: list[int], seconds: float) -> list[int]:
-    """Those of the descriptors that can be read; waits so long for the first of them."""
+    """Return the descriptors that can be read; wait at most this long for the first one."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,14 +1,14 @@
-/* A CUDA device made of fibres: builds .cu files with a plain C++ compiler, so that their logic runs without a GPU.
+/* A CUDA device made of fibres: compiles .cu files with a plain C++ compiler, so that their logic runs without a GPU.
  *
- * It is found in place of NVIDIA's header of the same name, and holds only what our kernels use. Every thread of a
- * block is a fibre with a stack of its own. A fibre runs until it comes to a barrier, where it stays until all that
- * belong to the barrier have come: 32 for a warp shuffle, the whole block for __syncthreads. A shuffle puts its value
- * down, meets the warp, takes the value of its source, and meets the warp once more, so values really pass between
- * threads.
+ * The compiler finds it in place of NVIDIA's header of the same name. It holds only what our kernels use. Every thread
+ * of a block is a fibre with a stack of its own. A fibre runs until it reaches a barrier and waits there until all
+ * threads of the barrier have arrived: 32 for a warp shuffle, the whole block for __syncthreads. A shuffle stores its
+ * value, waits for the warp, reads the value of its source, and waits for the warp again, so values really pass
+ * between threads.
  *
- * Fibres run in the order of their numbers, as far as each can get. So whoever reads shared memory without a barrier
- * reads it too early, and what a device only might do wrong goes wrong here every time. Where some threads wait at a
- * barrier that others never reach, the launch fails; a device would hang or go on with garbage.
+ * Fibres run in the order of their numbers, each as far as possible. So a thread that reads shared memory without a
+ * barrier reads it too early, and an error that a device makes only sometimes happens here every time. If some threads
+ * wait at a barrier that others never reach, the launch fails; a device would hang or continue with wrong data.
  *
  * Blocks run one after another, and a launch is over when it returns. Nothing here is about speed.
  */
@@ -27,7 +27,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
-#define __shared__ static /* one at a time is alive, because blocks run one after another */
+#define __shared__ static /* one block is enough, because blocks run one after another */
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
 typedef struct CUstream_st *cudaStream_t;
@@ -37,7 +37,7 @@ struct dim3 {
     explicit dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-/* Of the fibre that runs. */
+/* Indices of the fibre that runs. */
 inline dim3 threadIdx, blockIdx;
 
 namespace emulation {
@@ -47,14 +47,14 @@ constexpr std::size_t STACK_BYTES = 1 << 16;
 
 struct Barrier {
     unsigned arrived = 0;
-    unsigned passed = 0; /* how often all have met here */
+    unsigned passed = 0; /* how often all threads have met at this barrier */
 };
 
 struct Fibre {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(STACK_BYTES);
     const Barrier *awaited = nullptr;
-    unsigned passed = 0; /* what the barrier said when the fibre arrived */
+    unsigned passed = 0; /* the barrier's `passed` when the fibre arrived */
     bool ended = false;
 
     bool held() const { return awaited != nullptr && awaited->passed == passed; }
@@ -64,13 +64,13 @@ struct Fibre {
 struct Block {
     std::vector<Fibre> fibres;
     std::vector<Barrier> warps;
-    std::vector<unsigned long long> values; /* put down by shuffles */
+    std::vector<unsigned long long> values; /* stored by shuffles */
     Barrier whole;
     ucontext_t scheduler;
     unsigned current = 0;
     std::function<void()> kernel;
 
-    /* Runs every fibre to its end; false if some wait for others that will not come. */
+    /* Runs every fibre to its end; returns false if some wait at a barrier that others never reach. */
     bool run();
 
     void meet(Barrier &barrier, unsigned members) {
@@ -128,7 +128,7 @@ inline void __syncthreads() {
     emulation::block->meet(emulation::block->whole, static_cast<unsigned>(emulation::block->fibres.size()));
 }
 
-/* Only for whole warps, which is all that we ask for. Past the end of the warp a thread gets its own value back. */
+/* Only for whole warps; our kernels use no others. A source beyond the warp's end returns the thread's own value. */
 template <typename Value>
 Value __shfl_down_sync(unsigned mask, Value value, unsigned distance) {
     emulation::Block &block = *emulation::block;
@@ -144,7 +144,7 @@ Value __shfl_down_sync(unsigned mask, Value value, unsigned distance) {
     return taken;
 }
 
-/* The type of the kernel says what the arguments are; with nvcc, this is a template of the runtime as well. */
+/* The kernel's type gives the types of the arguments; nvcc's runtime has this template too. */
 template <typename... Arguments>
 cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 grid, dim3 threads, void **arguments, std::size_t,
                              cudaStream_t) {

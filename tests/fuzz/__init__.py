@@ -1,6 +1,6 @@
-"""Fuzzing a live run: frames that are wrong in every way we can think of, sent to a real master with real members.
+"""Fuzz a live run: send frames that are wrong in many ways to a real master with real members.
 
-`drawing` makes messages and spoils them, `sessions` says who sends what when, `assault` carries it out over many
-connections, and `trial` judges: nobody healthy is disturbed, and nothing is left over in the master. Everything that
-is drawn comes from one seed; what is not repeatable is the order in which a kernel delivers it.
+`random_messages` makes messages and corrupts them, `sessions` defines what each connection sends, `assault` runs many
+sessions at the same time, and `trial` checks the result: healthy members keep working, and the master leaks nothing.
+All random values come from one seed; only the order in which the kernel delivers the frames is not repeatable.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --frames 1000000 --seed 7`: one trial, with progress for people, an exit code for machines."""
+"""`python -m tests.fuzz --frames 1000000 --seed 7`: run one trial, show progress, and end with an exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .trial import hold_trial
 
 
 def main() -> int:
-    """0 if the master stood it, 1 with the reason if not."""
+    """Return 0 if the trial passed; print the reason and return 1 if it failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames to send (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="what everything is drawn from")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of all random values")
     arguments = parser.parse_args()
-    # The members' own log would be one line for every kind of stranger; here strangers are all there is.
+    # Members log one line for every kind of bad connection; here nearly all connections are bad.
     logging.getLogger("pccl").setLevel(logging.ERROR)
     print(f"seed {arguments.seed}, {arguments.frames} frames", flush=True)
     try:
         outcome = hold_trial(arguments.frames, arguments.seed, Progress())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the seed is what helps
+    except Exception as error:  # noqa: BLE001 - print the seed for every kind of failure
         print(f"\nfailed with seed {arguments.seed}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"\n{outcome}")
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 class Progress:
-    """One line that is written over, or a line every few seconds where nobody watches."""
+    """Progress as one line that is overwritten on a terminal, or as a line every few seconds elsewhere."""
 
     def __init__(self) -> None:
         self._shown = 0.0

@@ -1,7 +1,7 @@
-"""Carrying it out: many sessions at once, each over a connection of its own, from one thread and one epoll.
+"""Run many sessions at once, each over its own connection, from one thread with one epoll.
 
-A session gets a moment to finish; then its connection is reset. Resetting leaves no waiting ports behind, of which a
-million connections would need more than there are.
+A session gets half a second to finish; then its connection is reset. A reset leaves no port in TIME_WAIT; a million
+connections would otherwise use up all ports.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .sessions import Session, draw_session
 
 TOGETHER = 48  # connections at a time
 MOMENT = 0.5  # seconds that a session may take
-PATIENCE = 5.0  # seconds for a connection to be accepted: a queue that is full for longer is a finding
-RESET = struct.pack("ii", 1, 0)  # linger: on, for no time at all
+PATIENCE = 5.0  # seconds for a connection to be accepted; a queue that stays full for longer is a failure
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, with a timeout of zero: close() resets the connection
 
 
 class Attacker:
@@ -45,7 +45,7 @@ class Attacker:
         self._go_on(None)
 
     def ready(self) -> None:
-        """Something was heard, or may be sent."""
+        """Send unsent bytes, read what has arrived, and continue the session."""
         try:
             self._send()
             data = self.socket.recv(65536)
@@ -79,7 +79,7 @@ class Attacker:
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
     def close(self) -> None:
-        """Hang up without a goodbye."""
+        """Reset the connection and end the session."""
         self._session.close()
         self.socket.close()
 
@@ -87,7 +87,7 @@ class Attacker:
 def assault(
     targets: list[tuple[str, type[Any]]], frames: int, seed: int, progress: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Send so many frames to these ports (address and the hello it answers); frames and connections that it took."""
+    """Send this many frames to the targets (address, hello that it answers); return the frames and connections used."""
     draw = Drawing(random.Random(seed))
     attackers: dict[int, Attacker] = {}
     sent = connections = 0

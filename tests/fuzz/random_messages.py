@@ -1,7 +1,7 @@
-"""Messages by chance: legal ones drawn from the protocol's own table, and the ways to spoil them.
+"""Random messages: legal ones made from the protocol's message table, and functions that corrupt them.
 
-Fields are drawn from their wire types, with a liking for edges and for numbers that mean something in the run at hand,
-because a random 64-bit number is the name of nobody. Pure; all chance comes from the generator that is passed in.
+Fields are drawn by their wire types, with a preference for edge values and for numbers that the run uses, because a
+random 64-bit number matches nothing. Pure; all randomness comes from the generator that is passed in.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class Drawing:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.known: list[int] = [0, 1, 2, 3]  # epochs, peer ids and call numbers that were seen lately
+        self.known: list[int] = [0, 1, 2, 3]  # epochs, peer ids and call numbers seen recently
 
     def learn(self, *numbers: int) -> None:
-        """These mean something in this run; remember a few of them."""
+        """Remember numbers that this run uses; only the latest are kept."""
         self.known = [*self.known[-12:], *numbers]
 
     def message(self, cls: type[Any], **fixed: Any) -> Any:
-        """A message of this class; fields that are not given are drawn."""
+        """Return a message of this class; fields that are not given are random."""
         layout = BY_CLASS[cls]
         drawn = {name: self._field(kind) for name, kind in zip(layout.names, layout.types, strict=True)}
         return cls(**{**drawn, **fixed})
 
     def framed(self, message: Any) -> bytes:
-        """A message as it travels, unspoiled."""
+        """Return the message as a frame, not corrupted."""
         return frame(*encode(message), WIRE_VERSION)
 
     def any_frame(self) -> bytes:
-        """A well-formed frame of any message in the table, legal here or not."""
+        """Return a well-formed frame of any message in the table, legal at this point or not."""
         layout = self.chance.choice(list(BY_OPCODE.values()))
         return self.framed(self.message(layout.cls))
 
     def spoil(self, data: bytes) -> bytes:
-        """The same frame, no longer what it was; sometimes with a checksum that vouches for the damage."""
+        """Return the frame corrupted; in half of the cases with a checksum that matches the corrupted body."""
         spoiled: bytes = self.chance.choice(SPOILERS)(self, data)
         if self.chance.random() < 0.5 and len(spoiled) > HEADER_BYTES:
             return frame(spoiled[3], spoiled[HEADER_BYTES:], spoiled[2])
@@ -64,7 +64,7 @@ class Drawing:
         number = chance.choice((chance.choice(self.known), chance.choice(EDGES), chance.getrandbits(64)))
         return number & limit
 
-    # ------------------------------------------------------------------------------------------ ways to spoil
+    # ------------------------------------------------------------------------------------------ ways to corrupt
 
     def _flip_bits(self, data: bytes) -> bytes:
         spoiled = bytearray(data)
@@ -84,8 +84,8 @@ class Drawing:
         return data[: self.chance.randrange(len(data))] + other[self.chance.randrange(len(other)) :]
 
     def _insert(self, data: bytes) -> bytes:
-        place = self.chance.randrange(len(data))
-        return data[:place] + self.chance.randbytes(self.chance.randint(1, 40)) + data[place:]
+        offset = self.chance.randrange(len(data))
+        return data[:offset] + self.chance.randbytes(self.chance.randint(1, 40)) + data[offset:]
 
     def _noise(self, data: bytes) -> bytes:
         return self.chance.randbytes(len(data))

@@ -1,7 +1,7 @@
-"""Who sends what when: each session is one connection's story, from a blind stranger to a member that lies.
+"""Sessions: what one connection sends, from a client that knows nothing to a member that sends false messages.
 
-A session is a generator. It yields the frames it wants to send and is given the next message that it hears; it ends by
-returning, or when the other side hangs up. It knows nothing of sockets.
+A session is a generator. It yields the frames to send and is given the next message that arrives; it ends when it
+returns, or when the other side closes. It does not use sockets.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from .random_messages import Drawing
 
 Session = Generator[list[bytes], Any, None]
 
-GROUPS = (101, 102, 103)  # where lying members live: in rings of their own, so that they meet each other
-HEALTHY_GROUP = 0  # and now and then they ask to be wired beside the healthy ones
+GROUPS = (101, 102, 103)  # groups of lying members, separate so that they form rings with each other
+HEALTHY_GROUP = 0  # sometimes a liar joins the group of the healthy members
 STATES = (bytes(16), bytes(range(16)))  # digests that lying members vote with
-BURST = 16  # frames that are sent in one go
+BURST = 16  # frames that are sent at once, at most
 
 
 def blind(draw: Drawing, hello: type[Any]) -> Session:
-    """Knows nothing and sends anything."""
+    """Send random frames without a handshake."""
     frames = [draw.any_frame() for _ in range(draw.chance.randint(1, 4))]
     yield [draw.spoil(data) if draw.chance.random() < 0.7 else data for data in frames]
 
 
 def careless(draw: Drawing, hello: type[Any]) -> Session:
-    """The words of a handshake, twice, in disorder, or with one of them spoiled."""
+    """Send messages of a handshake twice, in the wrong order, and with one of them corrupted."""
     words = [draw.framed(draw.message(ClientHello)), draw.framed(draw.message(hello)), draw.framed(draw.message(hello))]
     draw.chance.shuffle(words)
-    place = draw.chance.randrange(len(words))
-    words[place] = draw.spoil(words[place])
+    index = draw.chance.randrange(len(words))
+    words[index] = draw.spoil(words[index])
     yield words[:1]
     yield words[1:]
 
 
 def forger(draw: Drawing, hello: type[Any]) -> Session:
-    """Knocks as one should, then presents a hello without a valid proof, or one that was altered on its way."""
+    """Send a correct client hello, then a hello without a valid proof, or one that was corrupted."""
     caller = Caller(b"", draw.chance.randbytes(32), lambda proof: draw_hello(draw, hello, proof))
     challenge = yield [draw.framed(caller.opening())]
     try:
@@ -75,7 +75,7 @@ def forger(draw: Drawing, hello: type[Any]) -> Session:
 
 
 def trespasser(draw: Drawing, hello: type[Any]) -> Session:
-    """Holds the token, and claims a place that is not its own."""
+    """Complete the handshake with a random hello that claims what this peer was never given."""
     claim = draw.message(hello)
     caller = Caller(b"", draw.chance.randbytes(32), lambda proof: replace(claim, proof=proof))
     challenge = yield [draw.framed(caller.opening())]
@@ -88,14 +88,14 @@ def trespasser(draw: Drawing, hello: type[Any]) -> Session:
 
 
 def newcomer(draw: Drawing, hello: type[Any]) -> Session:
-    """Comes through the door, then talks instead of waiting."""
+    """Complete the handshake and register, then send messages instead of waiting."""
     yield from enter(draw, hello, draw.chance.choice(GROUPS))
     yield babble(draw, (*[Beat] * 12, Wired, WireFailed, EdgeLost, Leave))
     yield babble(draw, None)
 
 
 def liar(draw: Drawing, hello: type[Any]) -> Session:
-    """Becomes a member, claims to be wired, votes, and reports what never happened."""
+    """Become a member, claim to be wired, vote, and report events that never happened."""
     group = HEALTHY_GROUP if draw.chance.random() < 0.02 else draw.chance.choice(GROUPS)
     heard = yield from enter(draw, hello, group)
     me = 0
@@ -118,16 +118,16 @@ def liar(draw: Drawing, hello: type[Any]) -> Session:
 
 
 def collective(draw: Drawing) -> list[bytes]:
-    """Votes on a few tags that others of its group may vote on too, and what may or may not follow from them."""
+    """Initiate a few tags that others of the group may use too, then send messages that may or may not be legal."""
     tags = draw.chance.sample(range(4), draw.chance.randint(1, 3))
-    shapes = [ReduceSignature(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
+    signatures = [ReduceSignature(tag, draw.chance.choice((1, 1, 1, 2)), 10, 0, 0, 0) for tag in tags]
     later = (Beat, Awaiting, Awaiting, WithdrawReduce, Finished)
-    words = [Initiate(pack_signatures(shapes)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
+    words = [Initiate(pack_signatures(signatures)), *[draw.message(draw.chance.choice(later)) for _ in range(4)]]
     return [draw.framed(word) for word in words]
 
 
 def synchronisation(draw: Drawing) -> list[bytes]:
-    """A vote on a state that others of its group may have too, or nearly, and reports of what never happened."""
+    """Vote for a state that others of the group hold too, or almost, then report events that never happened."""
     alike = {"keys": 1, "strategy": draw.chance.choice((0, 0, 0, 1, 2, 9)), "schema": bytes(16), "torn": False}
     vote = draw.message(
         VoteSync, revision=draw.chance.choice((0, 0, 1, 1 << 63)), content=draw.chance.choice(STATES), **alike
@@ -139,7 +139,7 @@ def synchronisation(draw: Drawing) -> list[bytes]:
     return [draw.framed(word) for word in words]
 
 
-# Which stories are told on which port, and how often. Members are rare: a round waits for each of them.
+# The sessions of each kind of hello, with weights. Members are rare, because a topology round waits for each of them.
 STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], float]]] = {
     Register: [(blind, 4), (careless, 2), (forger, 2), (trespasser, 1), (newcomer, 4), (liar, 4)],
     JoinLane: [(blind, 2), (careless, 1), (forger, 1), (trespasser, 2)],
@@ -148,14 +148,14 @@ STORIES: dict[type[Any], list[tuple[Callable[[Drawing, type[Any]], Session], flo
 
 
 def draw_session(draw: Drawing, hello: type[Any]) -> Session:
-    """One of the stories for a port that answers this kind of hello."""
+    """Draw a session for a port that answers this kind of hello."""
     stories, weights = zip(*STORIES[hello], strict=True)
     story: Callable[[Drawing, type[Any]], Session] = draw.chance.choices(stories, weights)[0]
     return story(draw, hello)
 
 
 def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
-    """A hello with this proof; the rest is the same each time it is built, because the proof covers it."""
+    """Return a hello with this proof; the other fields are always the same, because the proof covers them."""
     if hello is Register:
         return Register(proof, GROUPS[0], 1, "", 1)
     if hello is AskStatus:
@@ -164,7 +164,7 @@ def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
 
 
 def enter(draw: Drawing, hello: type[Any], group: int) -> Generator[list[bytes], Any, Any]:
-    """The whole handshake, as it should be; returns the first message behind the door."""
+    """Do the whole handshake correctly; return the first message after it, or None if it failed."""
     lanes = draw.chance.choice((1, 2, 0, 256, 65535))
     caller = Caller(b"", draw.chance.randbytes(32), lambda proof: Register(proof, group, lanes, "", 1))
     reply: Any = caller.opening()
@@ -178,11 +178,11 @@ def enter(draw: Drawing, hello: type[Any], group: int) -> Generator[list[bytes],
 
 
 def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None, me: int = 0) -> list[bytes]:
-    """A burst of messages, mostly legal in form; None: of any kind, and some of them spoiled."""
+    """Return several messages, mostly legal in form; with None, messages of any kind, some of them corrupted."""
     count = draw.chance.randint(1, BURST)
     if kinds is None:
         return [draw.spoil(draw.any_frame()) if draw.chance.random() < 0.5 else draw.any_frame() for _ in range(count)]
-    # One vote is enough; a second would end the session before the rest is heard.
+    # At most one vote: the master would end the session at a second one, before it reads the rest.
     votes = [kind for kind in kinds if kind in (VoteTopology, VotePending)]
     others = [kind for kind in kinds if kind not in votes]
     chosen = [draw.chance.choice(others) for _ in range(count)]
@@ -192,7 +192,7 @@ def babble(draw: Drawing, kinds: tuple[type[Any], ...] | None, me: int = 0) -> l
 
 
 def about(draw: Drawing, kind: type[Any], me: int) -> dict[str, int]:
-    """Whose edge is reported: nearly always one's own, because any other lie is found out at once."""
+    """Return the fields of a lost edge: nearly always one of this peer, because the master refuses others at once."""
     if kind is not EdgeLost or not me or draw.chance.random() < 0.05:
         return {}
     return {draw.chance.choice(("source", "target")): me, "epoch": draw.chance.choice(draw.known) & 0xFFFFFFFF}

@@ -1,7 +1,7 @@
-"""The trial: a master and two healthy members at work, an assault, and what must be true afterwards.
+"""The trial: run a master and two healthy members, start an assault, and check the master afterwards.
 
-The master runs in a process of its own and checks its invariants after every event. Afterwards it must serve its
-members as before, hold no more descriptors than before, and not have grown since its memory settled.
+The master is a process of its own and checks its invariants after every event. Afterwards it must serve its members as
+before, hold no more descriptors than before, and use no more memory than after the warm-up.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 from pccl import Attribute, Communicator
 from pccl._core.protocol.messages import AskStatus, JoinLane, Register
 from pccl.errors import UsageError
-from tests.process.helpers import Background, Script, background, crew_of, eventually, free_port, quick
+from tests.process.helpers import Background, Script, background, eventually, free_port, peers_of, quick
 
 from .assault import assault
 
-GROWTH_BYTES_MAX = 4 << 20  # what an allocator may keep between the end of the warm-up and the end of the trial
+GROWTH_BYTES_MAX = 4 << 20  # memory that the allocator may add between the end of the warm-up and the end of the trial
 STEP = 0.005  # seconds of training between two rounds of a healthy member
-WARM_UP = 5  # one frame in so many is sent before the master's memory is looked at for the first time
+WARM_UP = 5  # one frame in five is sent before the master's memory is measured for the first time
 ENVIRONMENT = {
     "PCCL_LOG_LEVEL": "ERR",
     "PCCL_CHECK": "1",
@@ -35,12 +35,12 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the trial saw."""
+    """Counts and measurements of one trial."""
 
     frames: int
     connections: int
     seconds: float
-    rounds: int  # that the healthy members completed meanwhile
+    rounds: int  # topology rounds that the healthy members completed during the assault
     bytes_before: int  # resident memory of the master after the warm-up
     bytes_after: int
     descriptors_before: int
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Members:
-    """Two peers that hold topology rounds until they are told to leave."""
+    """Two peers that repeat topology rounds until they are told to leave."""
 
     def __init__(self, peers: list[Communicator]) -> None:
         self.rounds = [0] * len(peers)
@@ -76,7 +76,7 @@ class Members:
             time.sleep(STEP)
 
     def go_on(self) -> None:
-        """Fails unless both complete further rounds, in a world of two."""
+        """Fail unless both members complete further rounds and the world size is two."""
         wanted = max(self.rounds) + 3
         eventually(lambda: min(self.rounds) >= wanted or self._failed(), "the healthy members go on", timeout=30)
         self.raise_failure()
@@ -84,7 +84,7 @@ class Members:
         assert worlds == [2, 2], worlds
 
     def raise_failure(self) -> None:
-        """What ended a member, if something did."""
+        """Raise the exception that ended a member, if there is one."""
         for call in self._failed():
             call.result()
 
@@ -92,7 +92,7 @@ class Members:
         return [call for call in self._calls if call.ended.is_set()]
 
     def leave(self) -> None:
-        """Stop training."""
+        """Stop the rounds and close both members."""
         self._over = True
         for peer in self._peers:
             peer.close()
@@ -101,18 +101,18 @@ class Members:
 
 
 def hold_trial(frames: int, seed: int, show: Callable[[str], None]) -> Outcome:
-    """The whole of it; an AssertionError or an exception of a member if something was wrong."""
+    """Run one trial; raise AssertionError, or the exception of a member, if a check fails."""
     command = [sys.executable, "-m", "pccl.master", "--listen-address"]
     port = free_port()
     address = f"127.0.0.1:{port}"
     with Script.command(*command, address, **ENVIRONMENT) as script:
         process = psutil.Process(script.pid)
         peer_port = free_port()
-        with crew_of(address, options=quick(heartbeat_timeout=10.0)) as crew:
-            crew.newcomer(options=quick(heartbeat_timeout=10.0, port=peer_port))
-            crew.newcomer(options=quick(heartbeat_timeout=10.0))
-            crew.admit(*crew)
-            members = Members(list(crew))
+        with peers_of(address, options=quick(heartbeat_timeout=10.0)) as peers:
+            peers.newcomer(options=quick(heartbeat_timeout=10.0, port=peer_port))
+            peers.newcomer(options=quick(heartbeat_timeout=10.0))
+            peers.admit(*peers)
+            members = Members(list(peers))
             try:
                 targets = [(address, Register)] * 6 + [(address, AskStatus), (f"127.0.0.1:{peer_port}", JoinLane)]
                 outcome = _assail(targets, frames, seed, show, process, members)
@@ -148,8 +148,8 @@ def _assail(
     main = assault(targets, frames - warm[0], seed + 1, lambda sent, more: progress(warm[0] + sent, warm[1] + more))
     seconds = time.monotonic() - begin
     members.go_on()
-    # Last words linger for a second before their sockets are closed over them.
-    eventually(lambda: process.num_fds() <= descriptors, "the master has closed every stranger's connection")
+    # The master keeps a refused connection open for a second, so that its last message can be read.
+    eventually(lambda: process.num_fds() <= descriptors, "the master has closed every connection of the assault")
     outcome = Outcome(
         frames=warm[0] + main[0],
         connections=warm[1] + main[1],

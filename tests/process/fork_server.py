@@ -1,7 +1,7 @@
 """A process that has imported torch, and forks once for each script to run: an import takes seconds of a core, and a
 fork takes milliseconds. A script runs in a session of its own, as `python SCRIPT ...` would run it.
 
-Not for scripts whose start is what the test is about.
+Not for tests of how a script starts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Requests and reports are JSON, one for each message. A script's process is known by its number; the server reports
-# its exit status, because only a parent gets that.
+# Each message is one JSON document. A script's process is named by its process id; the server sends its exit status,
+# because only a parent gets that.
 SERVER = """
 import json, os, runpy, select, socket, sys
 import torch, torch._dynamo  # the second is what optimizers import at their first step
@@ -88,7 +88,7 @@ class ForkServer:
         return ForkedScript(self, [str(script), *map(str, arguments)])
 
     def fork(self, command: list[str], stdin: int, stdout: int, stderr: int) -> int:
-        """Start a script on these streams; its process."""
+        """Start a script on these streams and return its process id."""
         request = {"command": command, "environment": dict(os.environ)}
         socket.send_fds(self._sock, [json.dumps(request).encode()], [stdin, stdout, stderr])
         while True:
@@ -97,7 +97,7 @@ class ForkServer:
                 return pid
 
     def wait(self, pid: int, timeout: float) -> int:
-        """The exit status of a script, once it has ended; raises subprocess.TimeoutExpired."""
+        """Wait for a script and return its exit status; raise subprocess.TimeoutExpired if it takes longer."""
         deadline = time.monotonic() + timeout
         while pid not in self._ended:
             if not is_readable(self._sock.fileno(), deadline - time.monotonic()):
@@ -115,13 +115,13 @@ class ForkServer:
         return pid, status
 
     def close(self) -> None:
-        """End it; scripts have ended before."""
+        """End the server; all scripts must have ended before."""
         self._sock.close()
         self._process.wait()
 
 
 class ForkedProcess:
-    """What a script needs of subprocess.Popen."""
+    """The part of the interface of subprocess.Popen that a Script uses."""
 
     def __init__(self, server: ForkServer, command: list[str], stderr: int) -> None:
         stdin, to_stdin = os.pipe()

@@ -1,8 +1,8 @@
 """What process tests share: masters, peers and scripts as real processes, and waiting with a bound.
 
-Nothing here sleeps to synchronise: `eventually` looks again until a condition holds or its bound is over, `Script`
-waits for the line that a program prints, and `background` for the end of a call in another thread. Whatever is started
-is ended by the context manager that started it, so that a failed test leaves as little behind as one that passed.
+Nothing here sleeps to synchronise: `eventually` checks a condition until it holds or the timeout is over, `Script`
+waits for the line that a program prints, and `background` for the end of a call in another thread. The context manager
+that starts a process also ends it, so that a failed test leaves no more processes behind than one that passed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.readable import is_readable
 T = TypeVar("T")
 
 BOUND = 15.0  # seconds that no healthy step needs, also on a busy machine
-GLANCE = 0.005  # seconds between two looks at a condition
+POLL_SECONDS = 0.005  # between two checks of a condition
 
-# Below those that the system hands out; each test process begins elsewhere, so that two seldom ask for the same.
+# Below the ephemeral ports of the system; each test process starts at another number, so that two seldom collide.
 PORTS = (10_000 + (os.getpid() * 131 + step) % 20_000 for step in count())
 
-# Short enough for tests of silence, long enough for a machine with more processes than cores.
+# Short enough for tests of timeouts, long enough for a machine with more processes than cores.
 QUICK = Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, retry_interval=0.1, check=True)
 
 PREAMBLE = """
@@ -53,19 +53,19 @@ from tests.process.helpers import QUICK, join, quick, say
 
 
 def quick(**changes: object) -> Options:
-    """Options with short bounds, and some of them changed."""
+    """Return options with short bounds, with these changes."""
     return replace(QUICK, **changes)
 
 
 def eventually(condition: Callable[[], T | Literal[False] | None], what: str, timeout: float = BOUND) -> T:
-    """The first true value of the condition; fails with the sentence when there is none in time."""
+    """Return the first true value of the condition; fail with the text `what` if there is none within the timeout."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(GLANCE)
+        time.sleep(POLL_SECONDS)
 
 
 # ---------------------------------------------------------------------------------------------- threads
@@ -84,31 +84,31 @@ class Background(Generic[T]):
     def _run(self) -> None:
         try:
             self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001 - result() raises it
             self._error = error
         finally:
             self.ended.set()
 
     def result(self, timeout: float = BOUND) -> T:
-        """What the call returned, or the exception that it raised."""
+        """Return what the call returned, or raise the exception that it raised."""
         assert self.ended.wait(timeout), f"the call still runs after {timeout:g} s"
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
 
     def error(self, timeout: float = BOUND) -> BaseException | None:
-        """The exception that the call raised; None if it returned."""
+        """Return the exception that the call raised; None if it returned."""
         assert self.ended.wait(timeout), f"the call still runs after {timeout:g} s"
         return self._error
 
 
 def background(function: Callable[[], T]) -> Background[T]:
-    """Begin the call in another thread."""
+    """Start the call in another thread."""
     return Background(function)
 
 
 def together(*functions: Callable[[], T], timeout: float = BOUND) -> list[T]:
-    """Make all calls at once; their results in order."""
+    """Make all calls at once and return their results in order."""
     calls = [background(function) for function in functions]
     return [call.result(timeout) for call in calls]
 
@@ -124,7 +124,7 @@ def running_master(options: Options = QUICK, host: str = "127.0.0.1") -> Iterato
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and which the system gives to nobody who does not ask for it by number."""
+    """Return a port on which no process listens, below the range of ports that the system assigns itself."""
     for _ in range(1000):
         port = next(PORTS)
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -133,7 +133,7 @@ def free_port() -> int:
     raise AssertionError("a thousand ports are taken")
 
 
-class Crew(list[Communicator]):
+class Peers(list[Communicator]):
     """Communicators in this process that are members of one run."""
 
     def __init__(self, address: str) -> None:
@@ -141,42 +141,42 @@ class Crew(list[Communicator]):
         self.address = address
 
     def newcomer(self, group: int = 0, lanes: int = 1, options: Options = QUICK) -> Communicator:
-        """One more communicator, which is closed with the others and not yet connected."""
+        """Add a communicator that is not yet connected; it is closed with the others."""
         communicator = Communicator(self.address, group, lanes, options=options)
         self.append(communicator)
         return communicator
 
     def admit(self, *newcomers: Communicator) -> None:
-        """Connect these while everybody else holds topology rounds, until all are in."""
+        """Connect these while all other members hold topology rounds, until all are accepted."""
         together(*(partial(self._take_part, peer, peer in newcomers) for peer in self))
 
     def _take_part(self, peer: Communicator, is_new: bool) -> None:
-        # A member's own numbers may be older than the last loss, so it asks once before it believes them.
+        # A member's own attributes may be older than the last loss, so one round comes before they are read.
         (peer.connect if is_new else peer.update_topology)()
         while peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < len(self):
             peer.update_topology()
 
     def update(self) -> None:
-        """One topology round of everybody."""
+        """Hold one topology round of all members."""
         together(*(member.update_topology for member in self))
 
     def dismiss(self, member: Communicator) -> None:
-        """This one leaves."""
+        """Remove this member and close it."""
         self.remove(member)
         member.close()
 
 
 @contextlib.contextmanager
-def crew_of(address: str, *groups: int, lanes: int = 1, options: Options = QUICK) -> Iterator[Crew]:
+def peers_of(address: str, *groups: int, lanes: int = 1, options: Options = QUICK) -> Iterator[Peers]:
     """A member for each of these group numbers, all in this process; closed at the end."""
-    crew = Crew(address)
+    peers = Peers(address)
     try:
         for group in groups:
-            crew.newcomer(group, lanes, options)
-        crew.admit(*crew)
-        yield crew
+            peers.newcomer(group, lanes, options)
+        peers.admit(*peers)
+        yield peers
     finally:
-        for communicator in crew:
+        for communicator in peers:
             communicator.close()
 
 
@@ -184,13 +184,13 @@ def crew_of(address: str, *groups: int, lanes: int = 1, options: Options = QUICK
 
 
 def actor_pid(communicator: Communicator) -> int:
-    """The process of the peer actor behind a communicator."""
+    """Return the process id of a communicator's peer actor."""
     assert communicator._actor is not None
     return communicator._actor.process.pid
 
 
 def master_pid(master: MasterNode) -> int:
-    """The process of a master that runs in the background."""
+    """Return the process id of a master that runs in the background."""
     assert master._actor is not None
     return master._actor.pid
 
@@ -204,7 +204,7 @@ def comm(pid: int) -> str:
 
 
 def children(pid: int, prefix: str = "pccl-") -> dict[str, int]:
-    """Child processes by name."""
+    """Return the process ids of child processes by name."""
     found = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
@@ -233,7 +233,7 @@ def _inodes(pid: int) -> Iterator[str]:
 
 
 def stopped_fetchers(peer: Communicator) -> set[int]:
-    """Workers of a peer that fetch state, and were stopped."""
+    """Return the workers of a peer that fetch state and are stopped."""
     found = set()
     for pid in children(actor_pid(peer), "pccl-fetch").values():
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
@@ -244,7 +244,7 @@ def stopped_fetchers(peer: Communicator) -> set[int]:
 
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """These processes do not run inside the block."""
+    """Stop these processes for the length of the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -256,7 +256,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended; a zombie has."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -264,7 +264,7 @@ def gone(pid: int) -> bool:
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether the process waits for something, rather than for its turn on a busy machine."""
+    """Whether the process sleeps in a system call. A process that waits for a core does not."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
@@ -277,7 +277,7 @@ def say(*words: object) -> None:
 
 
 def join(**changes: object) -> Communicator:
-    """Become a member of the run that the script was given, and say so; for scripts."""
+    """Join the run whose address the script was given, and print `in` and the peer id; for scripts."""
     peer = Communicator(sys.argv[1], options=quick(**changes))
     peer.connect()
     say("in", peer.peer_id)
@@ -285,7 +285,7 @@ def join(**changes: object) -> Communicator:
 
 
 class Script:
-    """A Python program in a process and a session of its own, that speaks and listens by lines."""
+    """A Python program in its own process and session; it reads and prints lines."""
 
     def __init__(self, code: str, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), *map(str, arguments)]
@@ -293,7 +293,7 @@ class Script:
 
     @classmethod
     def command(cls, *command: object, **environment: str) -> Script:
-        """Any other program."""
+        """Start any other program."""
         script = cls.__new__(cls)
         script._start(list(map(str, command)), environment)
         return script
@@ -314,17 +314,17 @@ class Script:
         self.pid = self.process.pid
 
     def errors(self) -> str:
-        """What it wrote to standard error so far."""
+        """Return what the program wrote to standard error so far."""
         return os.pread(self._errors.fileno(), 1 << 22, 0).decode(errors="replace")
 
     def say(self, line: str = "") -> None:
-        """Give it a line on standard input."""
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
     def expect(self, beginning: str, timeout: float = BOUND) -> str:
-        """The rest of the next line that begins like this; lines before it are kept in `lines`."""
+        """Wait for the next line with this beginning and return its rest. Lines before it are kept in `lines`."""
         deadline = time.monotonic() + timeout
         while True:
             line = self._next_line(deadline)
@@ -335,18 +335,18 @@ class Script:
                 return line[len(beginning) :].strip()
 
     def end(self, timeout: float = BOUND) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for its end and return its exit status."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still runs after {timeout:g} s; {self._said()}") from None
 
     def signal(self, number: int) -> None:
-        """Send it a signal, and to nobody else."""
+        """Send a signal to this process only."""
         self.process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """Send everybody in its process group a signal, as a terminal does."""
+        """Send a signal to all processes of its process group, as a terminal does."""
         os.killpg(self.pid, number)
 
     def __enter__(self) -> Script:
@@ -364,7 +364,7 @@ class Script:
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         while b"\n" not in self._unread:
-            left = deadline - time.monotonic()  # below 0 also for a program that never stops talking
+            left = deadline - time.monotonic()  # below 0 also for a program that never stops printing
             data = os.read(fd, 65536) if left > 0 and is_readable(fd, left) else b""
             if not data:
                 return None
@@ -379,17 +379,17 @@ class Script:
 # ---------------------------------------------------------------------------------------------- reduces
 
 
-def ring_order(crew: list[Communicator]) -> list[Communicator]:
-    """The members in the order of their ranks, which is that of joining as long as nobody was lost."""
-    return sorted(crew, key=lambda member: member.peer_id)
+def ring_order(peers: list[Communicator]) -> list[Communicator]:
+    """Return the members by rank, which is the order of joining as long as no member was lost."""
+    return sorted(peers, key=lambda member: member.peer_id)
 
 
 def bytes_in_use() -> int:
-    """What the arena has handed out, after arrays were collected that only a traceback still knew."""
+    """Return the bytes that the arena has handed out, after the collection of arrays that only a traceback holds."""
     gc.collect()
     return default().statistics().bytes_in_use
 
 
-def everybody(crew: list[Communicator], act: Callable[[Communicator, int], T], timeout: float = BOUND) -> list[T]:
-    """Let each member act at the same time, in a thread of its own; it is told its rank."""
-    return together(*(partial(act, member, rank) for rank, member in enumerate(ring_order(crew))), timeout=timeout)
+def everybody(peers: list[Communicator], act: Callable[[Communicator, int], T], timeout: float = BOUND) -> list[T]:
+    """Call `act(member, rank)` for all members at the same time, each in its own thread, and return the results."""
+    return together(*(partial(act, member, rank) for rank, member in enumerate(ring_order(peers))), timeout=timeout)

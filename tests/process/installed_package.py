@@ -1,4 +1,4 @@
-"""What an installed pccl must do where nothing but pccl, what it depends on, and numpy is installed.
+"""The check of an installed pccl in an environment that has only pccl, its dependencies and numpy.
 
 Run as a file by the interpreter of that environment: `python -I tests/process/installed_package.py`. It imports every
 module of the package, and two peers reduce a tensor over a master on loopback. The distribution test runs it, and so
@@ -19,7 +19,7 @@ import pccl
 
 # Packages that some modules need and the environment lacks on purpose.
 ABSENT = {"matplotlib", "torch"}
-# Importing these would run the program that they are.
+# Modules that are programs: importing them would run them.
 PROGRAMS = "__main__"
 
 NUMEL = 100_000

@@ -1,6 +1,6 @@
 """Hosts that cannot all reach each other: network namespaces on one bridge, with routes cut between some of them.
 
-Needs root, and only `ip`: a route of type *unreachable* fails a dial at once, and swallows the answers to whoever
+Needs root and the `ip` command only. A route of type *unreachable* makes a dial fail at once and drops the answers to
 dials from the other side, so one cut separates a pair in both directions.
 """
 
@@ -18,7 +18,7 @@ NETWORKS = 512
 
 
 class HostNetwork:
-    """So many hosts; the master's own is this one, at `gateway`."""
+    """Network namespaces as hosts; the master runs on this host, at `gateway`."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -44,13 +44,13 @@ class HostNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A namespace takes its end of the pair with it, and so the other end.
+        # The end of a namespace deletes its end of the veth pair, and so the other end.
         for host in range(self._hosts):
             subprocess.run(["ip", "netns", "del", self._space(host)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self._tag}b"], check=False, capture_output=True)
 
     def _claim(self) -> None:
-        """Take a network that no other test on this machine has: a bridge of one name can be made only once."""
+        """Take a network that no other test on this machine uses: a bridge name can exist only once."""
         for attempt in range(NETWORKS):
             self._number = (os.getpid() + attempt) % NETWORKS
             made = subprocess.run(
@@ -75,15 +75,15 @@ class HostNetwork:
         return f"{self._prefix}.1"
 
     def address(self, host: int) -> str:
-        """Where a host is reached."""
+        """Return the address of a host."""
         return f"{self._prefix}.{10 + host}"
 
     def cut(self, host: int, other: int) -> None:
-        """These two hear nothing of each other any more."""
+        """Cut the routes between these two hosts."""
         _ip("-n", self._space(host), "route", "add", "unreachable", self.address(other))
 
     def start(self, host: int, code: str, *arguments: object) -> Script:
-        """A script on that host."""
+        """Start a script on that host."""
         program = PREAMBLE + textwrap.dedent(code)
         return Script.command("ip", "netns", "exec", self._space(host), sys.executable, "-c", program, *arguments)
 

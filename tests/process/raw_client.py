@@ -1,7 +1,7 @@
-"""A program that speaks the protocol by hand: says what it likes, and tells what it hears.
+"""A client that sends any message or bytes of the protocol and returns the answers.
 
-For what no Communicator would do: wrong tokens, wrong versions, replays, messages out of turn. Blocking sockets with a
-bound; one connection each.
+For what no Communicator would do: wrong tokens, wrong versions, replays, messages out of order. Blocking sockets with a
+timeout; one connection each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ M = TypeVar("M")
 
 
 def framed(message: Any, version: int = WIRE_VERSION) -> bytes:
-    """A message as it travels."""
+    """Return a message as a frame."""
     return frame(*encode(message), version)
 
 
@@ -39,19 +39,19 @@ class RawClient:
         self.sent = b""  # everything, for a replay
 
     def send(self, data: bytes) -> None:
-        """These bytes, whatever they are."""
+        """Send these bytes."""
         self.sent += data
         self._socket.sendall(data)
 
     def say(self, *messages: Any) -> None:
-        """Well-formed messages, in one piece."""
+        """Send well-formed messages with one call."""
         self.send(b"".join(framed(message) for message in messages))
 
     def hear(self, kind: type[M]) -> M:
-        """The next message of this kind; others are passed over.
+        """Return the next message of this kind; skip others.
 
-        Raises EOFError if the other side ends first, and TimeoutError if the message does not come within the bound,
-        whatever else comes meanwhile.
+        Raise EOFError if the other side closes first, and TimeoutError if the message does not arrive within the bound,
+        whatever other messages arrive.
         """
         deadline = time.monotonic() + BOUND
         while True:
@@ -65,7 +65,7 @@ class RawClient:
             self._heard += [decode(opcode, body) for opcode, body in self._reader.feed(data)]
 
     def read(self, nbytes: int) -> bytes:
-        """The next bytes, for what is no frame. Raises EOFError and TimeoutError as `hear` does."""
+        """Return the next bytes, which need not be a frame. Raise EOFError and TimeoutError as `hear` does."""
         deadline = time.monotonic() + BOUND
         data = b""
         while len(data) < nbytes:
@@ -81,7 +81,7 @@ class RawClient:
         return int(self._socket.getsockname()[1])
 
     def is_turned_away(self, timeout: float = BOUND) -> bool:
-        """Whether the other side hangs up within that time, and has welcomed nobody before."""
+        """Whether the other side closes the connection within that time, without a Welcome before."""
         deadline = time.monotonic() + timeout
         try:
             while data := self._recv_until(deadline):
@@ -103,17 +103,17 @@ class RawClient:
             self._socket.settimeout(BOUND)
 
     def register(self, group: int = 0, lanes: int = 1, host: str = "", port: int = 1) -> None:
-        """ClientHello and prove oneself at a master's port, up to its welcome."""
-        self.knock(lambda proof: Register(proof, group, lanes, host, port))
+        """Do the handshake at a master's port with a Register message, up to its welcome."""
+        self.handshake(lambda proof: Register(proof, group, lanes, host, port))
 
     def join_lane(self, run: bytes, epoch: int, source: int, target: int, lane: int = 0) -> None:
-        """The same at a peer's port."""
-        self.knock(lambda proof: JoinLane(proof, run, epoch, source, target, lane))
+        """Do the handshake at a peer's port with a JoinLane message."""
+        self.handshake(lambda proof: JoinLane(proof, run, epoch, source, target, lane))
 
-    def knock(self, hello: Any, before_each: Callable[[], None] = lambda: None) -> None:
-        """The caller's side of the handshake; `before_each` is called ahead of each message that it sends.
+    def handshake(self, hello: Any, before_each: Callable[[], None] = lambda: None) -> None:
+        """Do the caller's side of the handshake; call `before_each` before each message is sent.
 
-        Raises PermissionError with the reason if it is refused.
+        Raise PermissionError with the reason if it is refused.
         """
         caller = Caller(self._token, os.urandom(32), hello)
         reply: Any = caller.opening()
@@ -123,7 +123,7 @@ class RawClient:
             reply = caller.received(self.hear(object))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def __enter__(self) -> RawClient:

@@ -1,8 +1,8 @@
-"""What a ring must compute, bit for bit: the same sums in the same order, in numpy, one contribution after another.
+"""The expected result of a reduce, bit for bit: the same sums in the same order, computed with numpy.
 
-Chunk c begins with what rank c has and goes on along the ring; an average is divided once, with the last sum, at its
-owner. 16-bit floats are added in single precision and rounded at every hop. numpy has no bfloat16: its bits travel as
-uint16 here, and become a tensor of torch where one is needed.
+Chunk c starts with the contribution of rank c and moves along the ring; an average is divided once, with the last sum,
+at its owner. 16-bit floats are added in single precision and rounded at every hop. numpy has no bfloat16: its bits are
+uint16 here, and become a torch tensor where one is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def carrier(datatype: DataType) -> np.dtype[Any]:
 
 
 def contribution(datatype: DataType, op: ReduceOp, count: int, seed: int) -> Array:
-    """Some numbers for one rank: any bits of integers, floats whose sums and products stay finite but are rounded."""
+    """Return random numbers of one rank: any integers, or floats whose sums and products are finite and rounded."""
     chance = np.random.default_rng(seed)
     kind = carrier(datatype)
     if kind.kind in "iu" and datatype is not DataType.BFLOAT16:
@@ -33,14 +33,14 @@ def contribution(datatype: DataType, op: ReduceOp, count: int, seed: int) -> Arr
 
 
 def widen(bits: Array, datatype: DataType) -> Array:
-    """The numbers as they are added."""
+    """Return the numbers in the precision in which they are added."""
     if datatype is DataType.BFLOAT16:
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.astype(np.float32) if datatype is DataType.FLOAT16 else bits
 
 
 def narrow(values: Array, datatype: DataType) -> Array:
-    """The numbers as they travel: rounded to the nearest, and to the even one of two."""
+    """Return the numbers in the data type that is sent: rounded to nearest, ties to even."""
     if datatype is DataType.BFLOAT16:
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -48,7 +48,7 @@ def narrow(values: Array, datatype: DataType) -> Array:
 
 
 def reduced(contributions: list[Array], datatype: DataType, op: ReduceOp) -> Array:
-    """The result that every peer must have; contributions in the order of the ring."""
+    """Return the result that every peer must have; contributions are in the order of the ring."""
     world, count = len(contributions), contributions[0].size
     cut = Cut(count, datatype.itemsize, world)
     result = np.empty(count, carrier(datatype))
@@ -77,7 +77,7 @@ def _combine(left: Array, right: Array, op: ReduceOp) -> Array:
 
 
 def _divide(values: Array, by: int) -> Array:
-    """As C divides: integers towards zero."""
+    """Divide as C does: integers are rounded towards zero."""
     if values.dtype.kind == "f":
         return (values / values.dtype.type(by)).astype(values.dtype)
     if values.dtype.kind == "u":

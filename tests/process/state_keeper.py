@@ -1,10 +1,10 @@
-"""A training process that keeps a shared state all the time and tells how it goes; many of them, forked like trainees.
+"""Training processes that sync a shared state all the time and print their events; forked like trainees.
 
     python -m tests.process.state_keeper ADDRESS OPTIONS
 
-The state at each revision is a pattern that everybody can compute, so whoever holds another one is wrong. In each step
-one of the members is *lazy*: it has forgotten to make the step and holds garbage, so that there is something to move.
-Lines are those of `trainee`; behind `ok` is the revision.
+The state at each revision is a known pattern, so a member that holds another one is wrong. In each step one of the
+members is *lazy*: it has not made the step and holds garbage, so that there is something to move. Lines are those of
+`trainee`; after `ok` comes the revision.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LAZY = 4  # one in so many steps of a member
 
 
 class Keeper(Trainee):
-    """One member, over several lives of its actor."""
+    """One training process, over several memberships."""
 
     def __init__(self, number: int, address: str, options: Options) -> None:
         self._number = number
         self._peer = Communicator(address, 0, 2, options=options)
-        self._tensors = [pccl.zeros(COUNT), np.zeros(COUNT, np.float32)]  # synced where it is, and through the window
+        self._tensors = [pccl.zeros(COUNT), np.zeros(COUNT, np.float32)]  # shared, and through the window
         infos = [TensorInfo.from_numpy(tensor, f"tensor {i}") for i, tensor in enumerate(self._tensors)]
         self._state = SharedState(infos)
-        self._agreed = 0  # the revision of the last sync that succeeded: a step is made from there, however often
+        self._agreed = 0  # the revision of the last successful sync; every step starts from it, also a repeated one
 
     def _work(self) -> None:
         self._step()
@@ -55,7 +55,7 @@ class Keeper(Trainee):
             except PCCLError as error:
                 if error.result is not Result.NO_SHARED_STATE_AVAILABLE:
                     raise
-                self.tell("none")  # everybody who had it is gone, or lazy: it is resumed from what was agreed
+                self.tell("none")  # all members that held it are lost or lazy: resume from the agreed state
                 self._fill(self._state.revision)
             else:
                 break
@@ -77,7 +77,7 @@ class Keeper(Trainee):
 
 
 def main(address: str, options: str) -> None:
-    """Keepers of the run at this address."""
+    """Fork keepers of the run at this address."""
     run(lambda number: Keeper(number, address, Options.decode(options)))
 
 

@@ -1,7 +1,7 @@
-"""Peers that only transfer state: the real port, the real workers, and a test in place of machine and training process.
+"""Peers that only transfer state: a real port and real workers; the test replaces the machine and the training process.
 
-`StatePeer` is what a test holds: tensors in segments or in ordinary memory, and orders to the process that stands for
-the peer actor, which runs `main` below: a loop, a listening port and `Transfers`, as in the peer actor itself.
+A test uses `StatePeer`: tensors in segments or in ordinary memory, and orders to the process that replaces the peer
+actor. That process runs `main` below: a loop, a listening port and `Transfers`, as in the peer actor itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RUN = bytes(range(16))
 TOKEN = b"a secret of transfers"
 STALL = 2.0  # seconds
 UINT8 = 0
-WINDOW, DESCRIPTION = 1, 2  # numbers of segments; tensors have those behind
+WINDOW, MANIFEST = 1, 2  # numbers of segments; those of tensors follow
 MAIL_BYTES_MAX = 1 << 16
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -60,19 +60,19 @@ class StatePeer:
         self.tensors: dict[str, Bytes] = {}
         self._unequal: set[str] = other.get("unequal", set())
         self._segments: dict[int, Segment] = {}
-        self._places: dict[str, int] = {}
+        self._segment_numbers: dict[str, int] = {}
         self.window = Window.create()
         assert self.window.segment is not None
         for name, content in tensors.items():
             if name in outside or not content:
                 self.tensors[name] = np.frombuffer(bytearray(content), np.uint8)
-                self._places[name] = 0
+                self._segment_numbers[name] = 0
             else:
-                number = self._places[name] = 3 + len(self._segments)
+                number = self._segment_numbers[name] = 3 + len(self._segments)
                 segment = self._segments[number] = Segment.create("pccl-tensor", len(content) + 64)
                 self.tensors[name] = np.frombuffer(segment.view, np.uint8)[64:]
                 self.tensors[name][:] = np.frombuffer(content, np.uint8)
-        self._description: Segment | None = None
+        self._manifest: Segment | None = None
         self._over = False
         self._pump = threading.Thread(target=self._serve_window, daemon=True)
         self._pump.start()
@@ -96,22 +96,22 @@ class StatePeer:
     # ------------------------------------------------------------------------------------------ the training process
 
     def describe(self) -> StateManifest:
-        """Write down what the tensors hold now, where the process finds it."""
+        """Write the manifest of the tensors as they are now into its segment, and return it."""
         data = pack_manifest([self._row(name) for name in sorted(self.tensors)])
-        if self._description is not None:
-            self._description.close()
-        self._description = Segment.create("pccl-description", len(data))
-        self._description.view[:] = data
-        self._tell(("share", DESCRIPTION, len(data)), self._description.fd)
+        if self._manifest is not None:
+            self._manifest.close()
+        self._manifest = Segment.create("pccl-manifest", len(data))
+        self._manifest.view[:] = data
+        self._tell(("share", MANIFEST, len(data)), self._manifest.fd)
         return StateManifest(data)
 
     def _row(self, name: str) -> Row:
         tensor = self.tensors[name]
         blocks = block_digests(tensor.ctypes.data, tensor.nbytes, 1)
-        place = self._places[name]
+        number = self._segment_numbers[name]
         digest = digest_of_blocks(blocks, tensor.nbytes)
         unequal = name in self._unequal
-        return Row(name, UINT8, unequal, tensor.nbytes, digest, place, 64 if place else 0, blocks)
+        return Row(name, UINT8, unequal, tensor.nbytes, digest, number, 64 if number else 0, blocks)
 
     def _serve_window(self) -> None:
         names = sorted(self.tensors)
@@ -128,10 +128,10 @@ class StatePeer:
     # ------------------------------------------------------------------------------------------ the machine
 
     def serve(self, number: int = 1) -> StateManifest:
-        """Be a source of that round."""
+        """Become a source of that round and return the manifest."""
         description = self.describe()
-        assert self._description is not None
-        self._tell(ServeState(number, DESCRIPTION, self._description.size, WINDOW))
+        assert self._manifest is not None
+        self._tell(ServeState(number, MANIFEST, self._manifest.size, WINDOW))
         return description
 
     def fetch(
@@ -142,14 +142,14 @@ class StatePeer:
         number: int = 1,
         whole: bool = False,
     ) -> None:
-        """Be a sink of that round; sources are peers, or whoever else."""
+        """Become a sink of that round; sources are peers, or records that a test made."""
         self.describe()
-        assert self._description is not None
+        assert self._manifest is not None
         named = (*sources, *(peer.source for peer in peers))
-        self._tell(FetchState(number, DESCRIPTION, self._description.size, WINDOW, whole, content, named))
+        self._tell(FetchState(number, MANIFEST, self._manifest.size, WINDOW, whole, content, named))
 
     def end(self, number: int = 1) -> TransferEnded:
-        """Take part no more."""
+        """End the part in that round and return its byte counts."""
         self._tell(EndTransfer(number))
         event = self.hear()
         assert isinstance(event, TransferEnded)
@@ -157,11 +157,11 @@ class StatePeer:
         return event
 
     def tell(self, order: Any) -> None:
-        """An action of the machine."""
+        """Send an action, as the machine would return it."""
         self._tell(order)
 
     def hear(self) -> Any:
-        """The next event."""
+        """Return the next event."""
         data = self._mailbox.recv(MAIL_BYTES_MAX)
         assert data, "the process ended"
         return pickle.loads(data)
@@ -177,16 +177,16 @@ class StatePeer:
         return sorted((child for child in children if not is_gone(child)), key=lambda child: child.name())
 
     def worker(self, index: int = 0) -> psutil.Process:
-        """One of them, once it is there."""
+        """Wait for a worker and return it."""
         return eventually(lambda: self.workers()[index : index + 1], "a worker was forked")[0]
 
     def kill(self) -> None:
-        """End the process, and with it everything that the kernel ends with it."""
+        """Kill the process; the kernel ends its workers with it."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(BOUND)
 
     def stop_pump(self) -> None:
-        """Serve the window no more."""
+        """Stop serving the window."""
         self._over = True
         self.window.ring()
         self._pump.join(BOUND)
@@ -201,7 +201,7 @@ class StatePeer:
                 self.process.kill()
         self._mailbox.close()
         self.tensors.clear()
-        for segment in (*self._segments.values(), *([self._description] if self._description else [])):
+        for segment in (*self._segments.values(), *([self._manifest] if self._manifest else [])):
             segment.close()
         self.window.close()
 
@@ -216,7 +216,7 @@ def is_gone(process: psutil.Process) -> bool:
 def peers_with(
     *states: dict[str, bytes], faults: dict[int, str] | None = None, **other: Any
 ) -> Iterator[list[StatePeer]]:
-    """A peer for each of these states, and faults that are planned for some of them."""
+    """Yield a peer for each of these states; `faults` holds the planned faults by peer."""
     with contextlib.ExitStack() as stack:
         peers = []
         for number, state in enumerate(states, 1):

@@ -1,7 +1,7 @@
-"""What a member does over and over in tests of mishaps: sync, reduce, ask for newcomers, hold a round.
+"""The loop of a member in tests of faults: sync, reduce, ask for newcomers, hold a topology round.
 
-Newcomers begin with the sync, because that is what members do after the round that admitted them. Imported by scripts
-that are started by the dozen, so it needs little.
+Newcomers begin with the sync, because that is what members do after the round that admitted them. Imported by many
+scripts, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COUNT = 1 << 18  # elements: several blocks for each of two lanes
 
 
 class Member:
-    """One member and its state. An *odd* one spoils its state before each sync, so that there is something to move."""
+    """One member and its state. An *odd* one changes its state before each sync, so that there is something to move."""
 
     def __init__(self, communicator: Communicator, *, odd: bool = False) -> None:
         self._communicator = communicator
@@ -24,21 +24,21 @@ class Member:
         self._state = SharedState([TensorInfo.from_numpy(self._content, "content")])
 
     def take_part(self, attempts: int = 1 << 30) -> None:
-        """One step, as it follows a round: the sync, a reduce, and the next round."""
+        """Make one step after a round: the sync, a reduce, and the next round."""
         self.sync()
         self.reduce(attempts)
         self._communicator.are_peers_pending()
         self._communicator.update_topology()
 
     def sync(self) -> None:
-        """Agree on the state, and go on to the next revision."""
+        """Sync the state, then increment its revision."""
         if self._odd:
             self._content[0] += 1.0
         self._communicator.sync_shared_state(self._state)
         self._state.push_revision()
 
     def reduce(self, attempts: int = 1 << 30) -> None:
-        """One reduce of all members, in place, with the survivors if one is lost."""
+        """Reduce in place over all members; repeat with the survivors if one is lost."""
         array = pccl.empty(COUNT)
         array[:] = 1.0
         while True:

@@ -1,7 +1,7 @@
-"""Sums over rings of real processes, compared bit for bit with what the ring's order says they must be.
+"""Sums over rings of real processes, compared bit for bit with the sums in the order of the ring.
 
-Rings are made once for each size and pool and used by many tests. A test launches everything it has at once, so
-whatever it checks is also checked among a hundred neighbours.
+Rings are made once for each size and pool and used by many tests. A test launches all its reduces at once, so each is
+also checked while a hundred others are in flight.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pccl import Communicator, DataType, MasterNode, ReduceInfo, ReduceOp
 from pccl._core.dataplane.plan import Cut
 from pccl._core.records import replace
 
-from .helpers import BOUND, QUICK, Crew, Script, bytes_in_use, crew_of, everybody, running_master
+from .helpers import BOUND, QUICK, Peers, Script, bytes_in_use, everybody, peers_of, running_master
 from .reference import Array, contribution, reduced
 
-# How blocks travel: they are lent; through TCP; or through TCP with checksums, as between two hosts, because another
-# address is all that neighbours see of another host.
+# How blocks travel: by host reads; through TCP; or through TCP with checksums, as between two hosts, because neighbours
+# recognise another host by its address only.
 LENT, NEAR, FAR = "lent", "near", "far"
 WAYS = {LENT: QUICK, NEAR: replace(QUICK, host_memory=False), FAR: replace(QUICK, advertise="127.0.0.2")}
 
@@ -44,24 +44,24 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture(scope="module", params=RINGS, ids=[f"{world}x{lanes}-{way}" for world, lanes, way in RINGS])
-def ring(request: pytest.FixtureRequest) -> Iterator[Crew]:
+def ring(request: pytest.FixtureRequest) -> Iterator[Peers]:
     world, lanes, way = request.param
     options = WAYS[way]
-    with running_master() as node, crew_of(node.address, *[0] * world, lanes=lanes, options=options) as crew:
-        yield crew
+    with running_master() as node, peers_of(node.address, *[0] * world, lanes=lanes, options=options) as peers:
+        yield peers
 
 
 @pytest.fixture(scope="module")
-def trio(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0, 0, lanes=2) as crew:
-        yield crew
+def trio(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0, 0, lanes=2) as peers:
+        yield peers
 
 
 # ---------------------------------------------------------------------------------------------- bits
 
 
 def as_torch(array: Array, datatype: DataType, *, shared: bool) -> torch.Tensor:
-    """A tensor with these bits."""
+    """Return a tensor with these bits."""
     dtype = datatype.to_torch_dtype()
     made = pccl.torch.empty(array.size, dtype=dtype) if shared else torch.empty(array.size, dtype=dtype)
     bits_of(made)[:] = array.view(np.uint8)
@@ -69,7 +69,7 @@ def as_torch(array: Array, datatype: DataType, *, shared: bool) -> torch.Tensor:
 
 
 def as_numpy(array: Array, *, shared: bool, offset: int = 0) -> Array:
-    """An array with these elements, which begins so many bytes behind an aligned address."""
+    """Return an array with these elements that starts `offset` bytes after an aligned address."""
     room = pccl.empty(array.nbytes + offset, np.uint8) if shared else np.empty(array.nbytes + offset, np.uint8)
     made = room[offset:].view(array.dtype)
     made[:] = array
@@ -77,7 +77,7 @@ def as_numpy(array: Array, *, shared: bool, offset: int = 0) -> Array:
 
 
 def bits_of(tensor: torch.Tensor | Array) -> Array:
-    """The bytes of a tensor, to be read or written."""
+    """Return a view of the bytes of a tensor."""
     if isinstance(tensor, np.ndarray):
         return tensor.reshape(-1).view(np.uint8)
     found: Array = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -103,7 +103,7 @@ class Case:
 
 
 def cases(datatype: DataType) -> list[Case]:
-    """Every operation, count and way to lie in memory; which library made the tensor changes from case to case."""
+    """Return cases of every operation, count and kind of memory; the library of the tensor alternates."""
     found: list[Case] = []
     for op in ReduceOp:
         for count in COUNTS:
@@ -115,13 +115,13 @@ def cases(datatype: DataType) -> list[Case]:
     return found
 
 
-def test_every_peer_has_the_sum_in_the_order_of_the_ring(ring: Crew) -> None:
+def test_every_peer_has_the_sum_in_the_order_of_the_ring(ring: Peers) -> None:
     """Goal: all types, operations and counts; shared or staged, in place or not, aligned or not: the same bits."""
     for datatype in DataType:
         compare_all(ring, datatype)
 
 
-def compare_all(ring: Crew, datatype: DataType) -> None:
+def compare_all(ring: Peers, datatype: DataType) -> None:
     chosen = cases(datatype)
     given = [
         [contribution(datatype, case.op, case.count, 1000 * number + rank) for number, case in enumerate(chosen)]
@@ -147,8 +147,8 @@ def compare_all(ring: Crew, datatype: DataType) -> None:
                 assert np.array_equal(send, given[rank][number].view(np.uint8)), f"{case}: send was written"
 
 
-def test_bytes_are_counted(trio: Crew) -> None:
-    """Goal: each peer sends its chunks once around the ring, and says so."""
+def test_bytes_are_counted(trio: Peers) -> None:
+    """Goal: each peer sends its chunks once around the ring, and ReduceInfo counts these bytes."""
     count, world = 30_011, 3
     infos = everybody(trio, lambda peer, _: peer.all_reduce(np.ones(count), np.empty(count), op=ReduceOp.SUM))
 
@@ -161,8 +161,8 @@ def test_bytes_are_counted(trio: Crew) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1, 1), (3, 5, 7), (0, 4)])
-def test_shapes_do_not_matter(trio: Crew, shape: tuple[int, ...]) -> None:
-    """Goal: a scalar, a matrix and an empty tensor are so many elements; both libraries."""
+def test_shapes_do_not_matter(trio: Peers, shape: tuple[int, ...]) -> None:
+    """Goal: a scalar, a matrix and an empty tensor are reduced by their number of elements; both libraries."""
 
     def act(peer: Communicator, rank: int) -> tuple[Array, torch.Tensor]:
         array, tensor = np.full(shape, rank + 1.0), torch.full(shape, rank + 1.0)
@@ -176,8 +176,8 @@ def test_shapes_do_not_matter(trio: Crew, shape: tuple[int, ...]) -> None:
         assert torch.equal(tensor, torch.full(shape, 6.0))
 
 
-def test_parameters_and_their_gradients(trio: Crew) -> None:
-    """Goal: what training code has at hand: parameters that require gradients, re-homed or not."""
+def test_parameters_and_their_gradients(trio: Peers) -> None:
+    """Goal: parameters that require gradients can be reduced, moved to shared memory or not."""
 
     def act(peer: Communicator, rank: int) -> list[torch.Tensor]:
         model = torch.nn.Linear(17, 5)
@@ -197,7 +197,7 @@ def test_parameters_and_their_gradients(trio: Crew) -> None:
     assert torch.equal(first[2], torch.full_like(first[2], 1.0))
 
 
-def test_overlapping_tensors(trio: Crew) -> None:
+def test_overlapping_tensors(trio: Peers) -> None:
     """Goal: send and recv that share half their memory, of either kind: the sum of what was there at the call."""
 
     def act(peer: Communicator, rank: int) -> tuple[Array, Array]:
@@ -213,7 +213,7 @@ def test_overlapping_tensors(trio: Crew) -> None:
             assert np.array_equal(room[1000:], 3 * np.arange(2000) + 3)
 
 
-def test_part_of_a_tensor(trio: Crew) -> None:
+def test_part_of_a_tensor(trio: Peers) -> None:
     """Goal: a descriptor may count fewer elements than there are; the rest is not touched."""
     operand = pccl.ReduceOperandDescriptor(DataType.INT32)
 
@@ -234,7 +234,7 @@ def test_part_of_a_tensor(trio: Crew) -> None:
             assert array.tolist() == [6] * 60 + [rank + 1] * 40
 
 
-def test_nothing_stays_in_use(trio: Crew) -> None:
+def test_nothing_stays_in_use(trio: Peers) -> None:
     """Goal: staging and backups go back to the arena with the outcome."""
     before = bytes_in_use()
 
@@ -251,7 +251,7 @@ def test_nothing_stays_in_use(trio: Crew) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["staged", "shared"])
-def test_a_large_tensor(master: MasterNode, trio: Crew, shared: bool) -> None:
+def test_a_large_tensor(master: MasterNode, trio: Peers, shared: bool) -> None:
     """Goal: twenty megabytes over two lanes, a prime number of elements."""
     count = 5_000_011
     given = [contribution(DataType.FLOAT, ReduceOp.SUM, count, seed) for seed in range(3)]
@@ -266,13 +266,13 @@ def test_a_large_tensor(master: MasterNode, trio: Crew, shared: bool) -> None:
 @pytest.mark.timeout(1800)
 def test_more_bytes_than_32_bits_count(master: MasterNode) -> None:
     """Goal: no offset, length or count is cut off; both peers share one source, so that it fits into less memory."""
-    with running_master() as node, crew_of(node.address, 0, 0, lanes=2) as crew:
-        arrays = [pccl.empty(HUGE, np.uint8) for _ in crew]
+    with running_master() as node, peers_of(node.address, 0, 0, lanes=2) as peers:
+        arrays = [pccl.empty(HUGE, np.uint8) for _ in peers]
         for array in arrays:
             array[:] = 1
             array[-3:] = 7
 
-        everybody(crew, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM), timeout=1800)
+        everybody(peers, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM), timeout=1800)
 
         for array in arrays:
             assert array[-3:].tolist() == [14] * 3
@@ -281,7 +281,7 @@ def test_more_bytes_than_32_bits_count(master: MasterNode) -> None:
 
 # ---------------------------------------------------------------------------------------------- processes
 
-# Reduces tensors of several sizes over and over, and says a digest of everything it got.
+# Reduces tensors of several sizes over and over, and prints a digest of all results.
 MEMBER = """
     from hashlib import sha256
     import numpy as np, pccl

@@ -1,7 +1,8 @@
-"""`get_attribute` after a collective: the numbers are those of that collective, also after a loss that nobody noticed.
+"""`get_attribute` after a collective: the numbers are those of that collective, also after a loss between two calls.
 
-A peer is killed while nobody calls. The master closes the ring by itself, so the next collective succeeds over fewer
-peers; a program that sums and divides by LOCAL_WORLD_SIZE is right only if that number is the collective's own.
+A peer is killed while no member is in a call. The master closes the ring by itself, so the next collective succeeds
+over fewer peers; a program that sums and divides by LOCAL_WORLD_SIZE is right only if that number is the collective's
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pccl import Attribute, Communicator, MasterNode, ReduceOp, SharedState, Ten
 from pccl.actors.io.addresses import parse_address
 from pccl.client.status_query import query_status
 
-from .helpers import QUICK, Crew, actor_pid, crew_of, eventually, running_master, together
+from .helpers import QUICK, Peers, actor_pid, eventually, peers_of, running_master, together
 
 ATTRIBUTES = (
     Attribute.GLOBAL_WORLD_SIZE,
@@ -37,11 +38,11 @@ def attributes(peer: Communicator) -> tuple[int, ...]:
     return tuple(peer.get_attribute(attribute) for attribute in ATTRIBUTES)
 
 
-def lose(crew: Crew, master: MasterNode, victim: Communicator) -> None:
-    """Kill a member's actor, and wait until the master has closed the rings without it. Nobody calls meanwhile."""
-    group, members = victim._group, sum(peer._group == victim._group for peer in crew) - 1
+def lose(peers: Peers, master: MasterNode, victim: Communicator) -> None:
+    """Kill a member's actor and wait until the master has closed the rings without it. No member is in a call."""
+    group, members = victim._group, sum(peer._group == victim._group for peer in peers) - 1
     os.kill(actor_pid(victim), signal.SIGKILL)
-    crew.remove(victim)
+    peers.remove(victim)
     victim.close()
 
     def closed() -> bool:
@@ -53,7 +54,7 @@ def lose(crew: Crew, master: MasterNode, victim: Communicator) -> None:
 
 
 def reduce(peer: Communicator) -> int:
-    """An all_reduce of ones: the sum is the world of that collective."""
+    """Reduce ones; the sum is the world size of that collective."""
     tensor = np.ones(1, np.float32)
     peer.all_reduce(tensor, tensor, op=ReduceOp.SUM)
     return int(tensor[0])
@@ -61,34 +62,34 @@ def reduce(peer: Communicator) -> int:
 
 def test_a_reduce_after_a_loss_that_nobody_noticed_brings_its_own_numbers(master: MasterNode) -> None:
     """Goal: all four attributes are those of the collective that succeeded, on every member."""
-    with crew_of(master.address, 0, 0, 0, 7) as crew:
-        first, second, third, other = crew
+    with peers_of(master.address, 0, 0, 0, 7) as peers:
+        first, second, third, other = peers
         together(*(lambda peer=peer: reduce(peer) for peer in (first, second, third)))
         assert attributes(first) == (4, 3, 2, 3)
 
-        lose(crew, master, third)
-        assert attributes(first) == (4, 3, 2, 3), "nobody called, so nobody was told"
+        lose(peers, master, third)
+        assert attributes(first) == (4, 3, 2, 3), "no member made a call, so no member knows of the loss"
         sums = together(lambda: reduce(first), lambda: reduce(second))
         assert sums == [2, 2]
         assert [attributes(first), attributes(second)] == [(3, 2, 2, 2)] * 2
 
-        # A loss in another group changes no ring of this one, but three of its numbers.
-        lose(crew, master, other)
+        # A loss in another group does not change the ring of this group, but three of its attributes.
+        lose(peers, master, other)
         together(lambda: reduce(first), lambda: reduce(second))
         assert [attributes(first), attributes(second)] == [(2, 2, 1, 2)] * 2
 
 
 def test_a_sync_after_a_loss_that_nobody_noticed_brings_its_own_numbers(master: MasterNode) -> None:
-    """Goal: sync_shared_state is a collective too; a world of one is counted by it as well."""
+    """Goal: the same for sync_shared_state, also with a world size of one."""
 
     def sync(peer: Communicator) -> None:
         peer.sync_shared_state(SharedState([TensorInfo.from_numpy(np.ones(8, np.float32), "weights")]))
 
-    with crew_of(master.address, 0, 0, 0) as crew:
-        first, second, third = crew
-        lose(crew, master, third)
+    with peers_of(master.address, 0, 0, 0) as peers:
+        first, second, third = peers
+        lose(peers, master, third)
         together(lambda: sync(first), lambda: sync(second))
         assert [attributes(first), attributes(second)] == [(2, 2, 1, 2)] * 2
-        lose(crew, master, second)
+        lose(peers, master, second)
         sync(first)
         assert attributes(first) == (1, 1, 1, 1)

@@ -1,7 +1,7 @@
-"""Every mistake that a beginner makes, made here: the answer is a sentence, and `docs/troubleshooting.md` explains it.
+"""Mistakes of beginners: each gives a clear message, and `docs/troubleshooting.md` explains it.
 
 Each test names the entry of the page that it belongs to, and compares what a user would read with what the page quotes.
-The last test holds both together: no entry without a test, no test without an entry.
+The last test compares both: no entry without a test, no test without an entry.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tests.unit._core.master.master_harness import running, sent
 from .helpers import (
     BOUND,
     ROOT,
-    Crew,
+    Peers,
     Script,
     actor_pid,
     background,
-    crew_of,
     eventually,
     everybody,
+    peers_of,
     quick,
     running_master,
     stopped_fetchers,
@@ -65,13 +65,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def explains(title: str) -> Callable[[F], F]:
-    """The entry of the page that a test belongs to."""
+    """Name the entry of the page that a test belongs to."""
     TESTED.add(title)
     return lambda function: function
 
 
 def check(title: str, message: object) -> None:
-    """What a user reads is what the page quotes; words in angle brackets stand for anything."""
+    """Check that the message is what the page quotes; words in angle brackets match anything."""
     pattern = re.sub(r"<[^<>]+>", ".+", re.escape(QUOTES[title]).replace(r"\ ", " "))
     assert re.fullmatch(pattern, str(message)), f"the page says:\n{QUOTES[title]}\nusers read:\n{message}"
 
@@ -83,13 +83,13 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture
-def pair(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0) as crew:
-        yield crew
+def pair(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0) as peers:
+        yield peers
 
 
 def fail_to_connect(address: str, **options: Any) -> str:
-    """What connect() says to somebody who cannot."""
+    """Return the message of a connect() that fails."""
     with Communicator(address, options=quick(**options)) as peer:
         with pytest.raises(MasterConnectionError) as caught:
             peer.connect(n_attempts=2)
@@ -101,7 +101,7 @@ def fail_to_connect(address: str, **options: Any) -> str:
 
 @contextlib.contextmanager
 def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """The address of something that is no master; it answers each connection in this way, then hangs up."""
+    """Yield the address of a server that is no master; it calls `answer` for each connection, then closes it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: list[socket.socket] = []
 
@@ -126,7 +126,7 @@ def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 @explains("Nothing listens")
 def test_no_master_runs(master: MasterNode) -> None:
-    """Goal: the address, and that nothing is there."""
+    """Goal: the message has the address, and says that nothing listens there."""
     master.interrupt()
 
     check("Nothing listens", fail_to_connect(master.address))
@@ -134,7 +134,7 @@ def test_no_master_runs(master: MasterNode) -> None:
 
 @explains("Something else listens")
 def test_the_port_of_a_web_server() -> None:
-    """Goal: it is said that this is not pccl, rather than what its bytes mean to us."""
+    """Goal: the message says that this is not pccl, rather than how its bytes decode."""
 
     def answer(connection: socket.socket) -> None:
         connection.recv(4096)
@@ -146,7 +146,7 @@ def test_the_port_of_a_web_server() -> None:
 
 @explains("Something listens and says nothing")
 def test_the_port_of_something_silent() -> None:
-    """Goal: waiting for an answer has a bound, and the message says what was there."""
+    """Goal: the wait for an answer has a bound, and the message says what happened."""
     with listening(lambda _: None) as address:
         message = fail_to_connect(address, connect_timeout=0.2, handshake_timeout=0.2)
 
@@ -155,24 +155,24 @@ def test_the_port_of_something_silent() -> None:
 
 @explains("The name is unknown")
 def test_a_name_that_nobody_knows() -> None:
-    """Goal: the name is quoted, and that it is the name that is wrong."""
+    """Goal: the message quotes the name, and says that it is unknown."""
     check("The name is unknown", fail_to_connect("no-such-host.invalid:48148"))
 
 
-@explains("The address is not one")
+@explains("The address is invalid")
 @pytest.mark.parametrize("text", ["10.0.0.7", "10.0.0.7:http", ":48148"])
 def test_an_address_without_a_port(text: str) -> None:
-    """Goal: an example of what is right, before anything is sent."""
+    """Goal: the message shows a correct example, before anything is sent."""
     with pytest.raises(ValueError) as caught:
         Communicator(text)
 
-    check("The address is not one", caught.value)
+    check("The address is invalid", caught.value)
 
 
 @explains("The token differs, or is missing on one side")
 @pytest.mark.parametrize(("theirs", "ours"), [("secret", "another"), ("secret", ""), ("", "secret")])
 def test_tokens_that_differ(theirs: str, ours: str) -> None:
-    """Goal: both a wrong token and a missing one, on whichever side, are called by their name."""
+    """Goal: a wrong token and a missing token, on either side, are named as the reason."""
     with running_master(quick(token=theirs)) as master:
         check("The token differs, or is missing on one side", fail_to_connect(master.address, token=ours))
 
@@ -206,24 +206,24 @@ def test_a_forgotten_update_topology(caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records]
 
-    with running_master(quick(vote_warning=0.3)) as master, crew_of(master.address, 0) as crew:
-        joining = background(crew.newcomer().connect)
+    with running_master(quick(vote_warning=0.3)) as master, peers_of(master.address, 0) as peers:
+        joining = background(peers.newcomer().connect)
         (told,) = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")
         check("A newcomer waits", told)
 
-        # Asking does not let anybody in, but shows the member what its actor was told meanwhile.
+        # are_peers_pending admits no peer, but shows the member the notices of its actor.
         eventually(
-            lambda: crew[0].are_peers_pending() and any("cannot join" in line for line in warnings()), "told too"
+            lambda: peers[0].are_peers_pending() and any("cannot join" in line for line in warnings()), "told too"
         )
         (told,) = [line for line in warnings() if "cannot join" in line]
         check("Members keep a newcomer waiting", told)
-        crew[0].update_topology()
+        peers[0].update_topology()
         joining.result()
 
 
-@explains("Too few came in time")
-def test_waiting_for_peers_that_do_not_come(pair: Crew) -> None:
-    """Goal: how many there are, of how many, where."""
+@explains("Too few peers in time")
+def test_waiting_for_peers_that_do_not_come(pair: Peers) -> None:
+    """Goal: the message says how many peers there are, of how many, in which group."""
 
     def act(peer: Communicator, _: int) -> str:
         with pytest.raises(TooFewPeersError) as caught:
@@ -231,7 +231,7 @@ def test_waiting_for_peers_that_do_not_come(pair: Crew) -> None:
         return str(caught.value)
 
     for message in everybody(pair, act):
-        check("Too few came in time", message)
+        check("Too few peers in time", message)
         assert "2 of 3 peers are in group 0 after 0.3 s" in message
 
 
@@ -249,7 +249,7 @@ CALLS: dict[str, Callable[[Communicator], object]] = {
 
 
 def refusal(call: Callable[[Communicator], object], peer: Communicator) -> str:
-    """What a call that is wrong here says."""
+    """Return the message of a call that is wrong here."""
     with pytest.raises(PCCLError) as caught:
         call(peer)
     return str(caught.value)
@@ -258,14 +258,14 @@ def refusal(call: Callable[[Communicator], object], peer: Communicator) -> str:
 @explains("Not connected")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_forgotten_connect(name: str) -> None:
-    """Goal: the remedy, whatever is called."""
+    """Goal: every call gives the remedy."""
     check("Not connected", refusal(CALLS[name], Communicator("127.0.0.1:48148")))
 
 
 @explains("Closed")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_closed_communicator(master: MasterNode, name: str) -> None:
-    """Goal: closed is told apart from never connected; and what is said works."""
+    """Goal: the message for closed differs from the one for never connected, and its remedy works."""
     with Communicator(master.address, options=quick()) as peer:
         peer.connect()
     check("Closed", refusal(CALLS[name], peer))
@@ -275,7 +275,7 @@ def test_a_closed_communicator(master: MasterNode, name: str) -> None:
 
 @explains("After a fork")
 def test_a_communicator_of_the_parent(master: MasterNode) -> None:
-    """Goal: a forked child is told whose it is; the parent goes on."""
+    """Goal: the message in a forked child names the owning process; the parent continues."""
     code = """
     peer = join()
     child = os.fork()
@@ -296,14 +296,14 @@ def test_a_communicator_of_the_parent(master: MasterNode) -> None:
 
 @explains("Alone")
 def test_a_reduce_of_one(master: MasterNode) -> None:
-    """Goal: TOO_FEW_PEERS, and the call that waits for others."""
-    with crew_of(master.address, 0) as crew:
-        check("Alone", refusal(CALLS["all_reduce"], crew[0]))
+    """Goal: TOO_FEW_PEERS, and the message names the call that waits for others."""
+    with peers_of(master.address, 0) as peers:
+        check("Alone", refusal(CALLS["all_reduce"], peers[0]))
 
 
 @explains("Reduces that were not awaited")
 @explains("A tag in use")
-def test_a_handle_that_was_forgotten(pair: Crew) -> None:
+def test_a_handle_that_was_forgotten(pair: Peers) -> None:
     """Goal: both the round that it forbids and the tag that it holds are explained; after wait() both work."""
 
     def act(peer: Communicator, _: int) -> None:
@@ -319,8 +319,8 @@ def test_a_handle_that_was_forgotten(pair: Crew) -> None:
 
 
 @explains("Calls that can never meet")
-def test_one_reduces_while_the_other_holds_a_round(pair: Crew) -> None:
-    """Goal: both are told which call the other is in."""
+def test_one_reduces_while_the_other_holds_a_round(pair: Peers) -> None:
+    """Goal: both messages name the call that the other peer is in."""
 
     def act(peer: Communicator, rank: int) -> str:
         return refusal(CALLS["all_reduce" if rank else "update_topology"], peer)
@@ -344,8 +344,8 @@ def test_one_reduces_while_the_other_holds_a_round(pair: Crew) -> None:
     ],
     ids=["count", "dtype", "op"],
 )
-def test_tensors_that_do_not_match(pair: Crew, array: np.ndarray[Any, Any], op: ReduceOp, side: str) -> None:
-    """Goal: both sides of the difference, on both sides."""
+def test_tensors_that_do_not_match(pair: Peers, array: np.ndarray[Any, Any], op: ReduceOp, side: str) -> None:
+    """Goal: the message names both signatures, on both peers."""
 
     def act(peer: Communicator, rank: int) -> str:
         given = (array, op) if rank else (ONES, ReduceOp.SUM)
@@ -360,8 +360,8 @@ def test_tensors_that_do_not_match(pair: Crew, array: np.ndarray[Any, Any], op: 
 @explains("Not contiguous (numpy)")
 @explains("Not contiguous (torch)")
 @explains("Send and receive differ")
-def test_tensors_that_cannot_be_reduced(pair: Crew) -> None:
-    """Goal: refused before anybody else hears of it, with the call that mends it."""
+def test_tensors_that_cannot_be_reduced(pair: Peers) -> None:
+    """Goal: refused before any message is sent, with the call that fixes it."""
     gaps, tensor = np.ones((4, 4), np.float32).T[:2], torch.ones(4, 4).T[:2]
     cases = {
         "Not contiguous (numpy)": (gaps, gaps),
@@ -387,16 +387,16 @@ def test_tensors_that_cannot_be_reduced(pair: Crew) -> None:
     ],
 )
 def test_who_was_lost_is_named(title: str, event: PeerSaid | PeerWent) -> None:
-    """Goal: whoever notices it first, the verdict says what broke. In the master's machine, because they race."""
-    scene = running(1, 2, 3)
-    verdict = sent(scene.wire(scene.feed(event)), ReduceFailed)[1]
+    """Goal: the verdict names the cause, whichever event is first. In the master's machine, because they race."""
+    harness = running(1, 2, 3)
+    verdict = sent(harness.wire(harness.feed(event)), ReduceFailed)[1]
 
     check(title, error_from_outcome(verdict.result, KIND_PLAIN, "all_reduce", verdict.reason))
 
 
 @explains("The master is gone")
-def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
-    """Goal: who it was; that a peer is lost and that the master is are different errors."""
+def test_somebody_is_gone(master: MasterNode, pair: Peers) -> None:
+    """Goal: the message names the lost peer; the loss of a peer and of the master are different errors."""
     survivor, victim = pair
     reducing = background(lambda: survivor.all_reduce(ONES, ONES.copy(), op=ReduceOp.SUM))
     eventually(lambda: query_status(*parse_address(master.address), quick())["votes"], "the master has its vote")
@@ -423,19 +423,19 @@ def test_somebody_is_gone(master: MasterNode, pair: Crew) -> None:
 def test_a_state_that_does_not_come(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch, fault: str, title: str, error: type[PCCLError]
 ) -> None:
-    """Goal: who had it is gone, and that is nobody's fault; or who had it cannot be reached, and others can be."""
+    """Goal: two errors: all sources are lost, or the newcomer cannot reach a source that other peers can reach."""
     states = [SharedState([TensorInfo.from_numpy(np.full(10, value), "weights")]) for value in (1.0, 0.0)]
-    with crew_of(master.address, 0) as crew:
-        crew[0].sync_shared_state(states[0])
+    with peers_of(master.address, 0) as peers:
+        peers[0].sync_shared_state(states[0])
         states[0].push_revision()
         monkeypatch.setenv("PCCL_FAULT", fault)
-        newcomer = crew.newcomer()
-        crew.admit(newcomer)
+        newcomer = peers.newcomer()
+        peers.admit(newcomer)
         monkeypatch.undo()
-        veteran, receiving = (background(partial(p.sync_shared_state, s)) for p, s in zip(crew, states, strict=True))
+        veteran, receiving = (background(partial(p.sync_shared_state, s)) for p, s in zip(peers, states, strict=True))
         if error is PeerLostError:
             eventually(lambda: stopped_fetchers(newcomer), "the newcomer is in the middle")
-            os.kill(actor_pid(crew[0]), 9)
+            os.kill(actor_pid(peers[0]), 9)
             assert isinstance(veteran.error(), MasterLostError)
         else:
             assert veteran.result().rx_bytes == 0
@@ -449,10 +449,10 @@ def test_a_state_that_does_not_come(
 
 
 def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
-    """Goal: whatever the page quotes is checked here, and whatever is met here is explained there."""
+    """Goal: each entry of the page has a test here, and each test here has an entry."""
     assert set(TITLES) == set(QUOTES) == TESTED
 
 
 def test_messages_are_short() -> None:
-    """Goal: a sentence or two, not a lecture."""
+    """Goal: each message is one or two sentences."""
     assert all(len(quote) < 330 for quote in QUOTES.values()), max(QUOTES.values(), key=len)

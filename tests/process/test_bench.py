@@ -1,4 +1,4 @@
-"""`pccl bench` as users start it: on several machines, of which one may die, come late, or be told something else."""
+"""`pccl bench` as users start it: on several hosts, of which one may die, start late, or have other arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_two_peers_measure() -> None:
 
 
 def test_a_peer_dies_and_another_comes() -> None:
-    """Goal: the others say so and go on; a newcomer falls into step with them."""
+    """Goal: the others print the loss and continue; a newcomer joins their measurements."""
     plan = ["--peers", "3", "--size", "1MB", "--seconds", "600", "--pool", "1"]
     with running_master() as master, ExitStack() as stack:
 
@@ -57,7 +57,7 @@ def test_a_peer_dies_and_another_comes() -> None:
 
 
 def test_left_alone() -> None:
-    """Goal: what was measured is shown, and one line says why it ended."""
+    """Goal: it prints what was measured, and one line says why it ended."""
     with running_master() as master:
         plan = ["--peers", "2", "--size", "64kB", "--seconds", "60"]
         with bench(master.address, *plan) as survivor, bench(master.address, *plan) as victim:
@@ -78,7 +78,7 @@ def test_peers_that_do_not_come() -> None:
 
 
 def test_ctrl_c_shows_what_there_is() -> None:
-    """Goal: who has seen enough gets the table, and the others are told that it left."""
+    """Goal: Ctrl-C prints the table, and the other peers print that this peer left."""
     with running_master() as master:
         plan = ["--size", "64kB", "--seconds", "60"]
         with bench(master.address, *plan) as one, bench(master.address, *plan) as other:
@@ -93,7 +93,7 @@ def test_ctrl_c_shows_what_there_is() -> None:
 
 
 def test_peers_that_were_told_different_sizes() -> None:
-    """Goal: both sides are named, on both sides."""
+    """Goal: the message names both signatures, on both peers."""
     with running_master() as master:
         with bench(master.address, "--size", "4kB") as one, bench(master.address, "--size", "8kB") as other:
             for script in (one, other):
@@ -105,7 +105,7 @@ def test_peers_that_were_told_different_sizes() -> None:
 
 
 def test_without_numpy() -> None:
-    """Goal: what is missing is named, with the command that mends it."""
+    """Goal: the message names the missing package and the command that installs it."""
     code = """
     class Blocker:
         def find_spec(self, name, path=None, target=None):

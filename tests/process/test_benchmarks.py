@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def run(module: str, folder: Path, *arguments: str, status: tuple[int, ...] = (0,)) -> tuple[str, dict[str, Any]]:
-    """A benchmark as users start it; its table and its numbers."""
+    """Run a benchmark as users start it; return its table and its numbers."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(folder / "numbers.json"), *arguments]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert outcome.returncode in status, outcome.stdout + outcome.stderr
@@ -32,7 +32,7 @@ def run(module: str, folder: Path, *arguments: str, status: tuple[int, ...] = (0
 
 @needs_torch
 def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
-    """Goal: one run gives times of all, ratios against both kinds of Gloo beside what is wanted, and a picture."""
+    """Goal: one run gives the times of all, ratios against both kinds of Gloo with their targets, and a picture."""
     picture = tmp_path / "picture.png"
     extent = ("--worlds", "2", "3", "--sizes", "4K", "400K", "--rounds", "2")
     table, numbers = run("all_reduce", tmp_path, *extent, "--plot", str(picture))
@@ -56,7 +56,7 @@ def test_all_reduce_compares_every_contender_with_gloo(tmp_path: Path) -> None:
 
 
 def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
-    """Goal: every sort of network, the best of which is found where nobody has looked yet, and kept."""
+    """Goal: every kind of network is compared; a best ring that is not yet known is searched and saved."""
     best = tmp_path / "best.json"
     extent = ("--sizes", "8", "14", "--seeds", "3", "--budgets", "0.02", "--long", "0.1", "--best", str(best))
     table, numbers = run("solver", tmp_path, *extent)
@@ -70,7 +70,7 @@ def test_rings_are_compared_with_the_best_known(tmp_path: Path) -> None:
 
 
 def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
-    """Goal: pools against each other, and one slow connection where there can be a namespace; else the reason."""
+    """Goal: pools are compared, also with one slow connection if a namespace is possible; else the reason."""
     table, numbers = run("pool", tmp_path, "--size", "1M", "--rounds", "1")
 
     assert {"pool of 1", "pool of 8", "8 at once"} <= set(numbers["contenders"])
@@ -79,7 +79,7 @@ def test_pools_are_compared_and_throttled(tmp_path: Path) -> None:
 
 
 def test_quantization_is_measured_over_a_slow_link(tmp_path: Path) -> None:
-    """Goal: codes against elements where there can be a link, else the reason; and the errors of all ways."""
+    """Goal: quantized against plain reduces if a link is possible, else the reason; and the errors of quantization."""
     table, numbers = run("quantized", tmp_path, "--size", "1M", "--rounds", "1")
 
     assert ("contenders" in numbers) == (not reason_against_link())
@@ -110,7 +110,7 @@ def test_latencies_are_measured(tmp_path: Path) -> None:
 
 
 def test_syncs_are_measured(tmp_path: Path) -> None:
-    """Goal: the usual case beside a dirty one, and a newcomer that gets everything, a part, and loses a source."""
+    """Goal: syncs of equal and of changed states, and of a newcomer that gets all, gets a part, and loses a source."""
     table, numbers = run("shared_state", tmp_path, "--rounds", "2", "--calls", "10", "--bytes", "8M", "--fetches", "1")
 
     assert set(numbers["steady"]) == {"sync", "sync, one dirty", "update_topology"}
@@ -151,7 +151,7 @@ def test_a_wide_area_network_is_measured(tmp_path: Path) -> None:
 # A box needs root and TUN devices; the reason says which is missing.
 @pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
 def test_optimising_and_hiding_over_a_wide_area_network_are_measured(tmp_path: Path) -> None:
-    """Goal: the ring that suits two sites is found, beside what its links predict, and both ways to step are timed."""
+    """Goal: the best ring over two sites is found and compared with the prediction; both kinds of step are timed."""
     table, numbers = run("wan", tmp_path, "--quick", "--only", "optimised", "hidden", "--folder", str(tmp_path))
 
     optimised, hidden = numbers["experiments"]["optimised"], numbers["experiments"]["hidden"]
@@ -166,7 +166,7 @@ def test_optimising_and_hiding_over_a_wide_area_network_are_measured(tmp_path: P
 # A box needs root and TUN devices; the reason says which is missing.
 @pytest.mark.skipif(bool(box.reason_against()), reason=box.reason_against() or "there is a box")
 def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
-    """Goal: every edge is measured and the ring with the best bottleneck chosen; rates are for machines at rest."""
+    """Goal: every edge is measured and the ring with the best bottleneck is chosen. Rates are not tested under load."""
     table, numbers = run("topology", tmp_path, "--quick", "--size", "256K", "--rounds", "1", status=(0, 1))
 
     assert len(numbers["edges"]) == 12

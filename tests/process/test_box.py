@@ -1,4 +1,4 @@
-"""The network in a box: links are as slow, far, short and lossy as they claim, and nothing of it outlives its owner."""
+"""The network in a box: links have their rate, delay, queue and loss, and the box ends with its owner."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks.box import Box, Link, mesh, reason_against
 
 from .helpers import BOUND, ROOT, comm, eventually, gone
 
-# Namespaces and TUN devices are root's; without them there is nothing to test, and the reason says which is missing.
+# Namespaces and TUN devices need root. Without them these tests are skipped, and the reason says what is missing.
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "there is a box")
 
-# Accepts one connection; says the rate in bit/s between the first and the last byte of what it reads.
+# Accepts one connection; prints the rate in bit/s between the first and the last byte of what it reads.
 RECEIVER = """
     import socket, sys, time
     server = socket.create_server((sys.argv[1], 5000))
@@ -36,7 +36,7 @@ SENDER = """
     connection = socket.create_connection((sys.argv[1], 5000))
     connection.sendall(bytes(int(sys.argv[2])))
 """
-# Says how long it takes to connect, which is one round trip.
+# Prints how long it takes to connect, which is one round trip.
 CONNECTOR = """
     import socket, sys, time
     held = []
@@ -52,7 +52,7 @@ def python(source: str, *arguments: object) -> list[str]:
 
 
 def transfer(box: Box, nbytes: int) -> float:
-    """Send so many bytes from host 1 to host 0; how fast that was, in bit/s."""
+    """Send this many bytes from host 1 to host 0; return the rate in bit/s."""
     receiver = box.spawn(0, python(RECEIVER, box.address(0)), stdout=subprocess.PIPE, text=True)
     with receiver:
         assert receiver.stdout is not None
@@ -68,7 +68,7 @@ def test_a_link_has_its_rate() -> None:
         rate_bits = transfer(box, 25_000_000)
         counted = box.counters().links[1, 0]
 
-    # Never more than the link carries; how much less is the machine's business, and a busy one's is a lot.
+    # Never more than the link carries; it may be much less on a busy machine.
     assert 0.4 < rate_bits / (200e6 * 1448 / 1500) < 1.05
     assert 25_000_000 < counted.wire_bytes < 1.1 * 25_000_000
     assert counted.packets >= 25_000_000 / 1448
@@ -77,7 +77,7 @@ def test_a_link_has_its_rate() -> None:
 def test_a_link_has_its_delay() -> None:
     """Goal: a round trip takes the delays of both directions, which may differ."""
     with Box({(0, 1): Link(1e9, delay_s=0.030), (1, 0): Link(1e9, delay_s=0.010)}) as box:
-        # It accepts one only, but the kernel answers for it.
+        # It accepts only one connection, but the kernel answers the others.
         with box.spawn(0, python(RECEIVER, box.address(0)), stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
             server.stdout.readline()
@@ -85,11 +85,11 @@ def test_a_link_has_its_delay() -> None:
             times = [float(line) for line in connector.communicate(timeout=BOUND)[0].split()]
 
     assert len(times) == 5
-    assert 0.040 <= min(times) < 0.120  # never less; how much more is up to a machine that may be busy
+    assert 0.040 <= min(times) < 0.120  # never less; it may be more on a busy machine
 
 
 def test_a_link_loses_what_it_should() -> None:
-    """Goal: one packet in a hundred gets lost, single ones out of long trains; TCP copes and every byte arrives."""
+    """Goal: one packet in a hundred is lost, also single ones of a long train; TCP resends, and every byte arrives."""
     with Box(mesh(2, Link(rate_bits=1e9, delay_s=0.0005, loss=0.01)), seed=7) as box:
         transfer(box, 10_000_000)
         counted = box.counters().links[1, 0]
@@ -107,7 +107,7 @@ def test_a_full_queue_drops() -> None:
 
 
 def test_links_are_cut_and_changed_under_way() -> None:
-    """Goal: a link that is cut lets nothing through, without an error to anybody, and works again when changed back."""
+    """Goal: a cut link drops all packets without an error to either side, and works again when changed back."""
     with Box(mesh(2, Link(rate_bits=1e9))) as box:
         box.cut(1, 0)
         listener = box.spawn(0, python(RECEIVER, box.address(0)), stdout=subprocess.PIPE, text=True)
@@ -122,7 +122,7 @@ def test_links_are_cut_and_changed_under_way() -> None:
 
 
 def test_hosts_without_a_link_cannot_reach_each_other() -> None:
-    """Goal: who has no link is alone; who has one is not, and each host has its own address and loopback."""
+    """Goal: a host without a link reaches no other; each host has its own address and loopback."""
     with Box({(0, 1): Link(1e9), (1, 0): Link(1e9)}, hosts=3) as box:
         connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.2)"
         command = python(connect, box.address(0))
@@ -163,7 +163,7 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
 
 
 def inhabited() -> set[str]:
-    """Network namespaces that some process is in."""
+    """Return the network namespaces that have a process."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -34,7 +34,7 @@ def master_command(name: str, address: str = "127.0.0.1:0", *more: object, **env
 
 
 def address_of(script: Script) -> str:
-    """Where it says that it listens, once it does."""
+    """Wait until the master logs that it listens, and return its address."""
     line = eventually(
         lambda: [line for line in script.errors().splitlines() if "listening on" in line], "it says that it listens"
     )
@@ -42,7 +42,7 @@ def address_of(script: Script) -> str:
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself."""
+    """Run a command that ends by itself."""
     return subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=BOUND, check=False)
 
 
@@ -58,7 +58,7 @@ def connect(address: str, token: str = "") -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_master_serves_until_it_is_told_to_end(name: str, number: signal.Signals) -> None:
-    """Goal: says where it listens, lets a peer in, and leaves with 0 and without a traceback."""
+    """Goal: it logs its address, accepts a peer, and exits with 0 and without a traceback."""
     with master_command(name) as script:
         address = address_of(script)
         assert comm(script.pid) == "pccl-master"
@@ -106,7 +106,7 @@ def test_a_bad_address_is_one_clear_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_bad_option_in_the_environment_is_one_clear_line(name: str) -> None:
-    """Goal: who sets PCCL_HEARTBEAT_TIMEOUT=soon reads that this is no number."""
+    """Goal: with PCCL_HEARTBEAT_TIMEOUT=soon the message says that this is not a number."""
     with master_command(name, PCCL_HEARTBEAT_TIMEOUT="soon") as script:
         assert script.end() == 1
 
@@ -116,7 +116,7 @@ def test_a_bad_option_in_the_environment_is_one_clear_line(name: str) -> None:
 
 @pytest.mark.parametrize("level", ["WARN", "NONE"])
 def test_a_quiet_master_is_quiet(level: str) -> None:
-    """Goal: --log-level holds for everything that is said, also for where it listens."""
+    """Goal: --log-level applies to all log lines, also to the one with the address."""
     with master_command("pccl run-master", "127.0.0.1:0", "--log-level", level) as script:
         eventually(lambda: comm(script.pid) == "pccl-master", "it serves")
         script.signal(signal.SIGTERM)
@@ -145,7 +145,7 @@ def test_json_is_one_object_per_line() -> None:
 
 
 def test_json_to_a_reader_that_went_away() -> None:
-    """Goal: a closed pipe on standard output ends nothing: the run is worth more than its log."""
+    """Goal: a closed pipe on standard output does not end the master: the run matters more than its log."""
     with master_command("pccl run-master", "127.0.0.1:0", "--json") as script:
         address = json.loads("{" + script.expect("{"))["address"]
         script.process.stdout.close()  # type: ignore[union-attr]
@@ -161,7 +161,7 @@ def test_json_to_a_reader_that_went_away() -> None:
 
 
 def test_a_token_file_guards_the_run(tmp_path: Path) -> None:
-    """Goal: the line in the file is the secret, without the line end; others stay outside."""
+    """Goal: the line in the file, without the line end, is the token; peers without it are refused."""
     secret = tmp_path / "token"
     secret.write_text("open sesame\n")
     with master_command("pccl run-master", "127.0.0.1:0", "--token-file", secret) as script:
@@ -180,7 +180,7 @@ def test_a_token_file_guards_the_run(tmp_path: Path) -> None:
     [(None, "No such file"), ("", "one line of 1 to 512 bytes"), ("two\nlines\n", "one line"), ("x" * 600, "one line")],
 )
 def test_a_bad_token_file_is_one_clear_line(tmp_path: Path, content: str | None, complaint: str) -> None:
-    """Goal: exit code 1 and the name of the file; a master without the secret that was meant must not start."""
+    """Goal: exit code 1 and the name of the file; a master must not start without the intended token."""
     secret = tmp_path / "token"
     if content is not None:
         secret.write_text(content)
@@ -226,7 +226,7 @@ def test_help_lists_the_commands() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
-    """Goal: --help shows how to say where to listen."""
+    """Goal: --help shows how to set the address to listen on."""
     command, flag = COMMANDS[name]
     ended = run(*command, "--help")
 
@@ -247,7 +247,7 @@ def test_a_state_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["run-master", "status", "bench", "demo", "stress"])
 def test_every_help_has_an_example_and_the_exit_codes(command: str) -> None:
-    """Goal: what it does in one sentence, how to call it, and what its end means to a script."""
+    """Goal: what it does in one sentence, how to call it, and what its exit codes mean."""
     overview, ended = run(SCRIPTS / "pccl", "--help"), run(SCRIPTS / "pccl", command, "--help")
 
     assert ended.returncode == 0
@@ -262,5 +262,5 @@ def test_every_help_has_an_example_and_the_exit_codes(command: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["run-master", "--no-such-flag"]])
 def test_a_wrong_command_line_is_code_two(arguments: list[str]) -> None:
-    """Goal: a mistake in typing is told apart from a failure in serving."""
+    """Goal: a wrong command line has another exit code than a failure of the master."""
     assert run(SCRIPTS / "pccl", *arguments).returncode == 2

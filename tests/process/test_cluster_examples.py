@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ CLUSTER = ROOT / "examples" / "cluster"
 SHELL_SCRIPTS = sorted(path for path in CLUSTER.iterdir() if path.suffix in {".sh", ".sbatch"})
 PATIENCE = 60.0  # seconds for processes of processes on a busy machine
 
-# Ends after one reduce with another peer; what stands for training here.
+# Replaces training here: ends after one reduce with another peer.
 TRAINING = """
 import os, sys, pccl
 ones = pccl.zeros(10)
@@ -56,7 +57,7 @@ def commands(tmp_path: Path) -> Path:
 
 
 def environment(commands: Path, **more: object) -> dict[str, str]:
-    """With those commands first, and nothing of the run that tests themselves may belong to."""
+    """Return an environment with those commands first in PATH, and without variables of a run around the tests."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": paths, **{k: str(v) for k, v in more.items()}}
 
@@ -66,7 +67,7 @@ def environment(commands: Path, **more: object) -> dict[str, str]:
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
 def test_a_script_parses_and_knows_our_commands(script: Path) -> None:
-    """Goal: the shell understands it, it stops at errors, and what it calls of ours exists."""
+    """Goal: the shell can parse it, it stops at errors, and the pccl commands that it calls exist."""
     checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     text = script.read_text()
 
@@ -78,7 +79,7 @@ def test_a_script_parses_and_knows_our_commands(script: Path) -> None:
 
 
 def test_flags_of_commands_in_scripts_exist() -> None:
-    """Goal: a flag that was renamed is renamed here too."""
+    """Goal: the flags in the scripts are flags of the commands."""
     import importlib
 
     for path in (*SHELL_SCRIPTS, CLUSTER / "kubernetes.yaml"):
@@ -97,14 +98,17 @@ def test_flags_of_commands_in_scripts_exist() -> None:
 @pytest.mark.timeout(200)
 def test_the_ssh_script_runs_a_master_and_peers(commands: Path, tmp_path: Path) -> None:
     """Goal: two hosts, both this one: peers find the master, prove the token, reduce, and the script ends with 0."""
-    settings = {"REMOTE_DIR": tmp_path, "MASTER_PORT": free_port(), "SSH": "ssh", "RESTARTS": 0}
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(tmp_path / "train.py", folder)
+    settings = {"REMOTE_DIR": folder, "MASTER_PORT": free_port(), "SSH": "ssh", "RESTARTS": 0}
     hosts = "user@127.0.0.1 user@127.0.0.1"
     with Script.command(CLUSTER / "ssh.sh", hosts, "python", "train.py", **environment(commands, **settings)) as script:
         assert script.expect("peers", PATIENCE) == "2"
         assert script.expect("peers", PATIENCE) == "2"
         assert script.end(PATIENCE) == 0, script.errors()
 
-    assert (tmp_path / ".pccl-token").stat().st_mode & 0o077 == 0
+    assert (folder / ".pccl-token").stat().st_mode & 0o077 == 0
 
 
 def test_the_ssh_script_explains_itself() -> None:
@@ -152,7 +156,7 @@ def parse_yaml(text: str) -> list[Any]:
 
 
 def parse_block(rows: list[tuple[int, str]], indent: int) -> tuple[Any, list[tuple[int, str]]]:
-    """What begins at this indentation, and the rows behind it."""
+    """Return the value that begins at this indentation, and the rows after it."""
     block: Any = [] if rows[0][1].startswith("- ") else {}
     while rows and rows[0][0] == indent:
         _, line = rows.pop(0)
@@ -194,7 +198,7 @@ def container(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_service_leads_to_the_master(manifest: dict[str, Any]) -> None:
-    """Goal: service, deployment and probe speak of the same pods and the same port; there is one master."""
+    """Goal: service, deployment and probe name the same pods and the same port; there is one master."""
     service, deployment = manifest["Service"]["spec"], manifest["Deployment"]["spec"]
     (port,) = service["ports"]
     command = container(manifest["Deployment"])["command"]
@@ -224,7 +228,7 @@ def test_the_peers_reach_the_service_and_may_be_preempted(manifest: dict[str, An
 
 
 def test_the_parser_reads_what_yaml_means() -> None:
-    """Goal: the parser above is no weaker than what it is trusted with."""
+    """Goal: the parser above can read all that the manifest uses."""
     text = (
         'a: 1\nb:\n  - name: x\n    more:\n      c: "2"\n  - name: ["y", 3]\nd: plain words: and more\n---\ne: true\n'
     )

@@ -1,4 +1,4 @@
-"""`pccl demo` as a newcomer sees it: it ends well, soon, and with equal bits; and it says what is missing."""
+"""`pccl demo` as a new user sees it: it ends soon, with success and equal bits; or it names the missing package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What users install: an sdist that is complete, a wheel made of that sdist, and what both do in an empty environment.
 
-The one full compile of a test run happens here, without optimisation because nobody measures this build: a minute of
+The one full compile of a test run happens here, without optimisation because this build is not measured: a minute of
 two cores, of which Cython takes a quarter; all else together takes ten seconds. Nothing is downloaded: the environments
 are empty but for the packages that pyproject.toml names, copied from the one that runs the tests.
 """
@@ -48,7 +48,7 @@ def pip(python: Path, *arguments: object, cwd: Path, **environment: str) -> None
     """Run pip for another interpreter, without an index."""
     options = ("--quiet", "--disable-pip-version-check", "--python", python)
     command, *rest = arguments
-    # The tests beside this one measure time; a compiler does not mind to wait.
+    # Other tests that run at the same time measure time, so the compiler gets a low priority.
     run("nice", sys.executable, "-m", "pip", *options, command, "--no-index", *rest, cwd=cwd, **environment)
 
 
@@ -59,7 +59,7 @@ def empty_environment(folder: Path, requirements: list[str]) -> Path:
     for requirement in requirements:
         name = re.split(r"[^\w.-]", requirement)[0]
         for file in distribution(name).files or []:
-            # Commands lie outside, and are not needed.
+            # Commands are outside of site-packages, and are not needed.
             if ".." in file.parts or file.suffix == ".pyc":
                 continue
             target = site / file
@@ -79,11 +79,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(folder: Path) -> Path:
-    """The repository without what tools have written, as a fresh clone would be."""
+    """Return a copy of the repository without generated files, like a fresh clone."""
     copy = folder / "tree"
     patterns = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", *patterns))
-    if (ROOT / ".git").exists():  # at the top, where people keep notes, only what is in the repository
+    if (ROOT / ".git").exists():  # at the top level only tracked files, because people keep notes there
         kept = {name.partition("/")[0] for name in run("git", "ls-files", cwd=ROOT).splitlines()}
         for path in copy.iterdir():
             if path.name not in kept:
@@ -106,7 +106,7 @@ def sources(tree: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist(folder: Path, tree: Path, builder: Path, sources: set[str]) -> Path:
-    """The sdist of a tree that was used before: sources must have been listed, litter lies around."""
+    """Return the sdist of a used tree: its sources were listed before, and generated files lie in it."""
     assert LATER in sources
     for name in LITTER:
         (tree / name).parent.mkdir(exist_ok=True)
@@ -118,7 +118,7 @@ def sdist(folder: Path, tree: Path, builder: Path, sources: set[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(folder: Path, builder: Path, sdist: Path) -> Path:
-    """The wheel that the sdist becomes where only the build requirements are installed."""
+    """Return the wheel that is built from the sdist with only the build requirements installed."""
     options = ("--no-build-isolation", "--check-build-dependencies", "--no-deps", "--wheel-dir", folder)
     pip(builder, "wheel", *options, sdist, cwd=folder, PCCL_CFLAGS="-O0")
     (built,) = folder.glob("pccl-*.whl")
@@ -136,7 +136,7 @@ def contents(wheel: Path) -> set[str]:
 
 
 def test_the_sdist_holds_the_whole_repository_and_no_litter(sdist: Path, sources: set[str]) -> None:
-    """Goal: whoever unpacks it has what a clone has, and nothing that somebody's build has left."""
+    """Goal: the sdist has all files of a clone, and no file that a build has left."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     written = {name for name in names if name.partition("/")[0] in {"PKG-INFO", "setup.cfg", "pccl.egg-info"}}
@@ -147,7 +147,7 @@ def test_the_sdist_holds_the_whole_repository_and_no_litter(sdist: Path, sources
 
 @pytest.mark.parametrize("count", [1, None], ids=["one", "all"])
 def test_an_incomplete_tree_is_not_built(tree: Path, builder: Path, tmp_path: Path, count: int | None) -> None:
-    """Goal: a tree without one or all of its extensions ends in a sentence, not in a package that cannot run."""
+    """Goal: a tree without one or all of its extensions gives a clear error, not a package that cannot run."""
     broken = tmp_path / "tree"
     missing = sorted(path.name for path in tree.glob("pccl/**/*.pyx"))[:count]
     shutil.copytree(tree, broken, ignore=shutil.ignore_patterns(*missing))
@@ -164,7 +164,7 @@ def test_an_incomplete_tree_is_not_built(tree: Path, builder: Path, tmp_path: Pa
 
 
 def test_the_wheel_holds_every_extension_and_every_stub(contents: set[str]) -> None:
-    """Goal: each .pyx arrives compiled, and each stub arrives; generated C stays at home."""
+    """Goal: the wheel has each .pyx compiled and each stub, and no generated C."""
     stems = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("pccl/**/*.pyx"))
 
     assert {f"{stem}{EXTENSION_SUFFIXES[0]}" for stem in stems} <= contents
@@ -184,7 +184,7 @@ def test_the_wheel_holds_data_and_sources(contents: set[str]) -> None:
 
 
 def test_the_wheel_claims_one_name_only(contents: set[str]) -> None:
-    """Goal: no bare `cli`, `stress` or `tests` lands in anybody's site-packages."""
+    """Goal: the wheel installs no top-level `cli`, `stress` or `tests` package."""
     tops = {name.partition("/")[0] for name in contents}
 
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pccl"}

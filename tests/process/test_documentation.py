@@ -1,9 +1,9 @@
 """Every Python block in README and docs, run as printed but for the address of the master.
 
 A block that names the master's address is a program for peers: two processes run it at the same time against a master
-of its own, and both must end well. Any other block is run once. What cannot be run here says so in its first line, in
-words that readers see too: `# Not run by the tests: ` and the reason. The README's loop is acted out with a killed
-peer and a newcomer.
+of its own, and both must end with success. Any other block is run once. A block that cannot be run here says so in its
+first line, which readers see too: `# Not run by the tests: ` and the reason. The README's loop runs with a killed peer
+and a newcomer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(page: Path) -> list[str]:
-    """The Python in a page; blocks of other languages are between other fences."""
+    """Return the Python blocks of a page, without blocks of other languages."""
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def shell_blocks(page: Path) -> list[str]:
 
 
 def runnable(page: Path) -> list[str]:
-    """Those that are run."""
+    """Return the Python blocks of a page that are run."""
     return [block for block in blocks(page) if not block.startswith(NOT_RUN)]
 
 
@@ -75,7 +75,7 @@ def test_the_code_in_a_page_runs(page: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    """Goal: the way out is not the way."""
+    """Goal: only a few blocks use the exception."""
     left_out = [block for page in (README, *PAGES) for block in blocks(page) if block.startswith(NOT_RUN)]
 
     assert len(left_out) <= NOT_RUN_MAX
@@ -110,7 +110,7 @@ def test_the_loop_in_the_readme_survives_a_killed_peer() -> None:
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "was readable by all"])
 def test_documented_commands_make_a_secret_that_only_its_owner_reads(tmp_path: Path, exists: bool) -> None:
-    """Goal: whoever copies the commands that write a token has a file of mode 600, also over an older, open file."""
+    """Goal: the documented commands write a token file of mode 600, also over an older file with an open mode."""
     written = [
         (block, name)
         for page in (README, *PAGES)

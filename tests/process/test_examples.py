@@ -1,7 +1,7 @@
 """The examples as users run them: a master and three peers; one is killed, another joins, and nothing is lost by it.
 
-Peers pause while there are fewer than three, so the newcomer is never late, however slow the machine. The one process
-sees as many samples as they do. Tolerances are relative, and several times what churn was seen to cost.
+Peers pause while there are fewer than three, so the newcomer is never late, however slow the machine. The run
+with one process uses as many samples. Tolerances are relative, and several times the measured effect of churn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXAMPLES = {
 
 
 class End(NamedTuple):
-    """What an example says at the end."""
+    """The last line of an example, parsed."""
 
     loss: float
     revision: int
@@ -42,7 +42,7 @@ class End(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Starts examples; one thread per process."""
+    """Yield a server that starts examples, each process with one thread."""
     with fork_server() as server:
         yield server
 
@@ -52,7 +52,7 @@ def start(server: ForkServer, example: str, *arguments: object) -> Script:
     return server.run(ROOT / "examples" / f"{example}.py", *arguments)
 
 
-# Runs examples by themselves, one after the other, in an interpreter that imports torch only once.
+# Runs examples as a single peer, one after the other, in an interpreter that imports torch only once.
 ALONE = """
 import runpy, shutil, sys
 for name, label, *flags in RUNS:
@@ -98,14 +98,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 
 def end_of(script: Script) -> End:
-    """Its last line, once it has ended well."""
+    """Wait for success and return its parsed last line."""
     end = parse_end(script.expect("done", PATIENCE))
     assert script.end(PATIENCE) == 0, script.errors()
     return end
 
 
 def parse_end(line: str) -> End:
-    """What follows the word done."""
+    """Parse what follows the word `done`."""
     _, loss, _, revision, _, digest = line.split()
     return End(float(loss), int(revision), digest)
 
@@ -123,7 +123,7 @@ def reach(script: Script, step: int, peers: int) -> None:
 def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(
     example: str, alone: Alone, server: ForkServer
 ) -> None:
-    """Goal: killed and new peers cost neither accuracy nor a single bit of agreement."""
+    """Goal: killed and new peers cost no accuracy, and all peers end with the same bits."""
     arguments, tolerance = EXAMPLES[example]
     with running_master() as master, ExitStack() as stack:
 
@@ -143,7 +143,7 @@ def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(
 
 @pytest.mark.timeout(300)
 def test_peers_of_an_example_come_back_to_a_master_that_was_restarted(server: ForkServer) -> None:
-    """Goal: they join the new one as newcomers and go on from where they were, and nobody starts them again."""
+    """Goal: they join the new master as newcomers and continue where they were, without a restart."""
     with ExitStack() as stack:
         with running_master() as master:
             address = master.address
@@ -160,7 +160,7 @@ def test_peers_of_an_example_come_back_to_a_master_that_was_restarted(server: Fo
 
 @pytest.mark.timeout(300)
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(alone: Alone) -> None:
-    """Goal: not a bit is different from training that was not disturbed."""
+    """Goal: every bit equals that of training without an interruption."""
     assert alone.end("naive_ddp", "first").revision == 20
     assert "resumed revision 20" in alone.told["naive_ddp", "second"]
     assert alone.end("naive_ddp", "second") == alone.end("naive_ddp", "both")
@@ -168,7 +168,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(alone: Alone)
 
 @pytest.mark.timeout(300)
 def test_one_checkpoint_is_enough_to_resume_a_run(alone: Alone, server: ForkServer) -> None:
-    """Goal: with a new master, the highest revision is given to who has none. They look for a better ring, too."""
+    """Goal: with a new master, peers without a checkpoint receive the highest revision. They also optimize the ring."""
     with running_master() as master, ExitStack() as stack:
         flags = (master.address, "--steps", 40, "--optimize-every", 25)
         resumed = stack.enter_context(start(server, "naive_ddp", *flags, "--checkpoint", alone.checkpoint))

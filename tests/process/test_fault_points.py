@@ -1,11 +1,11 @@
-"""The crash-point matrix: a peer meets each kind of mishap at every single thing its processes do; the others go on.
+"""The matrix of fault points: a peer meets each kind of fault at every action of its processes; the others continue.
 
 The points are not listed here: they follow from the calls of a training process, the actions that its actor can
-perform, the messages it can send, and the orders of its workers, so a new one is covered the day it is added. A process
-dies, stops, dawdles, or has all of its connections closed, reset, half-closed or garbled: those of an actor lead to the
-master and to peers in front of the door, those of a worker are the ring or carry state.
+perform, the messages it can send, and the commands of its workers, so a new one is covered when it is added. A process
+dies, stops, slows down, or has all of its connections closed, reset, half-closed or garbled. Connections of an actor
+lead to the master and to peers in the handshake; those of a worker are links of the ring or of a transfer.
 
-The suite takes each point once, with one mishap after the other; `PCCL_MATRIX=all` takes all of them.
+The suite takes each point once, with changing faults; `PCCL_MATRIX=all` takes all combinations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ communicator = Communicator(sys.argv[1], int(sys.argv[2]), 2, options=OPTIONS)
 member = Member(communicator)
 """
 
-# A victim that takes part for a while, then leaves; whatever happens to it must not disturb the others. Every worker
-# that it starts meets the fault again, so it gives up soon.
+# A victim that takes part for a while, then leaves; its faults must not disturb the others. Every worker that it
+# starts meets the fault again, so it gives up soon.
 VICTIM = f"""{COMMON}
 try:
     communicator.connect(n_attempts=1)
@@ -63,7 +63,7 @@ SENT = sorted(
 LANE = ["lane.Attach", "lane.Detach", "lane.MapSegment", "lane.send.frame", "lane.receive.frame"]
 STATE = ["state.serve.answer", "state.fetch.FetchManifest", "state.fetch.FetchUnits", "state.fetch.manifest"]
 STATE += ["state.fetch.unit"]
-# What this victim's life never comes to: calls that end early, failures of others, and what only its own end brings.
+# Points that this victim never reaches: calls that end early, failures of others, and actions of its own end.
 UNREACHED = {
     *("training.CallCancel", "training.CallAwait", "training.CallUnshare"),
     *("peer.KillLanes", "peer.Log", "peer.Tell", "peer.Stop", "peer.DropLink", "peer.AbortOperation"),
@@ -72,13 +72,13 @@ UNREACHED = {
 }
 POINTS = [point for point in (*CALLED, *PERFORMED, *SENT, *LANE, *STATE) if point not in UNREACHED]
 ON_CONNECTIONS = ("close", "half-close", "reset", "garble")
-BOUND = 3.0  # seconds of a bystander's step; whoever only stands still is missed after a second
+BOUND = 3.0  # seconds of a bystander's step; a stopped peer is lost after a second
 KILL_BOUND = 1.5
 STATE_BOUND = 8.0  # a worker that fetches is replaced three times, and every one of them meets the fault
 
 
 def matrix() -> dict[str, list[str]]:
-    """Action -> the points at which it happens. A training process has no connection to others."""
+    """Return the fault points by action. A training process has no connection to others."""
     whole = os.environ.get("PCCL_MATRIX") == "all"
     chosen: dict[str, list[str]] = {action: [] for action in ACTIONS}
     for row, point in enumerate(POINTS):
@@ -90,7 +90,7 @@ def matrix() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def master():
-    """One master for all points: it must survive every one of them."""
+    """Yield one master for all points; it must survive every one of them."""
     with MasterNode("127.0.0.1:0", options=OPTIONS) as node:
         yield node
 
@@ -99,7 +99,7 @@ def master():
 @pytest.mark.parametrize("action", list(ACTIONS))
 def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str) -> None:
     """Two veterans keep calling while a victim meets its fault; their calls stay bounded and end in a world of two."""
-    group = list(ACTIONS).index(action)  # of its own, because the state of the last one is gone
+    group = list(ACTIONS).index(action)  # a group of its own, because the state of the last one is gone
     with Communicator(master.address, group, 2, options=OPTIONS) as first:
         first.connect()
         member = Member(first, odd=True)
@@ -115,7 +115,7 @@ def test_others_go_on_whatever_happens_to_a_peer(master: MasterNode, action: str
 
 
 def _meet(first: Communicator, member: Member, where: list[str], point: str, action: str) -> None:
-    """Run one victim to its end, with bystanders that go on."""
+    """Run one victim to its end while the bystanders continue."""
     environment = {**os.environ, VARIABLE: f"{point}:1:{action}"}
     print(f"{time.monotonic():.3f} {point} {action}", file=sys.stderr, flush=True)  # where a call that hangs began
     victim = subprocess.Popen([sys.executable, "-c", VICTIM, *where], env=environment, stdout=subprocess.PIPE, cwd=ROOT)
@@ -124,17 +124,17 @@ def _meet(first: Communicator, member: Member, where: list[str], point: str, act
     stopped = action == "stop" and point.startswith("training.")
     try:
         while victim.poll() is None or first.get_attribute(Attribute.LOCAL_WORLD_SIZE) != 2:
-            assert time.monotonic() < deadline, f"{point} {action}: the victim or its place in the ring never went"
+            assert time.monotonic() < deadline, f"{point} {action}: the victim is still in the ring"
             begin = time.monotonic()
             member.take_part()
             waited = time.monotonic() - begin
             assert waited < bound, f"{point} {action}: a bystander waited {waited:.2f} s"
             if stopped and is_stopped(victim.pid) and first.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2:
-                break  # nobody will wake it; it is enough that the others do not wait for it
+                break  # it stays stopped; it is enough that the others do not wait for it
     finally:
         victim.kill()
         output = victim.communicate()[0]
-    # A fault that was never met would make this test a walk in the park. Only close() keeps the end to itself.
+    # Without its fault this test would prove nothing. Only close() does not show that its actor died.
     if action == "kill" and point.startswith("peer.") and point not in {"peer.send.Leave", "peer.HangUp"}:
         assert b"MasterLostError" in output, f"{point} was never reached"
     if action == "kill" and point.startswith("training."):
@@ -145,13 +145,13 @@ def test_every_message_a_peer_sends_is_a_point() -> None:
     """The list above misses no message that a healthy peer sends to the master."""
     failures = {"Withdraw", "WireFailed", "EdgeLost", "Beat", "Awaiting", "WithdrawReduce", "Schema"}
     failures |= {"VoteOptimize", "Probed"}  # no failures, but test_optimize has a victim for these
-    sent = {layout.cls.__name__ for layout in messages_to_master()}
+    sent = {message.cls.__name__ for message in messages_to_master()}
 
     assert {point.rsplit(".", 1)[1] for point in SENT} == sent - failures
 
 
 def test_the_suite_takes_every_point_and_every_mishap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample leaves out combinations, and neither a point nor a mishap; all of it is all of it."""
+    """The sample has every point and every fault, though not every combination; `all` has every combination."""
     sample = matrix()
     assert {point for points in sample.values() for point in points} == set(POINTS)
     assert all(sample.values())
@@ -162,14 +162,14 @@ def test_the_suite_takes_every_point_and_every_mishap(monkeypatch: pytest.Monkey
 
 
 def messages_to_master() -> list:
-    """Schemas of what may be said to the master by a member."""
+    """Return the message types that a member may send to the master."""
     from pccl._core.protocol.codec import BY_OPCODE
 
     return [BY_OPCODE[opcode] for opcode in messages.TO_MASTER]
 
 
 def test_a_plan_that_makes_no_sense_is_refused() -> None:
-    """A typing error in the variable must not run a test without its fault."""
+    """A misspelt fault in the variable must not run a test without its fault."""
     with pytest.raises(ValueError, match="point:count:action"):
         Fault("peer.Dial:once:kill")
     with pytest.raises(ValueError, match="kill, stop, delay"):

@@ -11,7 +11,7 @@ FRAMES = 20_000
 
 @pytest.mark.parametrize("seed", [1])
 def test_a_master_stands_a_sample_of_the_fuzz(seed: int) -> None:
-    """Goal: spoiled frames and lying members disturb nobody, and leave neither memory nor descriptors behind."""
+    """Goal: damaged frames and wrong messages disturb no other member, and leak neither memory nor descriptors."""
     outcome = hold_trial(FRAMES, seed, show=lambda _: None)
 
     assert outcome.frames >= FRAMES

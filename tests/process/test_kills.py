@@ -1,9 +1,9 @@
-"""Kills by the hundred: whichever process of a peer dies, the others go on within a second and agree on who is left.
+"""A hundred kills: whichever process of a peer dies, the others continue within a second with the same membership.
 
-One master and four training processes that do nothing but `update_topology`. Each time a process is drawn from all of
-theirs (training processes, peer actors, senders, receivers) and killed with SIGKILL. The clock starts at the kill and
-stops when the last survivor has returned from a round that was wired after it, which is more than returning at all: the
-loss was noticed, the ring was built anew, and everybody was told. Then the ring is left to become whole again.
+One master and four training processes that only call `update_topology`. Each time a process is drawn from all of theirs
+(training processes, peer actors, senders, receivers) and killed with SIGKILL. The clock starts at the kill and stops
+when the last survivor has returned from a round that was wired after it: the loss was noticed, the ring was wired
+again, and all survivors were told. Then the test waits until the ring is whole again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIONS = Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, retry_interval=
 
 
 class Peer:
-    """One training process and the pipe it tells its steps through."""
+    """One training process and the pipe that carries its steps."""
 
     def __init__(self, life: int, pid: int, pipe: int) -> None:
         self.life = life
@@ -49,19 +49,19 @@ class Peer:
         self.last: Step | None = None
 
     def read(self) -> list[Step]:
-        """What it told since the last time."""
+        """Return the steps since the last call."""
         *lines, self.rest = (self.rest + os.read(self.pipe, 1 << 16)).split(b"\n")
         return [Step.decode(line) for line in lines]
 
 
 class Ring:
-    """A master, peers, and everything they told."""
+    """A master, its peers, and all their steps."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.zygote = Zygote(self.mark)
         self.peers: dict[int, Peer] = {}
-        self.agreement = RoundCheck()
+        self.round_check = RoundCheck()
         self._log = (folder / "log").open("ab")
         self._lives = 0
         reader, writer = os.pipe()
@@ -78,7 +78,7 @@ class Ring:
         os.close(writer)
 
     def read(self, timeout: float) -> list[Step]:
-        """What living peers told, in the order of their pipes."""
+        """Return the new steps of living peers, in the order of their pipes."""
         pipes = {peer.pipe: peer for peer in self.peers.values()}
         found: list[Step] = []
         for fd in readable(list(pipes), timeout):
@@ -86,16 +86,16 @@ class Ring:
             steps = peer.read()
             for step in steps:
                 peer.last = step
-                self.agreement.add(step)
+                self.round_check.add(step)
             found += steps
         return found
 
     def drop(self, life: int) -> None:
-        """A training process was killed; what it still told does not matter any more."""
+        """Forget a killed training process; its unread steps are not used."""
         os.close(self.peers.pop(life).pipe)
 
     def until_whole(self) -> int:
-        """Wait until all peers were last told of a full world with one epoch; that epoch."""
+        """Wait until the last step of all peers has the full world size and one epoch; return that epoch."""
         deadline = time.monotonic() + WHOLE_SECONDS_MAX
         while True:
             told = [peer.last.numbers for peer in self.peers.values() if peer.last is not None and peer.last.numbers]
@@ -107,7 +107,7 @@ class Ring:
             self.read(0.1)
 
     def close(self) -> None:
-        """End everybody. Harmless when done before."""
+        """End all processes. May be called again."""
         self.zygote.close()
         for life in list(self.peers):
             self.drop(life)
@@ -171,20 +171,20 @@ def test_kills_of_any_process(ring: Ring, capsys: pytest.CaptureFixture[str]) ->
     began = time.monotonic()
     for _ in range(KILLS):
         epoch = ring.until_whole()
-        time.sleep(rng.uniform(0, 0.01))  # so that the kill meets the round at any of its points
+        time.sleep(rng.uniform(0, 0.01))  # so that the kill hits the round at a random point
         role, waited = kill_one(ring, rng, epoch)
         roles[role] += 1
         seconds.append(waited)
-        ring.agreement.settle(time.monotonic_ns() - 1_000_000_000)
+        ring.round_check.settle(time.monotonic_ns() - 1_000_000_000)
         ring.zygote.exits()
     ring.until_whole()
-    ring.agreement.settle(time.monotonic_ns())
-    os.kill(ring.master, 0)  # the one process that was spared is the one that started
+    ring.round_check.settle(time.monotonic_ns())
+    os.kill(ring.master, 0)  # the master was never killed, and still runs
     ring.close()
 
     with capsys.disabled():
         print(f"\n  {KILLS} kills in {time.monotonic() - began:.0f} s, {dict(roles)}; to return: {spread(seconds)}")
-    assert ring.agreement.found == []
+    assert ring.round_check.found == []
     assert max(seconds) < RETURN_SECONDS_MAX
     assert len(roles) == 4
     # An actor ends by itself, a moment after its training process was killed.
@@ -196,7 +196,7 @@ def test_kills_of_any_process(ring: Ring, capsys: pytest.CaptureFixture[str]) ->
     [("pccl.actors.peer.peer_actor", ["0", "0", "0"]), ("pccl.actors.master.master_actor", ["0", "0"])],
 )
 def test_an_actor_that_comes_too_late_ends_without_a_word(module: str, arguments: list[str]) -> None:
-    """Goal: whoever started it was killed meanwhile; that is no error, so nothing is shown and the status is 0."""
+    """Goal: its starting process was killed meanwhile; that is no error, so it prints nothing and exits with 0."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     code = f"import sys; from {module} import main; sys.exit(main({[*arguments, str(gone.pid), '0']}))"

@@ -12,19 +12,20 @@ import pytest
 
 from pccl import Communicator, MasterNode, Result
 from pccl.errors import UsageError
+from tests import has_ipv6
 
 from .helpers import QUICK, Script, comm, eventually, gone, is_asleep, master_pid, running_master
 
 
 def can_connect(address: str) -> bool:
-    """Whether the master lets a peer in."""
+    """Whether the master accepts a peer."""
     with Communicator(address, options=QUICK) as peer:
         peer.connect(n_attempts=1)
     return True
 
 
 def is_free(address: str) -> bool:
-    """Whether somebody else could listen there now."""
+    """Whether the port is free."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,7 +38,7 @@ def is_free(address: str) -> bool:
 
 
 def test_run_returns_and_serves() -> None:
-    """Goal: when run() returns, a peer that connects at once is let in; port 0 is told by `address`."""
+    """Goal: when run() returns, a peer can connect at once; `address` shows the port that was chosen for port 0."""
     master = MasterNode("127.0.0.1:0", options=QUICK)
     assert master.address == "127.0.0.1:0"
     master.run()
@@ -55,6 +56,7 @@ def test_a_wildcard_is_shown_as_an_address_that_can_be_dialled() -> None:
         assert can_connect(master.address)
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no address ::1")
 def test_ipv6() -> None:
     """Goal: the same in the other family, in brackets."""
     with MasterNode("[::1]:0", options=QUICK) as master:
@@ -63,7 +65,7 @@ def test_ipv6() -> None:
 
 
 def test_a_taken_port_is_refused_with_a_remedy() -> None:
-    """Goal: INVALID_USAGE that names the address; the master who has the port is not disturbed."""
+    """Goal: INVALID_USAGE that names the address; the master that has the port is not disturbed."""
     with running_master() as first:
         with pytest.raises(UsageError, match=f"{first.address} is taken") as caught:
             MasterNode(first.address, options=QUICK).run()
@@ -135,14 +137,14 @@ def test_interrupt_frees_the_port_and_may_be_repeated() -> None:
 
 
 def fail_beside_a_master(seen: dict[str, int]) -> None:
-    """An application that goes wrong while its master runs; leaves its address and process behind."""
+    """Raise an error while a master runs; leave its port and process id in `seen`."""
     with running_master() as master:
         seen[master.address] = master_pid(master)
         raise ZeroDivisionError
 
 
 def test_with_ends_it_also_after_an_error() -> None:
-    """Goal: the block's end is the master's end, and the error goes on."""
+    """Goal: the master ends with the block, and the error propagates."""
     seen: dict[str, int] = {}
     with pytest.raises(ZeroDivisionError):
         fail_beside_a_master(seen)
@@ -207,7 +209,7 @@ def test_a_killed_script_takes_its_master_along() -> None:
 
 
 def test_a_master_that_died_does_not_hold_up_its_script() -> None:
-    """Goal: who waits in `del` for a master that was killed goes on."""
+    """Goal: a `del` that waits for a killed master returns."""
     with Script(SCRIPT + "    del master\n    say('deleted')\n") as script:
         script.expect("address")
         os.kill(int(script.expect("pid")), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Who is in a run, and when: admission, rounds, attributes and leaving, with real actors on loopback.
+"""Membership: admission, rounds, attributes and leaving, with real actors on loopback.
 
-Where a test says that something is noticed *at once*, its heartbeat timeout is a minute: silence alone could not have
-told anybody within the bound of the test.
+Where a test says that something is noticed *at once*, its heartbeat timeout is a minute: the timeout alone could not
+have caused it within the bound of the test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pccl import Attribute, Communicator, MasterNode, Result
 from pccl._core.protocol.messages import Challenge
 from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
 
-from .helpers import Script, background, crew_of, eventually, quick, running_master, together
+from .helpers import Script, background, eventually, peers_of, quick, running_master, together
 from .raw_client import framed
 
 PATIENT = quick(heartbeat_timeout=60.0)
@@ -43,7 +43,7 @@ def patient_master() -> Iterator[MasterNode]:
 
 
 def world(peer: Communicator) -> tuple[int, int, int, int]:
-    """Global size, own group's size, number of groups, largest group."""
+    """Return global world size, own group's size, number of groups, size of the largest group."""
     return (
         peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
         peer.get_attribute(Attribute.LOCAL_WORLD_SIZE),
@@ -52,9 +52,9 @@ def world(peer: Communicator) -> tuple[int, int, int, int]:
     )
 
 
-def pending(crew: list[Communicator]) -> bool:
-    """The one answer that all members get."""
-    answers = together(*(peer.are_peers_pending for peer in crew))
+def pending(peers: list[Communicator]) -> bool:
+    """Return the answer of are_peers_pending, and check that all members get the same."""
+    answers = together(*(peer.are_peers_pending for peer in peers))
     assert len(set(answers)) == 1, f"one question, different answers: {answers}"
     return answers[0]
 
@@ -63,7 +63,7 @@ def pending(crew: list[Communicator]) -> bool:
 
 
 def test_the_first_peer_is_accepted_at_once(master: MasterNode) -> None:
-    """Goal: an empty run admits whoever comes, without a round."""
+    """Goal: an empty run admits the first peer without a round."""
     with Communicator(master.address, options=quick()) as peer:
         peer.connect()
 
@@ -73,9 +73,9 @@ def test_the_first_peer_is_accepted_at_once(master: MasterNode) -> None:
 
 def test_a_later_peer_waits_for_every_member(master: MasterNode) -> None:
     """Goal: a newcomer is neither admitted nor counted before the last member has called update_topology."""
-    with crew_of(master.address, 0, 0) as crew:
-        first, second = crew
-        newcomer = crew.newcomer()
+    with peers_of(master.address, 0, 0) as peers:
+        first, second = peers
+        newcomer = peers.newcomer()
         joining = background(newcomer.connect)
         eventually(lambda: pending([first, second]), "the newcomer is registered")
         round_of_first = background(first.update_topology)
@@ -89,31 +89,31 @@ def test_a_later_peer_waits_for_every_member(master: MasterNode) -> None:
         round_of_first.result()
         joining.result()
 
-        assert [world(peer) for peer in crew] == [(3, 3, 1, 3)] * 3
-        assert not pending(crew)
+        assert [world(peer) for peer in peers] == [(3, 3, 1, 3)] * 3
+        assert not pending(peers)
 
 
 def test_everybody_who_waits_is_admitted_in_one_round(caplog: pytest.LogCaptureFixture) -> None:
-    """Goal: all newcomers of a round see each other in their first numbers. Each says in its log that it waits."""
-    with running_master(quick(vote_warning=0.1)) as master, crew_of(master.address, 0) as crew:
-        joining = [background(crew.newcomer(group).connect) for group in (0, 1, 1)]
+    """Goal: all newcomers of a round are in each other's first attributes. Each logs that it waits."""
+    with running_master(quick(vote_warning=0.1)) as master, peers_of(master.address, 0) as peers:
+        joining = [background(peers.newcomer(group).connect) for group in (0, 1, 1)]
         eventually(lambda: caplog.text.count("not admitted yet: update_topology waits for peer 1") == 3, "three wait")
-        crew[0].update_topology()
+        peers[0].update_topology()
         for call in joining:
             call.result()
 
-        assert [world(peer) for peer in crew] == [(4, 2, 2, 2)] * 4
+        assert [world(peer) for peer in peers] == [(4, 2, 2, 2)] * 4
 
 
 def test_groups_are_counted_apart(master: MasterNode) -> None:
     """Goal: local size is the group's, largest and number of groups are the world's, and all see one world."""
-    with crew_of(master.address, 0, 0, 7, 4_294_967_295) as crew:
-        assert [world(peer) for peer in crew] == [(4, 2, 3, 2), (4, 2, 3, 2), (4, 1, 3, 2), (4, 1, 3, 2)]
+    with peers_of(master.address, 0, 0, 7, 4_294_967_295) as peers:
+        assert [world(peer) for peer in peers] == [(4, 2, 3, 2), (4, 2, 3, 2), (4, 1, 3, 2), (4, 1, 3, 2)]
 
 
 def test_several_runs_in_one_process(master: MasterNode) -> None:
     """Goal: communicators of one process share nothing, not even a master."""
-    with running_master() as other, crew_of(master.address, 0, 0) as here, crew_of(other.address, 0) as there:
+    with running_master() as other, peers_of(master.address, 0, 0) as here, peers_of(other.address, 0) as there:
         assert world(here[0]) == (2, 2, 1, 2)
         assert world(there[0]) == (1, 1, 1, 1)
         there[0].close()
@@ -124,39 +124,39 @@ def test_several_runs_in_one_process(master: MasterNode) -> None:
 
 
 def test_update_topology_is_a_barrier(master: MasterNode) -> None:
-    """Goal: nobody leaves a round before everybody has entered it, time after time."""
-    with crew_of(master.address, 0, 0, 1) as crew:
-        entered = [0] * len(crew)
+    """Goal: no member leaves a round before all members have entered it, also in repeated rounds."""
+    with peers_of(master.address, 0, 0, 1) as peers:
+        entered = [0] * len(peers)
 
         def train(index: int) -> None:
             for step in range(1, 51):
                 entered[index] = step
-                crew[index].update_topology()
+                peers[index].update_topology()
                 assert min(entered) >= step
 
-        together(*(lambda index=index: train(index) for index in range(len(crew))))
+        together(*(lambda index=index: train(index) for index in range(len(peers))))
 
 
 def test_pending_overlaps_a_round(master: MasterNode) -> None:
     """Goal: are_peers_pending works from another thread while update_topology waits, True and False alike."""
-    with crew_of(master.address, 0, 0) as crew:
-        first, second = crew
+    with peers_of(master.address, 0, 0) as peers:
+        first, second = peers
         waiting = background(first.update_topology)
         assert not pending([first, second])
-        joining = background(crew.newcomer().connect)
+        joining = background(peers.newcomer().connect)
         eventually(lambda: pending([first, second]), "the newcomer is registered")
         assert not waiting.ended.is_set()
 
         second.update_topology()
         waiting.result()
         joining.result()
-        assert not pending(crew)
+        assert not pending(peers)
 
 
 def test_two_threads_in_one_call(master: MasterNode) -> None:
     """Goal: of two threads in update_topology one gets UsageError at once, the other's vote stands."""
-    with crew_of(master.address, 0, 0) as crew:
-        first, second = crew
+    with peers_of(master.address, 0, 0) as peers:
+        first, second = peers
         calls = [background(first.update_topology) for _ in range(2)]
         eventually(lambda: any(call.ended.is_set() for call in calls), "one of them is refused")
         refused = next(call for call in calls if call.ended.is_set())
@@ -189,41 +189,41 @@ def count_rounds(peer: Communicator, monkeypatch: pytest.MonkeyPatch) -> list[in
 
 
 def test_waiting_for_peers_does_not_spin(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: one vote waits for as long as nobody comes, one more for each arrival that is not enough."""
-    with crew_of(master.address, 0, 0) as crew:
-        votes = [count_rounds(peer, monkeypatch) for peer in crew]
-        waiting = [background(lambda peer=peer: peer.wait_for_world_size(3)) for peer in crew]
-        stranger = crew.newcomer(group=5)
-        stranger.connect()
-        stranger_waits = background(lambda: stranger.wait_for_world_size(2))
-        crew.newcomer().connect()
+    """Goal: one vote waits while no newcomer comes; each newcomer that is not enough costs one more vote."""
+    with peers_of(master.address, 0, 0) as peers:
+        votes = [count_rounds(peer, monkeypatch) for peer in peers]
+        waiting = [background(lambda peer=peer: peer.wait_for_world_size(3)) for peer in peers]
+        outsider = peers.newcomer(group=5)
+        outsider.connect()
+        outsider_waits = background(lambda: outsider.wait_for_world_size(2))
+        peers.newcomer().connect()
 
         assert [call.result() for call in waiting] == [3, 3]
         assert votes == [[3, 3], [3, 3]]
-        crew.dismiss(stranger)
-        assert isinstance(stranger_waits.error(), UsageError)
+        peers.dismiss(outsider)
+        assert isinstance(outsider_waits.error(), UsageError)
 
 
 def test_the_last_one_to_come_need_not_wait(master: MasterNode) -> None:
     """Goal: the same lines in every peer, connect then wait_for_world_size, end for all of them with one round."""
-    with crew_of(master.address, 0) as crew:
-        early = background(lambda: crew[0].wait_for_world_size(2))
-        late = crew.newcomer()
+    with peers_of(master.address, 0) as peers:
+        early = background(lambda: peers[0].wait_for_world_size(2))
+        late = peers.newcomer()
         late.connect()
 
         assert early.result() == 2
-        # The early one goes its way and does not vote again; the late one must not wait for that.
+        # The early peer continues and does not vote again; the late peer must not wait for its vote.
         assert late.wait_for_world_size(2) == 2
 
 
 def test_a_wait_that_times_out_withdraws_its_vote(master: MasterNode) -> None:
-    """Goal: TooFewPeersError in time, and the given-up vote neither counts for others nor against the next call."""
-    with crew_of(master.address, 0, 0) as crew:
-        first, second = crew
+    """Goal: TooFewPeersError in time, and the withdrawn vote counts neither for others nor against the next call."""
+    with peers_of(master.address, 0, 0) as peers:
+        first, second = peers
         with pytest.raises(TooFewPeersError) as caught:
             first.wait_for_world_size(3, timeout=0.2)
         assert caught.value.result is Result.TOO_FEW_PEERS
-        assert not pending([first, second])  # the master hears a peer in order, so it has the withdrawal now
+        assert not pending([first, second])  # the master reads a peer's messages in order, so it has the withdrawal now
 
         alone = background(second.update_topology)
         assert not pending([first, second])
@@ -251,15 +251,15 @@ def test_calls_before_connect_and_after_close(name: str) -> None:
 
 
 def test_numbers_are_asked_for_while_connect_waits(master: MasterNode) -> None:
-    """Goal: another thread that asks before connect() has returned is told so, not shown an internal error."""
-    with crew_of(master.address, 0) as crew:
-        newcomer = crew.newcomer()
+    """Goal: a call of another thread before connect() has returned gets this reason, not an internal error."""
+    with peers_of(master.address, 0) as peers:
+        newcomer = peers.newcomer()
         joining = background(newcomer.connect)
         eventually(lambda: newcomer._actor, "connect() has begun")
 
         with pytest.raises(UsageError, match="this peer is not a member yet"):
             newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
-        crew[0].wait_for_world_size(2, timeout=15)
+        peers[0].wait_for_world_size(2, timeout=15)
         joining.result()
 
         assert newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
@@ -267,8 +267,8 @@ def test_numbers_are_asked_for_while_connect_waits(master: MasterNode) -> None:
 
 def test_more_calls_than_slots(master: MasterNode) -> None:
     """Goal: calls in flight are bounded, and the one beyond is refused with the number and the remedy."""
-    with crew_of(master.address, 0, 0, options=quick(slots=1)) as crew:
-        first, second = crew
+    with peers_of(master.address, 0, 0, options=quick(slots=1)) as peers:
+        first, second = peers
         waiting = background(first.update_topology)
         eventually(lambda: first._actor.calls.table.idle_slots == 0, "the slot is taken")  # type: ignore[union-attr]
 
@@ -280,12 +280,12 @@ def test_more_calls_than_slots(master: MasterNode) -> None:
 
 def test_connect_twice(master: MasterNode) -> None:
     """Goal: a second connect is refused and does not disturb the membership."""
-    with crew_of(master.address, 0) as crew:
+    with peers_of(master.address, 0) as peers:
         with pytest.raises(UsageError, match="already connected") as caught:
-            crew[0].connect()
+            peers[0].connect()
 
         assert caught.value.result is Result.INVALID_USAGE
-        crew[0].update_topology()
+        peers[0].update_topology()
 
 
 def test_no_master_there(master: MasterNode) -> None:
@@ -316,69 +316,69 @@ def test_connect_waits_for_a_master_that_comes_later(master: MasterNode) -> None
 
 
 def test_close_is_noticed_at_once(patient_master: MasterNode) -> None:
-    """Goal: a goodbye counts from the moment it is said, and close may be repeated."""
-    with crew_of(patient_master.address, 0, 0, 0, options=PATIENT) as crew:
-        waiting = [background(peer.update_topology) for peer in crew[1:]]
-        leaver = crew[0]
-        crew.dismiss(leaver)
+    """Goal: a leaving member stops counting at once, and close may be repeated."""
+    with peers_of(patient_master.address, 0, 0, 0, options=PATIENT) as peers:
+        waiting = [background(peer.update_topology) for peer in peers[1:]]
+        leaver = peers[0]
+        peers.dismiss(leaver)
         leaver.close()
 
         for call in waiting:
             call.result()
-        assert [world(peer) for peer in crew] == [(2, 2, 1, 2)] * 2
+        assert [world(peer) for peer in peers] == [(2, 2, 1, 2)] * 2
 
 
 def test_with_and_del_say_goodbye(patient_master: MasterNode) -> None:
-    """Goal: both ends of a communicator that nobody closes by hand tell the others at once."""
-    with crew_of(patient_master.address, 0, options=PATIENT) as crew:
+    """Goal: the end of a `with` block and `del` both tell the other members at once."""
+    with peers_of(patient_master.address, 0, options=PATIENT) as peers:
         with Communicator(patient_master.address, options=PATIENT) as newcomer:
-            together(newcomer.connect, lambda: crew[0].wait_for_world_size(2))
-        crew[0].update_topology()
-        assert world(crew[0]) == (1, 1, 1, 1)
+            together(newcomer.connect, lambda: peers[0].wait_for_world_size(2))
+        peers[0].update_topology()
+        assert world(peers[0]) == (1, 1, 1, 1)
 
         dropped = Communicator(patient_master.address, options=PATIENT)
-        together(dropped.connect, lambda: crew[0].wait_for_world_size(2))
+        together(dropped.connect, lambda: peers[0].wait_for_world_size(2))
         del dropped
         gc.collect()
-        crew[0].update_topology()
-        assert world(crew[0]) == (1, 1, 1, 1)
+        peers[0].update_topology()
+        assert world(peers[0]) == (1, 1, 1, 1)
 
 
 def test_a_process_that_ends_without_close_is_dropped_at_once(patient_master: MasterNode) -> None:
-    """Goal: an exit that runs no destructor is noticed as quickly as a goodbye."""
+    """Goal: an exit that runs no destructor is noticed as quickly as close()."""
     code = """
         peer = join(heartbeat_timeout=60.0)
         sys.stdin.readline()
         os._exit(0)
     """
-    with crew_of(patient_master.address, 0, options=PATIENT) as crew:
+    with peers_of(patient_master.address, 0, options=PATIENT) as peers:
         with Script(code, patient_master.address) as script:
-            assert crew[0].wait_for_world_size(2, timeout=15) == 2
+            assert peers[0].wait_for_world_size(2, timeout=15) == 2
             script.expect("in")
             script.say()
-            crew[0].update_topology()
+            peers[0].update_topology()
 
-            assert world(crew[0]) == (1, 1, 1, 1)
+            assert world(peers[0]) == (1, 1, 1, 1)
             assert script.end() == 0
 
 
 def test_the_same_communicator_connects_again_after_its_master_was_lost(master: MasterNode) -> None:
-    """Goal: MasterLostError asks for connect(), and connect() is all it takes."""
-    with crew_of(master.address, 0) as crew:
+    """Goal: after MasterLostError, connect() alone makes the communicator a member again."""
+    with peers_of(master.address, 0) as peers:
         address = master.address
         master.interrupt()
-        eventually(lambda: isinstance(background(crew[0].update_topology).error(), MasterLostError), "it is noticed")
+        eventually(lambda: isinstance(background(peers[0].update_topology).error(), MasterLostError), "it is noticed")
         with MasterNode(address, options=quick()):
-            crew[0].connect()
+            peers[0].connect()
 
-            assert world(crew[0]) == (1, 1, 1, 1)
-            crew[0].update_topology()
+            assert world(peers[0]) == (1, 1, 1, 1)
+            peers[0].update_topology()
 
 
 def test_the_same_communicator_connects_again_after_it_was_kicked() -> None:
-    """Goal: KickedError carries the master's reason, and the way back is connect()."""
-    with running_master(quick(vote_timeout=0.3)) as master, crew_of(master.address, 0, 0) as crew:
-        first, second = crew
+    """Goal: KickedError carries the master's reason, and connect() makes the communicator a member again."""
+    with running_master(quick(vote_timeout=0.3)) as master, peers_of(master.address, 0, 0) as peers:
+        first, second = peers
         first.update_topology()
         with pytest.raises(KickedError, match="straggler"):
             second.update_topology()
@@ -388,7 +388,7 @@ def test_the_same_communicator_connects_again_after_it_was_kicked() -> None:
 
 
 def test_a_damaged_answer_of_the_master_is_tried_again() -> None:
-    """Goal: a flipped bit at the door is a bad line, not another program on that port; the next attempt succeeds."""
+    """Goal: a flipped bit in the handshake is a damaged frame, not another program; the next attempt succeeds."""
     port_is_free = threading.Event()
 
     def answer_badly(listener: socket.socket) -> None:
@@ -398,7 +398,7 @@ def test_a_damaged_answer_of_the_master_is_tried_again() -> None:
                 connection.recv(4096)
                 whole = framed(Challenge(bytes(32)))
                 connection.sendall(whole[:-1] + b"!")
-                connection.recv(4096)  # until it hangs up
+                connection.recv(4096)  # until it closes
         port_is_free.set()
 
     listener = socket.create_server(("127.0.0.1", 0))

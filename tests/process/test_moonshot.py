@@ -1,4 +1,4 @@
-"""The search beside the master: it helps when it can, harms nobody whatever it does, and leaves nothing behind."""
+"""The moonshot process: it finds better rings, never disturbs the master, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pccl.actors.master.moonshot import Moonshot
 from .helpers import BOUND, Script, comm, eventually, gone
 
 SECOND = 1_000_000_000
-GLANCE_NS = 2_000_000  # between two looks at a condition
+POLL_NS = 2_000_000  # between two checks of a condition
 COUNT = 40
 RATES = scattered(COUNT, 0)
-RING = [100 + index for index in range(COUNT)]  # peers are not called as their places are
+RING = [100 + index for index in range(COUNT)]  # peer ids differ from positions
 
 
 class Observatory:
-    """A moonshot with its loop, and what it was heard to say."""
+    """A moonshot with its loop, and what it reported."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -47,12 +47,12 @@ class Observatory:
         return self.moonshot.pid
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Let the loop run until then."""
+        """Run the loop until the condition holds."""
         deadline, due = time.monotonic() + BOUND, 0
 
         def look(now_ns: int) -> None:
             nonlocal due
-            due = now_ns + GLANCE_NS
+            due = now_ns + POLL_NS
             if condition() or time.monotonic() > deadline:
                 self.loop.stop()
 
@@ -62,7 +62,7 @@ class Observatory:
 
 @pytest.fixture
 def sky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observatory]:
-    """At everybody's priority: at its own it would starve on a machine where other tests run."""
+    """Yield a moonshot at normal priority: at its own low priority it would starve while other tests run."""
     monkeypatch.setattr(moonshot, "PRIORITY", 0)
     observatory = Observatory()
     yield observatory
@@ -71,7 +71,7 @@ def sky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observatory]:
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, *reports: bytes, then: Callable[[], None] = lambda: None) -> None:
-    """Replace what the child does by these words."""
+    """Replace the search of the child by these reports."""
 
     def search(mailbox: socket.socket, *_: Any) -> None:
         for report in reports:
@@ -89,7 +89,7 @@ def packed(order: list[int]) -> bytes:
 
 
 def test_a_better_ring_is_found_and_offered(sky: Observatory) -> None:
-    """Goal: the same peers, from the same one on, better by the master's own numbers, and not adopted by itself."""
+    """Goal: a ring of the same peers with the same first peer, better by the master's rates; it is only offered."""
     sky.begin()
     assert sky.moonshot.better_than(RING, RATES) is None
     sky.until(lambda: sky.better, "a first better ring")
@@ -103,7 +103,7 @@ def test_a_better_ring_is_found_and_offered(sky: Observatory) -> None:
 
 
 def test_an_answer_is_judged_by_the_rates_of_today(sky: Observatory) -> None:
-    """Goal: what was better when it was asked for is not offered when it is no longer, or to a ring that is as good."""
+    """Goal: a ring that is no longer better by the present rates is not offered, nor one to a ring that is as good."""
     sky.begin()
     sky.until(lambda: sky.better, "a first better ring")
     found = sky.moonshot.better_than(RING, RATES)
@@ -111,8 +111,8 @@ def test_an_answer_is_judged_by_the_rates_of_today(sky: Observatory) -> None:
 
     today = array("d", [1e6 if (at // COUNT + 1) % COUNT == at % COUNT else rate for at, rate in enumerate(RATES)])
     assert sky.moonshot.better_than(RING, today) is None
-    place = [RING.index(peer) for peer in found]
-    turned = array("d", [RATES[a * COUNT + b] for a in place for b in place])
+    order = [RING.index(peer) for peer in found]
+    turned = array("d", [RATES[a * COUNT + b] for a in order for b in order])
     assert sky.moonshot.better_than(found, turned) is None
 
 
@@ -159,7 +159,7 @@ def test_a_small_ring_is_solved_at_once(sky: Observatory) -> None:
 
 
 def test_an_answer_is_for_those_who_were_asked_about(sky: Observatory) -> None:
-    """Goal: one more, one less or another one, and the answer is none."""
+    """Goal: with one more, one less or another peer, there is no answer."""
     sky.begin()
     sky.until(lambda: sky.better, "a first better ring")
 
@@ -190,7 +190,7 @@ def test_a_new_question_ends_the_old_one(sky: Observatory) -> None:
     assert [pid for pid in pids if not gone(pid)] == [sky.moonshot.pid]
 
 
-# ---------------------------------------------------------------------------------------------- its place
+# ---------------------------------------------------------------------------------------------- its process
 
 
 def test_it_takes_no_more_than_its_share(sky: Observatory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_it_takes_no_more_than_its_share(sky: Observatory, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_is_killed_has_not_searched_in_vain(sky: Observatory, number: int) -> None:
-    """Goal: an interrupt is the master's business; what ends the child leaves what it told, and says how it ended."""
+    """Goal: a killed child leaves the rings that it reported and the reason of its end; it ignores an interrupt."""
     pid = sky.begin()
     sky.until(lambda: sky.better, "a first better ring")
     os.kill(pid, signal.SIGINT)
@@ -270,12 +270,12 @@ def test_it_dies_with_the_master() -> None:
     ids=["one byte", "all the same", "too long", "far too long", "a stranger", "all ones"],
 )
 def test_garbage_ends_the_child(sky: Observatory, monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
-    """Goal: nothing that is no ring is believed, nor anything after it; what was said before stands."""
+    """Goal: a report that is not a ring is ignored with all after it; rings reported before it stay."""
     best = solve(RATES, COUNT, steps=100)
     better = solve(RATES, COUNT, steps=3000)
     assert best is not None
     assert better is not None
-    # It stays, so that its end is the parent's doing.
+    # It does not end by itself, so its end is caused by the parent.
     tell(monkeypatch, packed(best.order), garbage, packed(better.order), then=lambda: time.sleep(60))
     sky.begin()
     sky.until(lambda: sky.ends, "its end")
@@ -286,7 +286,7 @@ def test_garbage_ends_the_child(sky: Observatory, monkeypatch: pytest.MonkeyPatc
 
 
 def test_rings_that_are_not_better_are_not_believed(sky: Observatory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the present ring, a worse one and a forbidden one change nothing, and last words are heard."""
+    """Goal: the present ring, a worse one and a forbidden one change nothing, and the last report is read."""
     worst = min(
         ([*range(at, COUNT), *range(at)][::-1] for at in range(COUNT)),
         key=lambda order: evaluate(RATES, order)[0],  # type: ignore[index]
@@ -316,7 +316,7 @@ def test_a_child_that_fails_is_reported(sky: Observatory, monkeypatch: pytest.Mo
 
 
 def test_a_child_that_wants_the_whole_memory_gets_an_error(sky: Observatory, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It never sleeps: the argument is the memory that it does not get; if it did, the test would wait in vain.
+    # It never sleeps: the memory for the argument cannot be allocated. If it slept, the test would time out.
     tell(monkeypatch, then=lambda: time.sleep(len(bytes(1 << 30))))
     sky.begin()
     sky.until(lambda: sky.ends, "its end")

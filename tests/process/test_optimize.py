@@ -1,4 +1,4 @@
-"""optimize_topology with real peers: measured over loopback, adopted, survived; and strangers at the counting port."""
+"""optimize_topology with real peers on loopback: probes, new rings, losses; and foreign probes at a peer's port."""
 
 from __future__ import annotations
 
@@ -24,11 +24,22 @@ from pccl.actors.master.master_actor import MasterActor
 from pccl.actors.workers.probe_worker import ANSWER
 from pccl.errors import PCCLError, UsageError
 
-from .helpers import Crew, Script, actor_pid, background, children, crew_of, eventually, quick, running_master, together
+from .helpers import (
+    Peers,
+    Script,
+    actor_pid,
+    background,
+    children,
+    eventually,
+    peers_of,
+    quick,
+    running_master,
+    together,
+)
 from .raw_client import RawClient
 
 OPTIONS = quick(probe_time=0.2)
-SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 is what was measured
+SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 was measured
 WORKERS = ("pccl-probe", "pccl-count")
 
 VICTIM = """
@@ -44,19 +55,19 @@ while True:
 """
 
 
-def optimize(crew: list[Communicator], timeout: float = 15.0) -> float:
-    """All of them; how long it took."""
+def optimize(peers: list[Communicator], timeout: float = 15.0) -> float:
+    """Call optimize_topology on all of them; return the seconds that it took."""
     began = time.monotonic()
-    together(*(member.optimize_topology for member in crew), timeout=timeout)
+    together(*(member.optimize_topology for member in peers), timeout=timeout)
     return time.monotonic() - began
 
 
-def reduce(crew: list[Communicator], world: int) -> None:
-    """The ring works: a sum over everybody."""
-    tensors = [np.ones(5000, np.float32) for _ in crew]
+def reduce(peers: list[Communicator], world: int) -> None:
+    """Check that the ring works: reduce over all members."""
+    tensors = [np.ones(5000, np.float32) for _ in peers]
     calls = [
         partial(member.all_reduce, tensor, tensor, op=ReduceOp.SUM)
-        for member, tensor in zip(crew, tensors, strict=True)
+        for member, tensor in zip(peers, tensors, strict=True)
     ]
     together(*calls)
     assert all((tensor == world).all() for tensor in tensors)
@@ -68,7 +79,7 @@ def has_no_workers(member: Communicator) -> bool:
 
 @contextlib.contextmanager
 def reversing_master(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A master in this process that finds the reversed ring better, whatever was measured: so there is one to adopt."""
+    """Yield the address of a master in this process that always chooses the reversed ring, so that one is adopted."""
     monkeypatch.setattr(optimizer, "choose_ring", lambda ring, *_: ([ring[0], *ring[:0:-1]], "for this test"))
     actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
     thread = threading.Thread(target=actor.run)
@@ -83,30 +94,30 @@ def reversing_master(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_peers_measure_and_reduce_afterwards(lanes: int) -> None:
     """Goal: the first call measures, the second has nothing to do, the ring works, and no worker is left behind."""
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, 1, lanes=lanes, options=OPTIONS) as crew:
-        first = optimize(crew)
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, 0, 1, lanes=lanes, options=OPTIONS) as peers:
+        first = optimize(peers)
         assert 0.4 < first < 5, "two rounds of 0.2 s"
-        assert optimize(crew) < first
-        assert {member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) for member in crew} == {4}
-        reduce(crew[:3], 3)
-        for member in crew:
+        assert optimize(peers) < first
+        assert {member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) for member in peers} == {4}
+        reduce(peers[:3], 3)
+        for member in peers:
             eventually(partial(has_no_workers, member), "workers of the measurement end")
 
 
 def test_an_adopted_ring_is_another_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: neighbours change, epochs grow, attributes are fresh, and the reduce goes over the new ring."""
-    with reversing_master(monkeypatch) as address, crew_of(address, 0, 0, 0, 0, options=OPTIONS) as crew:
-        before = {member._last_round("epoch").epoch for member in crew}
-        optimize(crew)
-        after = {member._last_round("epoch").epoch for member in crew}
+    with reversing_master(monkeypatch) as address, peers_of(address, 0, 0, 0, 0, options=OPTIONS) as peers:
+        before = {member._last_round("epoch").epoch for member in peers}
+        optimize(peers)
+        after = {member._last_round("epoch").epoch for member in peers}
 
         assert len(after) == 1
         assert max(before) + 1 == after.pop()
-        reduce(crew, 4)
+        reduce(peers, 4)
 
 
 def test_the_master_searches_on_in_a_child() -> None:
-    """Goal: a question becomes a process, its answers events, and the master's end its end."""
+    """Goal: a moonshot is a process, its rings become events, and it ends with the master."""
     rates, _ = networks.planted(20, seed=3)
     found: list[Any] = []
     actor = MasterActor(bind("127.0.0.1", 0), b"", OPTIONS, lambda *_: None)
@@ -126,7 +137,7 @@ def test_the_master_searches_on_in_a_child() -> None:
     assert actor._moonshot.pid == 0
 
 
-# Where the victim is hit, and whether it is then gone; a worker that is killed costs only what it measured.
+# The fault point of the victim, and whether it is lost by it; a killed worker costs only its measurement.
 POINTS = {
     "vote": ("peer.send.VoteOptimize:1:kill", True),
     "probing": ("peer.BeginProbe:1:kill", True),
@@ -141,93 +152,93 @@ POINTS = {
 
 @pytest.mark.parametrize("phase", POINTS)
 def test_a_death_in_any_phase_disturbs_nobody(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: everyone else's call returns within a second or two, and the ring works at once."""
+    """Goal: the calls of all others return within two seconds, and the ring works at once."""
     fault, dies = POINTS[phase]
-    with reversing_master(monkeypatch) as address, crew_of(address, 0, 0, options=OPTIONS) as crew:
+    with reversing_master(monkeypatch) as address, peers_of(address, 0, 0, options=OPTIONS) as peers:
         with Script(VICTIM, address, PCCL_FAULT=fault) as victim:
-            eventually(partial(_let_in, crew), "the victim is a member")
-            took = optimize(crew)
+            eventually(partial(_let_in, peers), "the victim is a member")
+            took = optimize(peers)
             assert took < SECONDS_MAX
             if dies:
                 victim.expect("failed")
-                reduce(crew, 2)
+                reduce(peers, 2)
             else:
                 assert victim.expect("optimized") == "3"
-                world = {member.get_attribute(Attribute.LOCAL_WORLD_SIZE) for member in crew}
+                world = {member.get_attribute(Attribute.LOCAL_WORLD_SIZE) for member in peers}
                 assert world == {3}
 
 
-def _let_in(crew: Crew) -> bool:
-    crew.update()
-    return crew[0].get_attribute(Attribute.LOCAL_WORLD_SIZE) == len(crew) + 1
+def _let_in(peers: Peers) -> bool:
+    peers.update()
+    return peers[0].get_attribute(Attribute.LOCAL_WORLD_SIZE) == len(peers) + 1
 
 
 def test_a_vote_that_is_given_up_does_not_count() -> None:
-    """Goal: Ctrl-C and close are as good as never having called; the others go on without it."""
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, options=OPTIONS) as crew:
-        waiting = background(lambda: optimize(crew[:2]))
+    """Goal: after Ctrl-C or close the vote does not count; the others continue without it."""
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, 0, options=OPTIONS) as peers:
+        waiting = background(lambda: optimize(peers[:2]))
         assert not waiting.ended.wait(0.3)
-        crew.dismiss(crew[2])
+        peers.dismiss(peers[2])
 
         assert waiting.result() < 5
-        reduce(crew, 2)
+        reduce(peers, 2)
 
 
 def test_who_is_alone_is_told_so() -> None:
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, options=OPTIONS) as crew:
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, options=OPTIONS) as peers:
         with pytest.raises(UsageError, match="at least 2 peers") as caught:
-            crew[0].optimize_topology()
+            peers[0].optimize_topology()
         assert caught.value.result is Result.INVALID_USAGE
         with pytest.raises(UsageError, match="connect"):
             Communicator(master.address).optimize_topology()
 
 
 def test_reduces_must_be_awaited_first() -> None:
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, options=OPTIONS) as crew:
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, options=OPTIONS) as peers:
         tensor = np.ones(10, np.float32)
-        handle = crew[0].all_reduce_async(tensor, tensor, op=ReduceOp.SUM)
+        handle = peers[0].all_reduce_async(tensor, tensor, op=ReduceOp.SUM)
         with pytest.raises(PCCLError) as caught:
-            crew[0].optimize_topology()
+            peers[0].optimize_topology()
         assert caught.value.result is Result.PENDING_ASYNC_OPS
         other = np.ones(10, np.float32)
-        crew[1].all_reduce(other, other, op=ReduceOp.SUM)
+        peers[1].all_reduce(other, other, op=ReduceOp.SUM)
         assert handle.wait()[0]
-        optimize(crew)
+        optimize(peers)
 
 
 def test_calls_that_never_meet_are_explained() -> None:
     options = quick(probe_time=0.2, deadlock_timeout=0.3)
-    with running_master(options) as master, crew_of(master.address, 0, 0, options=options) as crew:
-        calls = [background(crew[0].optimize_topology), background(crew[1].update_topology)]
+    with running_master(options) as master, peers_of(master.address, 0, 0, options=options) as peers:
+        calls = [background(peers[0].optimize_topology), background(peers[1].update_topology)]
         for call in calls:
             error = call.error()
             assert isinstance(error, PCCLError)
             assert "optimize_topology" in str(error)
 
 
-# --- strangers --------------------------------------------------------------
+# --- foreign probes ---------------------------------------------------------
 
 
 @pytest.fixture
 def target() -> Iterator[tuple[Communicator, str, Callable[..., Any]]]:
-    """A member, its port, and hellos as a peer of its run would say them, with changes."""
+    """Yield a member, its port, and a maker of valid hellos with changes."""
     runs: list[bytes] = []
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, options=OPTIONS) as crew:
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, options=OPTIONS) as peers:
         with RawClient(master.address) as client:
             client.register()
             runs.append(client.hear(Registered).run)
-        port = _port_of(actor_pid(crew[0]))
+        port = _port_of(actor_pid(peers[0]))
 
         def hello(**changes: Any) -> Callable[[bytes], JoinProbe]:
             usual = {"round": 9, "source": 77, "lane": 0, "lanes": 1, "milliseconds": 200}
-            fields = {"run": runs[0], "target": crew[0].peer_id, **usual, **changes}
+            fields = {"run": runs[0], "target": peers[0].peer_id, **usual, **changes}
             return lambda proof: JoinProbe(proof=proof, **fields)
 
-        yield crew[0], f"127.0.0.1:{port}", hello
+        yield peers[0], f"127.0.0.1:{port}", hello
 
 
 def _port_of(pid: int) -> int:
-    """The port that a peer actor listens on."""
+    """Return the port that a peer actor listens on."""
     inodes = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -237,7 +248,7 @@ def _port_of(pid: int) -> int:
             for row in [line.split() for line in file.readlines()[1:]]:
                 if row[9] in inodes and row[3] == "0A":
                     return int(row[1].rpartition(":")[2], 16)
-    raise AssertionError("nobody listens")
+    raise AssertionError(f"process {pid} does not listen")
 
 
 @pytest.mark.parametrize(
@@ -256,27 +267,27 @@ def _port_of(pid: int) -> int:
 def test_hellos_that_make_no_sense_are_refused(target: Any, changes: dict[str, Any]) -> None:
     member, address, hello = target
     with RawClient(address) as client, pytest.raises(PermissionError):
-        client.knock(hello(**changes))
+        client.handshake(hello(**changes))
     assert has_no_workers(member)
 
 
 def test_a_lane_can_be_taken_once_and_half_a_pool_is_let_go(target: Any) -> None:
-    """Goal: what never becomes a whole measurement ends by itself, and starts no worker."""
+    """Goal: a probe with too few connections ends by itself, and starts no worker."""
     member, address, hello = target
     with RawClient(address) as first, RawClient(address) as again:
-        first.knock(hello(lanes=2))
+        first.handshake(hello(lanes=2))
         with pytest.raises(PermissionError, match="is taken"):
-            again.knock(hello(lanes=2))
+            again.handshake(hello(lanes=2))
         assert has_no_workers(member)
         first._socket.settimeout(15)
         assert first.is_turned_away()
 
 
 def test_a_stranger_to_the_master_is_counted_and_answered(target: Any) -> None:
-    """Goal: a target needs no order; it says what came, and its worker ends."""
+    """Goal: a target needs no order; it answers with the bytes that came, and its worker ends."""
     member, address, hello = target
     with RawClient(address) as client:
-        client.knock(hello())
+        client.handshake(hello())
         sending = background(lambda: _send_until_answered(client._socket))
         nbytes, elapsed_ns = ANSWER.unpack(sending.result())
     assert nbytes > 0
@@ -293,15 +304,15 @@ def _send_until_answered(sock: socket.socket) -> bytes:
             sock.send(bytes(10_000))
         with contextlib.suppress(BlockingIOError):
             answer += sock.recv(ANSWER.size)
-        time.sleep(0.001)  # between two looks at the answer, which alone decides
+        time.sleep(0.001)  # between two checks of the answer
     return answer
 
 
 def test_garbage_after_the_welcome_is_only_bytes(target: Any) -> None:
-    """Goal: nothing that a source sends is read for its meaning, and a source that goes away leaves nothing."""
+    """Goal: bytes of a source are counted and never decoded, and a source that closes leaves nothing behind."""
     member, address, hello = target
     with RawClient(address) as client:
-        client.knock(hello())
+        client.handshake(hello())
         client.send(os.urandom(100_000))
     eventually(partial(has_no_workers, member), "the worker ends")
     assert isinstance(member, Communicator)

@@ -1,6 +1,6 @@
-"""Quantized sums over rings of real processes: the same bits at all peers, those of the ring, and fewer bytes moved.
+"""Quantized reduces over rings of real processes: the expected bits at all peers, and fewer bytes moved.
 
-What must come out is computed by `tests.unit._core.dataplane.quantization_reference` from the codec alone, hop by hop.
+`tests.unit._core.dataplane.quantization_reference` computes the expected bits hop by hop, with the quantizer alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ from pccl import (
 from pccl.errors import PCCLError, PeerLostError, UsageError
 from tests.unit._core.dataplane.quantization_reference import WAYS, bits_of, narrowed, ring_reduced, wide
 
-from .helpers import Crew, actor_pid, background, bytes_in_use, children, crew_of, eventually, everybody, running_master
+from .helpers import (
+    Peers,
+    actor_pid,
+    background,
+    bytes_in_use,
+    children,
+    eventually,
+    everybody,
+    peers_of,
+    running_master,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -44,10 +54,10 @@ NIBBLES = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.MIN_MAX_4BIT
 
 
 @pytest.fixture(scope="module", params=RINGS, ids=[f"{world}x{lanes}" for world, lanes in RINGS])
-def ring(request: pytest.FixtureRequest) -> Iterator[Crew]:
+def ring(request: pytest.FixtureRequest) -> Iterator[Peers]:
     world, lanes = request.param
-    with running_master() as node, crew_of(node.address, *[0] * world, lanes=lanes) as crew:
-        yield crew
+    with running_master() as node, peers_of(node.address, *[0] * world, lanes=lanes) as peers:
+        yield peers
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +67,9 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture(scope="module")
-def pair(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0) as crew:
-        yield crew
+def pair(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0) as peers:
+        yield peers
 
 
 def drawn(datatype: DataType, count: int, seed: int) -> Array:
@@ -91,19 +101,19 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every way and operation, with counts and places in memory that change all the time; plain ones among them."""
+    """Return cases of every quantization and operation, with varying counts and memory; some without quantization."""
     found: list[Any] = []
     for number, (datatype, how) in enumerate(way for way in WAYS if way[0] is not DataType.BFLOAT16):
         for op in ReduceOp:
-            place = number + op.value
+            index = number + op.value
             shared, in_place = bool(len(found) & 1), bool(len(found) & 2)
-            found.append(Case(datatype, how, op, COUNTS[place % len(COUNTS)], shared, in_place))
+            found.append(Case(datatype, how, op, COUNTS[index % len(COUNTS)], shared, in_place))
         found.append(Case(DataType.INT32, None, ReduceOp.SUM, 30_011 * (number % 3) + 5, True, number % 2 == 0))
     return found
 
 
-def test_every_peer_has_the_same_bits(ring: Crew) -> None:
-    """Goal: all ways, operations and counts; shared or staged, in place or not; at once, and plain ones among them."""
+def test_every_peer_has_the_same_bits(ring: Peers) -> None:
+    """Goal: all quantizations, operations and counts; shared or staged, in place or not; all at once."""
     chosen = cases()
     world = len(ring)
     given = [
@@ -141,7 +151,7 @@ def test_every_peer_has_the_same_bits(ring: Crew) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["staged", "shared"])
-def test_torch_tensors_of_bfloat16(ring: Crew, shared: bool) -> None:
+def test_torch_tensors_of_bfloat16(ring: Peers, shared: bool) -> None:
     given = [drawn(DataType.BFLOAT16, 50_003, rank) for rank in range(len(ring))]
 
     def act(peer: Communicator, rank: int) -> bytes:
@@ -157,8 +167,8 @@ def test_torch_tensors_of_bfloat16(ring: Crew, shared: bool) -> None:
 
 
 @pytest.mark.parametrize("how", [BYTES, NIBBLES, QuantizationOptions(DataType.UINT16)], ids=["8", "4", "16"])
-def test_only_what_travels_is_counted(ring: Crew, how: QuantizationOptions) -> None:
-    """Goal: within 3 % of the codes alone, as ReduceInfo says; and values are off by no more than the hops explain."""
+def test_only_what_travels_is_counted(ring: Peers, how: QuantizationOptions) -> None:
+    """Goal: the bytes of ReduceInfo are within 3 % of the codes alone; the error is within the bound of the hops."""
     count, world = 500_000, len(ring)
     given = [drawn(DataType.FLOAT, count, rank) for rank in range(world)]
 
@@ -177,7 +187,7 @@ def test_only_what_travels_is_counted(ring: Crew, how: QuantizationOptions) -> N
         assert ideal < moved < 1.03 * ideal
 
 
-def test_42_and_43_are_85(pair: Crew) -> None:
+def test_42_and_43_are_85(pair: Peers) -> None:
     def act(peer: Communicator, rank: int) -> bool:
         for how in (BYTES, NIBBLES, QuantizationOptions(DataType.INT16, QuantizationAlgorithm.ZERO_POINT_SCALE)):
             array = np.full(10_007, 42.0 + rank, np.float32)
@@ -188,8 +198,8 @@ def test_42_and_43_are_85(pair: Crew) -> None:
     assert all(everybody(pair, act))
 
 
-def test_no_algorithm_is_no_quantization(pair: Crew) -> None:
-    """Goal: NONE, with whatever type, is the same reduce as none at all, for integers as well."""
+def test_no_algorithm_is_no_quantization(pair: Peers) -> None:
+    """Goal: algorithm NONE, with any type, is the same reduce as one without quantization, also for integers."""
     nothing = QuantizationOptions(DataType.INT8, QuantizationAlgorithm.NONE)
 
     def act(peer: Communicator, rank: int) -> list[int]:
@@ -200,7 +210,7 @@ def test_no_algorithm_is_no_quantization(pair: Crew) -> None:
     assert everybody(pair, act) == [[3 * value for value in range(10)]] * 2
 
 
-def test_a_list_of_reduces(pair: Crew) -> None:
+def test_a_list_of_reduces(pair: Peers) -> None:
     def act(peer: Communicator, rank: int) -> tuple[ReduceInfo, list[Array]]:
         arrays = [as_array(drawn(DataType.DOUBLE, 5000, 10 * tag + rank), shared=True) for tag in range(6)]
         operand = ReduceOperandDescriptor(DataType.DOUBLE)
@@ -229,7 +239,7 @@ def test_a_list_of_reduces(pair: Crew) -> None:
     ],
     ids=["none", "sign", "width", "algorithm", "packed"],
 )
-def test_members_that_do_not_agree(pair: Crew, others: QuantizationOptions | None, words: str) -> None:
+def test_members_that_do_not_agree(pair: Peers, others: QuantizationOptions | None, words: str) -> None:
     """Goal: INVALID_ARGUMENT for both, with a message that names both sides; nothing changed."""
 
     def act(peer: Communicator, rank: int) -> str:
@@ -263,9 +273,9 @@ def test_members_that_do_not_agree(pair: Crew, others: QuantizationOptions | Non
     ids=["integers", "bytes", "wide", "float", "no smaller", "packed"],
 )
 def test_what_makes_no_sense_is_refused_at_launch(
-    pair: Crew, array: Array, how: QuantizationOptions, words: str
+    pair: Peers, array: Array, how: QuantizationOptions, words: str
 ) -> None:
-    """Goal: whoever asks is told at once, whatever call it is; the others never hear of it."""
+    """Goal: every form of the call is refused at launch; no message is sent to others."""
     before = bytes_in_use()
     operand = ReduceOperandDescriptor(DataType.from_numpy_dtype(array.dtype))
     for peer in pair:
@@ -286,10 +296,10 @@ def test_a_lost_peer_leaves_every_bit_as_it_was(shared: bool) -> None:
     """Goal: a peer is killed while a reduce is halfway; the others have their old bits, and their retry works."""
     count = 1 << 20
     given = [drawn(DataType.FLOAT, count, rank) for rank in range(3)]
-    with running_master() as node, crew_of(node.address, 0, 0, 0) as crew:
-        first, second, victim = sorted(crew, key=lambda member: member.peer_id)
+    with running_master() as node, peers_of(node.address, 0, 0, 0) as peers:
+        first, second, victim = sorted(peers, key=lambda member: member.peer_id)
         arrays = [as_array(values, shared=shared or rank == 1) for rank, values in enumerate(given)]
-        # What the victim should add and send on never leaves it: all others come to a halt.
+        # The victim's sender is stopped, so the blocks that it should send never arrive, and all others come to a halt.
         os.kill(children(actor_pid(victim))["pccl-send-0"], signal.SIGSTOP)
 
         def reduce(peer: Communicator, rank: int) -> ReduceInfo:

@@ -22,14 +22,14 @@ from pccl.client.handle import AsyncReduceHandle
 from pccl.errors import TooFewPeersError, UsageError
 
 from .helpers import (
-    Crew,
+    Peers,
     Script,
     actor_pid,
     background,
     bytes_in_use,
-    crew_of,
     eventually,
     everybody,
+    peers_of,
     ring_order,
     running_master,
     stopped,
@@ -46,9 +46,9 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture(scope="module")
-def trio(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0, 0, lanes=2) as crew:
-        yield crew
+def trio(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0, 0, lanes=2) as peers:
+        yield peers
 
 
 def launch(peer: Communicator, array: Array, tag: int) -> AsyncReduceHandle:
@@ -62,7 +62,7 @@ def filled(count: int, value: float, *, shared: bool = True) -> Array:
 
 
 def listed(arrays: list[Array], op: ReduceOp = ReduceOp.SUM) -> list[pccl.ReduceOpDescriptor]:
-    """A list of reduces in place, each with its own tag."""
+    """Return descriptors of reduces in place, each with its own tag."""
     operand = pccl.ReduceOperandDescriptor(DataType.FLOAT)
     return [
         pccl.ReduceOpDescriptor.from_numpy(array, array, pccl.ReduceDescriptor(array.size, op, tag, operand, None))
@@ -73,7 +73,7 @@ def listed(arrays: list[Array], op: ReduceOp = ReduceOp.SUM) -> list[pccl.Reduce
 # ---------------------------------------------------------------------------------------------- handles
 
 
-def test_two_hundred_in_flight(trio: Crew) -> None:
+def test_two_hundred_in_flight(trio: Peers) -> None:
     """Goal: any number at once, of all sizes; waited for in another order than they were launched in."""
     chance = random.Random(1)
     sizes = [chance.choice([1, 10, 5_000, 100_000]) for _ in range(200)]
@@ -89,8 +89,8 @@ def test_two_hundred_in_flight(trio: Crew) -> None:
     assert bytes_in_use() == 0
 
 
-def test_a_handle_is_patient_and_remembers(trio: Crew) -> None:
-    """Goal: wait(timeout) says that it is not done and costs nothing, wait() is cached, done() looks."""
+def test_a_handle_is_patient_and_remembers(trio: Peers) -> None:
+    """Goal: wait(timeout) may time out without an effect, wait() keeps its outcome, done() does not wait."""
     first, *others = ring_order(trio)
     array = filled(1000, 1)
     handle = launch(first, array, 0)
@@ -104,7 +104,7 @@ def test_a_handle_is_patient_and_remembers(trio: Crew) -> None:
         first.update_topology()
 
     together(*(partial(peer.all_reduce, filled(1000, 1), filled(1000, 1), op=ReduceOp.SUM) for peer in others))
-    eventually(handle.done, "done without anybody waiting")
+    eventually(handle.done, "done without a wait()")
     ended = handle.wait()
     assert ended[:2] == (True, 0)
     assert ended[2].local_world_size == 3
@@ -113,8 +113,8 @@ def test_a_handle_is_patient_and_remembers(trio: Crew) -> None:
     assert array.min() == array.max() == 3
 
 
-def test_a_handle_of_several_threads(trio: Crew) -> None:
-    """Goal: who waits for one handle at the same time, with a bound or without, gets the same outcome."""
+def test_a_handle_of_several_threads(trio: Peers) -> None:
+    """Goal: threads that wait for one handle at the same time, with a timeout or without, get the same outcome."""
     first, *others = ring_order(trio)
     for turn in range(20):
         array = filled(1000, 1, shared=turn % 2 == 0)
@@ -128,8 +128,8 @@ def test_a_handle_of_several_threads(trio: Crew) -> None:
         assert array.min() == array.max() == 3
 
 
-def test_a_handle_that_nobody_keeps(trio: Crew) -> None:
-    """Goal: dropping a handle harms nobody; the memory is held until it is safe, and the tag counts as un-awaited."""
+def test_a_handle_that_nobody_keeps(trio: Peers) -> None:
+    """Goal: a handle may be dropped; the memory is held until the reduce ends, and the tag counts as un-awaited."""
 
     def act(peer: Communicator, rank: int) -> None:
         if rank == 0:
@@ -140,14 +140,14 @@ def test_a_handle_that_nobody_keeps(trio: Crew) -> None:
             peer.all_reduce(array, array, op=ReduceOp.SUM)
             assert array.min() == array.max() == 3
 
-    with running_master() as node, crew_of(node.address, 0, 0, 0) as crew:
-        everybody(crew, act)
+    with running_master() as node, peers_of(node.address, 0, 0, 0) as peers:
+        everybody(peers, act)
         with pytest.raises(UsageError, match="tags 0"):
-            ring_order(crew)[0].update_topology()
+            ring_order(peers)[0].update_topology()
     assert bytes_in_use() == 0
 
 
-def test_threads_with_their_own_tags(trio: Crew) -> None:
+def test_threads_with_their_own_tags(trio: Peers) -> None:
     """Goal: several threads of each peer reduce at the same time, while another asks for newcomers."""
     rounds, threads = 15, 4
 
@@ -167,9 +167,9 @@ def test_threads_with_their_own_tags(trio: Crew) -> None:
 
 def test_newcomers_are_seen_while_reduces_wait(master: MasterNode) -> None:
     """Goal: are_peers_pending is answered between launch and wait, and does not disturb."""
-    with running_master() as node, crew_of(node.address, 0, 0) as crew:
-        joining = background(crew.newcomer().connect)
-        members = crew[:2]
+    with running_master() as node, peers_of(node.address, 0, 0) as peers:
+        joining = background(peers.newcomer().connect)
+        members = peers[:2]
         handles = [launch(members[0], filled(10, 1), 0)]
         eventually(lambda: all(together(*(peer.are_peers_pending for peer in members))), "the newcomer is pending")
         handles.append(launch(members[1], filled(10, 1), 0))
@@ -177,14 +177,14 @@ def test_newcomers_are_seen_while_reduces_wait(master: MasterNode) -> None:
         together(*(peer.update_topology for peer in members))
         joining.result()
 
-        assert everybody(crew, lambda peer, _: peer.all_reduce(filled(9, 1), filled(9, 1), op=ReduceOp.SUM).world_size)
+        assert everybody(peers, lambda peer, _: peer.all_reduce(filled(9, 1), filled(9, 1), op=ReduceOp.SUM).world_size)
 
 
 def test_groups_work_side_by_side() -> None:
-    """Goal: three groups with many in flight; one that is slow to come keeps nobody else waiting."""
-    with running_master() as node, crew_of(node.address, 0, 0, 1, 1, 2, 2) as crew:
+    """Goal: three groups with many reduces in flight; a slow group does not delay the others."""
+    with running_master() as node, peers_of(node.address, 0, 0, 1, 1, 2, 2) as peers:
         groups: dict[int, list[Communicator]] = {}
-        for peer in crew:
+        for peer in peers:
             groups.setdefault(peer._group, []).append(peer)
         late = launch(groups[0][0], filled(10, 1), 0)
 
@@ -202,8 +202,8 @@ def test_groups_work_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 4, 50])
-def test_a_list_of_twenty(trio: Crew, in_flight: int) -> None:
-    """Goal: all of them are reduced, whatever may be in flight; the bytes are summed."""
+def test_a_list_of_twenty(trio: Peers, in_flight: int) -> None:
+    """Goal: all of them are reduced, whatever the bound in flight; the byte counts are added up."""
 
     def act(peer: Communicator, rank: int) -> ReduceInfo:
         arrays = [filled(1_000 * tag + 1, rank, shared=tag % 3 > 0) for tag in range(20)]
@@ -220,9 +220,9 @@ def test_a_list_of_twenty(trio: Crew, in_flight: int) -> None:
 @pytest.mark.parametrize("in_flight", [1, 4, 50])
 def test_a_list_survives_a_loss(in_flight: int) -> None:
     """Goal: a member leaves in the middle of the list; the others finish it without the lost one."""
-    with running_master() as node, crew_of(node.address, 0, 0, 0, lanes=2) as crew:
-        leaver = crew[-1]
-        rest = crew[:2]
+    with running_master() as node, peers_of(node.address, 0, 0, 0, lanes=2) as peers:
+        leaver = peers[-1]
+        rest = peers[:2]
 
         def act(peer: Communicator) -> list[float]:
             arrays = [filled(200_000, 1) for _ in range(30)]
@@ -234,7 +234,7 @@ def test_a_list_survives_a_loss(in_flight: int) -> None:
         def leave() -> list[float]:
             for tag in range(3):
                 launch(leaver, filled(200_000, 1), tag)
-            crew.dismiss(leaver)
+            peers.dismiss(leaver)
             return []
 
         first, second, _ = together(*(partial(act, peer) for peer in rest), leave)
@@ -245,16 +245,16 @@ def test_a_list_survives_a_loss(in_flight: int) -> None:
 
 def test_a_list_ends_when_nobody_else_is_left() -> None:
     """Goal: TOO_FEW_PEERS as soon as the group has fallen to one; what was not reduced is as it was."""
-    with running_master() as node, crew_of(node.address, 0, 0) as crew:
+    with running_master() as node, peers_of(node.address, 0, 0) as peers:
         arrays = [filled(100_000, 1) for _ in range(8)]
-        running = background(partial(crew[0].all_reduce_multiple_with_retry, listed(arrays)))
+        running = background(partial(peers[0].all_reduce_multiple_with_retry, listed(arrays)))
         assert not running.ended.wait(0.1)
-        crew.dismiss(crew[1])
+        peers.dismiss(peers[1])
 
         assert isinstance(running.error(), TooFewPeersError)
-        assert crew[0].get_attribute(Attribute.LOCAL_WORLD_SIZE) == 1
+        assert peers[0].get_attribute(Attribute.LOCAL_WORLD_SIZE) == 1
         assert all(array.min() == array.max() == 1 for array in arrays)
-        crew[0].update_topology()
+        peers[0].update_topology()
     del arrays, running
     assert bytes_in_use() == 0
 
@@ -271,19 +271,19 @@ def test_the_end_of_a_membership_restores_everything(how: str) -> None:
 
 
 def end_in_the_middle(how: str) -> None:
-    with running_master() as node, crew_of(node.address, 0, 0, 0) as crew:
-        leaver = ring_order(crew)[0]
-        others = [peer for peer in crew if peer is not leaver]
+    with running_master() as node, peers_of(node.address, 0, 0, 0) as peers:
+        leaver = ring_order(peers)[0]
+        others = [peer for peer in peers if peer is not leaver]
         arrays = [filled(2_000_000, tag) for tag in range(4)]
         theirs = [[filled(2_000_000, tag) for tag in range(3)] for _ in others]
-        with stopped(actor_pid(others[1])):  # so that nothing that was begun can end
+        with stopped(actor_pid(others[1])):  # so that no reduce can end
             handles = [launch(leaver, array, tag) for tag, array in enumerate(arrays)]
             waiting = [
                 background(partial(peer.all_reduce_multiple_with_retry, listed(mine)))
                 for peer, mine in zip(others, theirs, strict=True)
             ]
         eventually(lambda: any((array != tag).any() for tag, array in enumerate(arrays)), "some block has come")
-        crew.remove(leaver)
+        peers.remove(leaver)
         if how == "collected":
             del handles
             leaver.__del__()
@@ -293,7 +293,7 @@ def end_in_the_middle(how: str) -> None:
             if blocked is not None:
                 assert blocked.result()[0] is False
         for tag, array in enumerate(arrays):
-            # What had its verdict before the end is a sum; nothing is ever half of one.
+            # A reduce with a verdict before the end is a whole sum; no tensor is half reduced.
             assert array.min() == array.max()
             assert array[0] in (tag, 3 * tag)
         assert arrays[3][0] == 3
@@ -307,7 +307,7 @@ def end_in_the_middle(how: str) -> None:
             assert all(array[0] in (2 * tag, 3 * tag) for tag, array in enumerate(mine))
 
 
-# Begins a reduce that nobody else joins, is interrupted, and does the next things.
+# Begins a reduce that no other member joins, is interrupted, and makes further calls.
 INTERRUPTED = """
     import numpy as np, pccl
     peer = Communicator(sys.argv[1], options=QUICK)
@@ -344,14 +344,14 @@ INTERRUPTED = """
 
 
 def test_an_interrupted_reduce() -> None:
-    """Goal: Ctrl-C ends every kind of waiting at once; what was given up is withdrawn, and its tag serves again."""
+    """Goal: Ctrl-C ends every kind of wait at once; the reduce is withdrawn, and its tag can be used again."""
     with running_master() as node, Script(INTERRUPTED, node.address) as script:
         script.expect("in")
         with Communicator(node.address) as peer:
             peer.connect()
             for call in ("all_reduce", "wait", "list"):
                 script.expect(f"waiting {call}")
-                # Into its sleep, the harder case; a signal that comes earlier must end the call as well.
+                # While it sleeps, which is the harder case; an earlier signal must end the call as well.
                 time.sleep(0.1)
                 script.signal(signal.SIGINT)
                 script.expect("interrupted", timeout=3)
@@ -367,8 +367,8 @@ def test_an_interrupted_reduce() -> None:
             assert array.min() == array.max() == 2
 
 
-def test_a_call_that_was_interrupted_on_its_way_to_the_mailbox(trio: Crew) -> None:
-    """Goal: what was given up ends, also if the actor never heard of it before."""
+def test_a_call_that_was_interrupted_on_its_way_to_the_mailbox(trio: Peers) -> None:
+    """Goal: an interrupted call ends, also if the actor never received it."""
     link = trio[0]._actor
     assert link is not None
     slot = link.calls.acquire("all_reduce")

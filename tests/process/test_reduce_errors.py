@@ -1,6 +1,6 @@
-"""Reduces that cannot be: wrong arguments, wrong moments, and members that do not agree on what they reduce.
+"""Reduces that are refused: wrong arguments, wrong moments, and members with different signatures.
 
-Whatever is refused leaves everything as it was: each test ends with a reduce that works.
+A refused reduce changes nothing: each test ends with a reduce that works.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl import (
 )
 from pccl.errors import TooFewPeersError, UsageError
 
-from .helpers import QUICK, ROOT, Crew, bytes_in_use, crew_of, everybody, running_master, together
+from .helpers import QUICK, ROOT, Peers, bytes_in_use, everybody, peers_of, running_master, together
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,13 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture(scope="module")
-def pair(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0) as crew:
-        yield crew
+def pair(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0) as peers:
+        yield peers
 
 
-def check_works(crew: Crew) -> None:
-    """One reduce of everybody, in tag 0, with a result that is known."""
+def check_works(peers: Peers) -> None:
+    """Reduce on all members with tag 0 and check the known result."""
 
     def act(peer: Communicator, rank: int) -> list[float]:
         array = np.full(100, rank + 1.0)
@@ -52,8 +52,8 @@ def check_works(crew: Crew) -> None:
         found: list[float] = array.tolist()
         return found
 
-    expected = [sum(range(1, len(crew) + 1))] * 100
-    assert everybody(crew, act) == [expected] * len(crew)
+    expected = [sum(range(1, len(peers) + 1))] * 100
+    assert everybody(peers, act) == [expected] * len(peers)
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -77,8 +77,8 @@ WRONG: list[tuple[str, type[Exception], Callable[[], dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [pytest.param(*rest, id=name) for name, *rest in WRONG])
-def test_wrong_arguments(pair: Crew, kind: type[Exception], arguments: Callable[[], dict[str, Any]]) -> None:
-    """Goal: refused at the call, in both forms, before anybody else hears of it."""
+def test_wrong_arguments(pair: Peers, kind: type[Exception], arguments: Callable[[], dict[str, Any]]) -> None:
+    """Goal: refused at the call, in both forms, before any message is sent."""
     before = bytes_in_use()
     given = {"send": np.zeros(3), "recv": np.zeros(3), "op": ReduceOp.SUM, **arguments()}
     send, recv = given.pop("send"), given.pop("recv")
@@ -90,7 +90,7 @@ def test_wrong_arguments(pair: Crew, kind: type[Exception], arguments: Callable[
     check_works(pair)
 
 
-def test_a_read_only_array_may_be_sent(pair: Crew) -> None:
+def test_a_read_only_array_may_be_sent(pair: Peers) -> None:
     """Goal: an array that cannot be written is refused as a target, and fine as a source."""
     frozen = np.ones(3)
     frozen.flags.writeable = False
@@ -102,22 +102,22 @@ def test_a_read_only_array_may_be_sent(pair: Crew) -> None:
     assert [target.tolist() for target in targets] == [[2.0] * 3] * 2
 
 
-def test_the_largest_tag(pair: Crew) -> None:
-    """Goal: every tag of 64 bits is one."""
+def test_the_largest_tag(pair: Peers) -> None:
+    """Goal: every number of 64 bits is a valid tag."""
     arrays = [np.ones(1), np.ones(1)]
     everybody(pair, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM, tag=(1 << 64) - 1))
     assert arrays[0] == arrays[1] == 2
 
 
 @pytest.mark.parametrize("in_flight", [0, -1])
-def test_none_in_flight(pair: Crew, in_flight: int) -> None:
-    """Goal: a bound that would never let anything begin is refused."""
+def test_none_in_flight(pair: Peers, in_flight: int) -> None:
+    """Goal: a bound of zero reduces in flight is refused."""
     with pytest.raises(ValueError, match="max_in_flight"):
         pair[0].all_reduce_multiple_with_retry([], max_in_flight=in_flight)
 
 
-def test_no_reduces_at_all(pair: Crew) -> None:
-    """Goal: nothing to do is done at once."""
+def test_no_reduces_at_all(pair: Peers) -> None:
+    """Goal: an empty list succeeds at once."""
     info = pair[0].all_reduce_multiple_with_retry([])
     assert (info.tx_bytes, info.rx_bytes) == (0, 0)
 
@@ -158,14 +158,14 @@ def test_not_connected(master: MasterNode, call: Callable[[Communicator], None])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_peer_alone_in_its_group(call: Callable[[Communicator], None]) -> None:
     """Goal: a world of one: TOO_FEW_PEERS at launch, however many there are in other groups."""
-    with running_master() as master, crew_of(master.address, 0, 1, 1) as crew:
-        alone = next(peer for peer in crew if peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 1)
+    with running_master() as master, peers_of(master.address, 0, 1, 1) as peers:
+        alone = next(peer for peer in peers if peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 1)
         with pytest.raises(TooFewPeersError) as caught:
             call(alone)
         assert caught.value.result is Result.TOO_FEW_PEERS
 
 
-def test_a_tag_that_is_in_use(pair: Crew) -> None:
+def test_a_tag_that_is_in_use(pair: Peers) -> None:
     """Goal: the same tag again before wait(): INVALID_ARGUMENT at launch; the first reduce is not harmed."""
     arrays = [np.ones(10), np.ones(10)]
 
@@ -182,7 +182,7 @@ def test_a_tag_that_is_in_use(pair: Crew) -> None:
     assert arrays[0].tolist() == arrays[1].tolist() == [4.0] * 10
 
 
-def test_one_tag_twice_in_a_list(pair: Crew) -> None:
+def test_one_tag_twice_in_a_list(pair: Peers) -> None:
     """Goal: two reduces of one list that would be in flight with the same tag: INVALID_ARGUMENT, and none begins."""
     before = bytes_in_use()
     array = np.zeros(1)
@@ -196,7 +196,7 @@ def test_one_tag_twice_in_a_list(pair: Crew) -> None:
     everybody(pair, lambda peer, _: peer.all_reduce_multiple_with_retry(twice, max_in_flight=1))
 
 
-def test_topology_with_reduces_that_were_not_awaited(pair: Crew) -> None:
+def test_topology_with_reduces_that_were_not_awaited(pair: Peers) -> None:
     """Goal: update_topology and wait_for_world_size: PENDING_ASYNC_OPS that names the tags, until wait() is called."""
 
     def act(peer: Communicator, rank: int) -> None:
@@ -212,8 +212,8 @@ def test_topology_with_reduces_that_were_not_awaited(pair: Crew) -> None:
 
 
 def test_more_reduces_than_slots(master: MasterNode) -> None:
-    """Goal: the bound on calls in flight is an error that says so, and what is in flight goes on."""
-    with running_master() as node, crew_of(node.address, 0, 0, options=pccl.Options(slots=8)) as crew:
+    """Goal: a reduce beyond the slots is refused with this reason, and reduces in flight continue."""
+    with running_master() as node, peers_of(node.address, 0, 0, options=pccl.Options(slots=8)) as peers:
 
         def act(peer: Communicator, _: int) -> None:
             arrays = [np.ones(2) for _ in range(9)]
@@ -226,7 +226,7 @@ def test_more_reduces_than_slots(master: MasterNode) -> None:
             peer.all_reduce(arrays[8], arrays[8], op=ReduceOp.SUM, tag=8)
             assert all(array.tolist() == [2.0, 2.0] for array in arrays)
 
-        everybody(crew, act)
+        everybody(peers, act)
 
 
 # ---------------------------------------------------------------------------------------------- disagreement
@@ -242,7 +242,7 @@ DISAGREE: list[tuple[str, dict[str, Any], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("changes", "sides"), [pytest.param(*rest, id=name) for name, *rest in DISAGREE])
 @pytest.mark.parametrize("shared", [False, True], ids=["staged", "shared"])
-def test_members_that_do_not_agree(pair: Crew, changes: dict[str, Any], sides: tuple[str, str], shared: bool) -> None:
+def test_members_that_do_not_agree(pair: Peers, changes: dict[str, Any], sides: tuple[str, str], shared: bool) -> None:
     """Goal: all get INVALID_ARGUMENT with a message that names both sides; nothing changed, and the next one works."""
     before = bytes_in_use()
 
@@ -273,26 +273,26 @@ def test_members_that_do_not_agree(pair: Crew, changes: dict[str, Any], sides: t
 
 
 def descriptor_of(array: Any, given: dict[str, Any]) -> pccl.ReduceOpDescriptor:
-    """The same reduce, as a list of reduces wants it."""
+    """Return the descriptor of the same reduce, for a list of reduces."""
     operand = ReduceOperandDescriptor(DataType.from_numpy_dtype(array.dtype))
     reduce = pccl.ReduceDescriptor(array.size, given["op"], given["tag"], operand, given.get("quantization_options"))
     return pccl.ReduceOpDescriptor.from_numpy(array, array, reduce)
 
 
 def test_the_odd_one_of_many(master: MasterNode) -> None:
-    """Goal: those who agree are named together."""
-    with running_master() as node, crew_of(node.address, 0, 0, 0, 0) as crew:
+    """Goal: the message names the peers with equal signatures together."""
+    with running_master() as node, peers_of(node.address, 0, 0, 0, 0) as peers:
 
         def act(peer: Communicator, rank: int) -> str:
             with pytest.raises(UsageError) as caught:
                 peer.all_reduce(np.ones(5 + rank // 3), np.ones(5 + rank // 3), op=ReduceOp.SUM)
             return str(caught.value)
 
-        assert all("peers 1, 2, 3: " in text and "peer 4: " in text for text in everybody(crew, act))
-        check_works(crew)
+        assert all("peers 1, 2, 3: " in text and "peer 4: " in text for text in everybody(peers, act))
+        check_works(peers)
 
 
-def test_other_tags_are_not_disturbed(pair: Crew) -> None:
+def test_other_tags_are_not_disturbed(pair: Peers) -> None:
     """Goal: a disagreement on one tag ends that one alone."""
 
     def act(peer: Communicator, rank: int) -> list[tuple[bool, int]]:
@@ -310,16 +310,16 @@ def test_other_tags_are_not_disturbed(pair: Crew) -> None:
 
 
 def test_neither_library_is_needed_or_loaded() -> None:
-    """Goal: a program without torch reduces, and none of ours imports it."""
+    """Goal: a program without torch can reduce, and pccl does not import torch."""
     code = """
 import sys, threading
 import numpy as np
 from pccl import *
-from tests.process.helpers import crew_of, everybody, running_master
+from tests.process.helpers import everybody, peers_of, running_master
 if __name__ == "__main__":
-    with running_master() as master, crew_of(master.address, 0, 0) as crew:
+    with running_master() as master, peers_of(master.address, 0, 0) as peers:
         arrays = [np.ones(3), np.ones(3)]
-        everybody(crew, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM))
+        everybody(peers, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM))
         assert arrays[0].tolist() == [2.0] * 3
     assert "torch" not in sys.modules
 """
@@ -331,8 +331,8 @@ if __name__ == "__main__":
 
 def test_groups_do_not_meet() -> None:
     """Goal: two groups reduce at the same time under the same tag, each among themselves."""
-    with running_master() as master, crew_of(master.address, 0, 0, 1, 1, 1) as crew:
-        worlds = {peer: peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) for peer in crew}
+    with running_master() as master, peers_of(master.address, 0, 0, 1, 1, 1) as peers:
+        worlds = {peer: peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) for peer in peers}
 
         def act(peer: Communicator) -> float:
             array = np.ones(1000)
@@ -340,5 +340,5 @@ def test_groups_do_not_meet() -> None:
                 peer.all_reduce(array, array, op=ReduceOp.AVG, tag=1)
             return peer.all_reduce(array, array, op=ReduceOp.SUM, tag=1).local_world_size + float(array[0])
 
-        found = together(*(lambda peer=peer: act(peer) for peer in crew))
-        assert found == [2.0 * worlds[peer] for peer in crew]
+        found = together(*(lambda peer=peer: act(peer) for peer in peers))
+        assert found == [2.0 * worlds[peer] for peer in peers]

@@ -1,4 +1,4 @@
-"""Kills in the middle of reduces: whichever process dies, the survivors' calls fail at once, undone, and work again.
+"""Kills in the middle of reduces: whichever process dies, the survivors' calls fail at once, and their retries work.
 
 Four training processes reduce all the time, in place and staged. Each time a process is drawn from all of theirs
 (training processes, peer actors, senders, receivers) and killed with SIGKILL. Survivors check by themselves that a
@@ -21,7 +21,7 @@ from .helpers import QUICK, running_master
 from .trainees import WHOLE_SECONDS_MAX, Ring
 
 KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "32"))
-FAIL_SECONDS_MAX = 2.0  # of the suite on a busy machine; 0.3 is what it should be
+FAIL_SECONDS_MAX = 2.0  # on a busy machine; 0.3 without load
 WARM_REDUCES = 5  # after these a trainee has all the memory it will ever need
 ROLES = ("training", "pccl-peer", "pccl-send", "pccl-recv")
 
@@ -37,7 +37,7 @@ def ring() -> Iterator[Ring]:
 
 
 def kill_one(ring: Ring, chance: random.Random, epoch: int, role: str) -> tuple[list[float], float]:
-    """Kill one of that role; seconds until each survivor's call failed, and until all had succeeded again."""
+    """Kill a process of that role. Return the seconds until each survivor's call failed, and until all had retried."""
     number, _, pid = chance.choice([process for process in ring.processes() if process[1] == role])
     survivors = set(ring.pids) - ({number} if role in ("training", "pccl-peer") else set())
     killed_ns = time.monotonic_ns()
@@ -67,7 +67,7 @@ def kill_one(ring: Ring, chance: random.Random, epoch: int, role: str) -> tuple[
 
 @pytest.mark.timeout(60 + KILLS)
 def test_kills_in_the_middle_of_reduces(ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: every survivor's call fails in no time, with the old bits, the retry succeeds, and nothing is left over."""
+    """Goal: every survivor's call fails at once, with the old bits, the retry succeeds, and nothing leaks."""
     chance = random.Random(7)
     failed: list[float] = []
     again: list[float] = []
@@ -75,7 +75,7 @@ def test_kills_in_the_middle_of_reduces(ring: Ring, capsys: pytest.CaptureFixtur
     began = time.monotonic()
     for count in range(KILLS):
         epoch = ring.until_whole()
-        time.sleep(chance.uniform(0, 0.02))  # so that the kill meets the reduce at any of its points
+        time.sleep(chance.uniform(0, 0.02))  # so that the kill hits the reduce at a random point
         role = ROLES[count % len(ROLES)]
         calls, seconds = kill_one(ring, chance, epoch, role)
         failed += calls
@@ -89,6 +89,6 @@ def test_kills_in_the_middle_of_reduces(ring: Ring, capsys: pytest.CaptureFixtur
     assert max(failed) < FAIL_SECONDS_MAX
     assert len(roles) == len(ROLES), "every kind of process was killed in the middle of a reduce"
     for number in ring.pids:
-        # The first reduces of a life bring the memory that all later ones use.
+        # The first reduces of a membership allocate the memory that all later ones use.
         held = set(ring.footprints[number][WARM_REDUCES:])
         assert len(held) <= 1, f"trainee {number} held {held}"

@@ -1,7 +1,7 @@
-"""Reduces and silence: stopped processes, peers that die before they join, calls that never meet; and a steady state.
+"""Reduces that wait: stopped processes, peers that die before they join, calls that deadlock; and a steady state.
 
-A stopped process says nothing and closes nothing. Whoever it is, the others' calls end within the bound that the
-options name, with the old bits, and the retry works.
+A stopped process sends nothing and closes nothing. Whichever process it is, the others' calls end within the bound of
+the options, with the old bits, and the retry works.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .helpers import (
     BOUND,
     QUICK,
     Background,
-    Crew,
+    Peers,
     Script,
     actor_pid,
     background,
     bytes_in_use,
     children,
-    crew_of,
     eventually,
     everybody,
     gone,
     master_pid,
+    peers_of,
     quick,
     ring_order,
     running_master,
@@ -57,8 +57,8 @@ from .helpers import (
 Array = np.ndarray[Any, Any]
 
 OPTIONS = quick(stall_timeout=1.0)
-LARGE = 4_000_000  # elements: much longer than it takes to stop somebody
-NOTICED = QUICK.heartbeat_timeout + 8 * QUICK.heartbeat_interval + 1.0  # seconds until silence must have had its effect
+LARGE = 4_000_000  # elements: a reduce takes much longer than stopping a process
+NOTICED = QUICK.heartbeat_timeout + 8 * QUICK.heartbeat_interval + 1.0  # seconds until a stopped peer must be lost
 STEPS = int(os.environ.get("PCCL_STEADY_STEPS", "3000"))
 
 
@@ -75,7 +75,7 @@ def filled(count: int, value: float = 1.0) -> Array:
 
 
 def reduce_until_lost(peer: Communicator, began: float) -> tuple[float, int]:
-    """Reduce over and over until a call fails; seconds until it did. Old bits, and the survivors' next one works."""
+    """Reduce until a call fails; return the seconds until then. Check the old bits, and that the retry works."""
     array = filled(LARGE)
     while True:
         array[:] = 1
@@ -85,7 +85,7 @@ def reduce_until_lost(peer: Communicator, began: float) -> tuple[float, int]:
             assert array.min() == array.max() == 1
             seconds = time.monotonic() - began
             break
-        assert time.monotonic() - began < 30, "nobody noticed"
+        assert time.monotonic() - began < 30, "the loss was not noticed"
     while True:
         try:
             world = peer.all_reduce(array, array, op=ReduceOp.SUM).local_world_size
@@ -121,11 +121,11 @@ RESIDENT = """
 
 
 def test_whoever_retries_learns_that_it_was_kicked() -> None:
-    """Goal: a peer that was given up does not retry for ever what nobody will ever do with it again."""
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, options=OPTIONS) as crew:
-        victim = crew.pop()
+    """Goal: a peer that was kicked does not retry its reduce for ever."""
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, 0, options=OPTIONS) as peers:
+        victim = peers.pop()
         with stopped(actor_pid(victim)):
-            crew.update()
+            peers.update()
         array = filled(LARGE)
         descriptor = ReduceOpDescriptor.from_numpy(
             array, array, ReduceDescriptor(LARGE, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT), None)
@@ -142,23 +142,23 @@ def test_whoever_retries_learns_that_it_was_kicked() -> None:
 
 @pytest.mark.parametrize("who", ["training process", "pccl-peer"])
 def test_a_stopped_peer_is_left_behind(who: str) -> None:
-    """Goal: the survivors' reduce fails by the heartbeat, and goes on without it; it learns so when it runs again.
+    """Goal: the survivors' reduce fails by the heartbeat timeout and works without it; it gets the reason when it runs.
 
-    A stopped training process has an actor that could beat on: it watches whether anybody is left to speak for.
+    The actor of a stopped training process could go on sending heartbeats, so it checks whether that process runs.
     """
     with (
         running_master(OPTIONS) as master,
-        crew_of(master.address, 0, 0, options=OPTIONS) as crew,
+        peers_of(master.address, 0, 0, options=OPTIONS) as peers,
         Script(RESIDENT, master.address, LARGE) as script,
     ):
-        together(*(partial(peer.wait_for_world_size, 3) for peer in crew))
+        together(*(partial(peer.wait_for_world_size, 3) for peer in peers))
         script.expect("in")
         array = filled(LARGE)
-        everybody(crew, lambda peer, _: peer.all_reduce(filled(LARGE), filled(LARGE), op=ReduceOp.SUM))
+        everybody(peers, lambda peer, _: peer.all_reduce(filled(LARGE), filled(LARGE), op=ReduceOp.SUM))
         victim = script.pid if who == "training process" else children(script.pid)["pccl-peer"]
         with stopped(victim):
             began = time.monotonic()
-            found = everybody(crew, lambda peer, _: reduce_until_lost(peer, began), timeout=30)
+            found = everybody(peers, lambda peer, _: reduce_until_lost(peer, began), timeout=30)
             assert max(seconds for seconds, _ in found) < NOTICED
             assert [world for _, world in found] == [2, 2]
         assert script.expect("ended").split()[1:] == ["1.0", "1.0"]
@@ -167,12 +167,12 @@ def test_a_stopped_peer_is_left_behind(who: str) -> None:
 
 @pytest.mark.parametrize("worker", ["pccl-send-0", "pccl-recv-0"])
 def test_a_stopped_worker_is_replaced(worker: str) -> None:
-    """Goal: no byte moves for the stall timeout: everybody's reduce fails, the worker is replaced, nobody is lost."""
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, 0, options=OPTIONS) as crew:
-        victim = eventually(lambda: children(actor_pid(crew[1])).get(worker), "it has its name")
+    """Goal: no byte moves for the stall timeout: all reduces fail, the worker is replaced, no member is lost."""
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, 0, options=OPTIONS) as peers:
+        victim = eventually(lambda: children(actor_pid(peers[1])).get(worker), "it has its name")
         with stopped(victim):
             began = time.monotonic()
-            found = everybody(crew, lambda peer, _: reduce_until_lost(peer, began), timeout=30)
+            found = everybody(peers, lambda peer, _: reduce_until_lost(peer, began), timeout=30)
             eventually(lambda: gone(victim), "the stopped worker was ended")
         assert [world for _, world in found] == [3] * 3
         assert max(seconds for seconds, _ in found) < OPTIONS.stall_timeout + NOTICED
@@ -180,17 +180,17 @@ def test_a_stopped_worker_is_replaced(worker: str) -> None:
 
 
 def test_a_stopped_actor_is_noticed_by_its_own_process() -> None:
-    """Goal: who waits for a stopped actor learns so, has the old bits, and connects again."""
-    with running_master(OPTIONS) as master, crew_of(master.address, 0, 0, options=OPTIONS) as crew:
+    """Goal: a call that waits for a stopped actor fails with this reason and the old bits; connect() works again."""
+    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, options=OPTIONS) as peers:
         array = filled(LARGE)
-        with stopped(actor_pid(crew[0])):
-            call = background(partial(crew[0].all_reduce, array, array, op=ReduceOp.SUM))
+        with stopped(actor_pid(peers[0])):
+            call = background(partial(peers[0].all_reduce, array, array, op=ReduceOp.SUM))
             error = call.error()
         assert isinstance(error, MasterLostError)
         assert "had not run" in error.message
         assert array.min() == array.max() == 1
-        crew.admit(crew[0])
-        everybody(crew, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM))
+        peers.admit(peers[0])
+        everybody(peers, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM))
 
 
 # ---------------------------------------------------------------------------------------------- losses
@@ -198,17 +198,17 @@ def test_a_stopped_actor_is_noticed_by_its_own_process() -> None:
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_peer_that_dies_before_it_joins(how: str) -> None:
-    """Goal: a tag that was only partly initiated fails for those who wait, without a silence, and works among them.
+    """Goal: a reduce that not all members joined fails for those that wait, and the retry works among them.
 
-    Silence would be noticed only after this test.
+    The heartbeat timeout is longer than this test, so it is not the cause.
     """
     options = quick(heartbeat_timeout=4 * BOUND)
-    with running_master(options) as master, crew_of(master.address, 0, 0, 0, options=options) as crew:
-        absent = crew.pop()
+    with running_master(options) as master, peers_of(master.address, 0, 0, 0, options=options) as peers:
+        absent = peers.pop()
         arrays = [filled(1000), filled(1000)]
         calls = [
             background(partial(peer.all_reduce, array, array, op=ReduceOp.SUM))
-            for peer, array in zip(crew, arrays, strict=True)
+            for peer, array in zip(peers, arrays, strict=True)
         ]
         assert not any(call.ended.wait(0.2) for call in calls)
         if how == "killed":
@@ -220,23 +220,23 @@ def test_a_peer_that_dies_before_it_joins(how: str) -> None:
 
         assert all(isinstance(error, PeerLostError) for error in errors), errors
         assert all(error.result is Result.RANK_CONNECTION_LOST for error in errors)  # type: ignore[union-attr]
-        assert [peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) for peer in crew] == [2, 2]
+        assert [peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) for peer in peers] == [2, 2]
         assert all(array.min() == array.max() == 1 for array in arrays)
-        everybody(crew, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM))
+        everybody(peers, lambda peer, rank: peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM))
         assert all(array.min() == array.max() == 2 for array in arrays)
 
 
 def test_a_killed_actor_is_an_error_and_a_new_life(master: MasterNode) -> None:
     """Goal: in the middle of reduces, in flight and waited for: errors, old bits, nothing held; connect works again."""
     before = bytes_in_use()
-    with crew_of(master.address, 0, 0, 0) as crew:
-        lose_an_actor(crew)
-        everybody(crew, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM))
+    with peers_of(master.address, 0, 0, 0) as peers:
+        lose_an_actor(peers)
+        everybody(peers, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM))
     assert bytes_in_use() == before
 
 
-def lose_an_actor(crew: Crew) -> None:
-    victim, *others = ring_order(crew)
+def lose_an_actor(peers: Peers) -> None:
+    victim, *others = ring_order(peers)
     arrays = [filled(LARGE, tag + 1) for tag in range(3)]
     handles = [victim.all_reduce_async(array, array, op=ReduceOp.SUM, tag=tag) for tag, array in enumerate(arrays)]
     calls = [background(partial(reduce_with_survivors, peer)) for peer in others]
@@ -250,7 +250,7 @@ def lose_an_actor(crew: Crew) -> None:
         victim.all_reduce(arrays[0], arrays[0], op=ReduceOp.SUM)
     for call in calls:
         call.result()
-    crew.admit(victim)
+    peers.admit(victim)
 
 
 def reduce_with_survivors(peer: Communicator) -> None:
@@ -271,16 +271,16 @@ def reduce_with_survivors(peer: Communicator) -> None:
 
 def test_the_master_dies(master: MasterNode) -> None:
     """Goal: without a master there is no verdict: every reduce fails with the old bits, and says to connect again."""
-    with crew_of(master.address, 0, 0) as crew:
+    with peers_of(master.address, 0, 0) as peers:
         array = filled(1000)
-        call = background(partial(crew[0].all_reduce, array, array, op=ReduceOp.SUM))
+        call = background(partial(peers[0].all_reduce, array, array, op=ReduceOp.SUM))
         assert not call.ended.wait(0.1)
         os.kill(master_pid(master), signal.SIGKILL)
         error = call.error()
         assert isinstance(error, MasterLostError)
         assert array.min() == array.max() == 1
         with pytest.raises(PCCLError):
-            crew[1].all_reduce(array, array, op=ReduceOp.SUM)
+            peers[1].all_reduce(array, array, op=ReduceOp.SUM)
         assert array.min() == array.max() == 1
 
 
@@ -288,7 +288,7 @@ def test_the_master_dies(master: MasterNode) -> None:
 
 
 def explained(calls: list[Background[Any]], *parts: str) -> None:
-    """All of them end within five seconds, with an explanation that has these parts."""
+    """Check that all calls end within five seconds, with an error text that has these parts."""
     errors = [call.error(5.0) for call in calls]
     for error in errors:
         assert isinstance(error, UsageError), error
@@ -299,9 +299,9 @@ def explained(calls: list[Background[Any]], *parts: str) -> None:
 
 
 def test_a_reduce_and_a_round_that_never_meet(master: MasterNode) -> None:
-    """Goal: one in update_topology, one in all_reduce: both learn why within five seconds, and may go on."""
-    with crew_of(master.address, 0, 0) as crew:
-        first, second = ring_order(crew)
+    """Goal: one in update_topology, one in all_reduce: both get the reason within five seconds, and may continue."""
+    with peers_of(master.address, 0, 0) as peers:
+        first, second = ring_order(peers)
         array = filled(10)
         calls: list[Background[Any]] = [
             background(first.update_topology),
@@ -310,24 +310,24 @@ def test_a_reduce_and_a_round_that_never_meet(master: MasterNode) -> None:
         explained(calls, f"peer {first.peer_id} in update_topology", f"peer {second.peer_id} in all_reduce (tag 6)")
 
         assert array.min() == array.max() == 1
-        crew.update()
-        everybody(crew, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM, tag=6))
+        peers.update()
+        everybody(peers, lambda peer, _: peer.all_reduce(filled(10), filled(10), op=ReduceOp.SUM, tag=6))
 
 
 def test_different_tags_never_meet(master: MasterNode) -> None:
-    """Goal: each waits for its own tag; both are told."""
-    with crew_of(master.address, 0, 0) as crew:
+    """Goal: each waits for its own tag; both get the reason."""
+    with peers_of(master.address, 0, 0) as peers:
         calls = [
             background(partial(peer.all_reduce, filled(10), filled(10), op=ReduceOp.SUM, tag=10 + rank))
-            for rank, peer in enumerate(ring_order(crew))
+            for rank, peer in enumerate(ring_order(peers))
         ]
         explained(list(calls), "in all_reduce (tag 10)", "in all_reduce (tag 11)")
 
 
 def test_a_late_peer_is_no_deadlock() -> None:
-    """Goal: somebody who computes may still come, however long it takes; also one who launched and did not wait yet."""
-    with running_master(quick(deadlock_timeout=0.2)) as master, crew_of(master.address, 0, 0) as crew:
-        first, second = crew
+    """Goal: a member that computes may join at any later time; also one that launched and does not wait yet."""
+    with running_master(quick(deadlock_timeout=0.2)) as master, peers_of(master.address, 0, 0) as peers:
+        first, second = peers
         waiting = background(partial(first.all_reduce, filled(10), filled(10), op=ReduceOp.SUM, tag=1))
         handle = second.all_reduce_async(filled(10), filled(10), op=ReduceOp.SUM, tag=2)
         assert not waiting.ended.wait(2.0)
@@ -341,7 +341,7 @@ def test_a_late_peer_is_no_deadlock() -> None:
 
 
 def resident_kib(pid: int) -> int:
-    """Memory of a process that is not shared with others: what could grow."""
+    """Return the private memory of a process, which could grow."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
     return sizes["Private_Clean"] + sizes["Private_Dirty"]
@@ -353,15 +353,15 @@ def footprint(pids: dict[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def test_thousands_of_reduces_leave_everything_as_it_was(master: MasterNode) -> None:
-    """Goal: no descriptor, no segment, no memory more in any process after thousands, of all sizes and kinds."""
-    with crew_of(master.address, 0, 0, lanes=2) as crew:
+    """Goal: thousands of reduces, of all sizes and kinds, leak no descriptor, segment or memory in any process."""
+    with peers_of(master.address, 0, 0, lanes=2) as peers:
 
         def work(steps: int) -> None:
-            everybody(crew, lambda peer, _: reduce_many(peer, steps), timeout=100)
+            everybody(peers, lambda peer, _: reduce_many(peer, steps), timeout=100)
 
         work(STEPS // 10)
         pids = {"training": os.getpid(), "master": master_pid(master)}
-        for rank, peer in enumerate(crew):
+        for rank, peer in enumerate(peers):
             pids |= {f"actor {rank}": actor_pid(peer)}
             pids |= {f"{name} {rank}": pid for name, pid in children(actor_pid(peer)).items()}
         before, mapped = footprint(pids), default().statistics().bytes_mapped
@@ -371,7 +371,7 @@ def test_thousands_of_reduces_leave_everything_as_it_was(master: MasterNode) -> 
         assert default().statistics().bytes_mapped == mapped
         for name, (descriptors, kib) in after.items():
             assert descriptors <= before[name][0], f"{name} has more descriptors: {before[name]} to {after[name]}"
-            # What an allocator keeps is not the same each time; a leak of 64 bytes for each reduce would be more.
+            # The memory that an allocator keeps varies; a leak of 64 bytes for each reduce would exceed this limit.
             assert kib <= before[name][1] + max(1024, STEPS * 64 // 1024), f"{name}: {before[name]} to {after[name]}"
 
 
@@ -379,7 +379,7 @@ SIZES = [1, 1000, 100, 30_000, 10]
 
 
 def reduce_many(peer: Communicator, steps: int) -> None:
-    """Ten at a time, shared and staged, in place and not; and a round now and then."""
+    """Reduce ten at a time, shared and staged, in place and not; hold a topology round now and then."""
     tensors: list[Callable[[int], Array]] = [pccl.zeros, partial(np.zeros, dtype=np.float32)]
     for turn in range(steps // 10):
         arrays = [tensors[tag % 2](SIZES[tag % 5]) for tag in range(10)]

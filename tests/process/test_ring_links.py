@@ -1,7 +1,7 @@
-"""Rings of real connections: which worker processes serve them, and which of them a change leaves alone.
+"""Rings of real connections: which workers serve them, and which of them stay when the ring changes.
 
-A lane is recognised from outside: its worker by process name, its connection by the socket's inode, which changes
-exactly when the connection does.
+The tests identify a worker by its process name, and a connection by the inode of its socket, which changes exactly
+when the connection changes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .helpers import (
     actor_pid,
     background,
     children,
-    crew_of,
     eventually,
     free_port,
+    peers_of,
     quick,
     running_master,
     sockets,
@@ -42,20 +42,20 @@ def master() -> Iterator[MasterNode]:
 
 
 def lanes_of(peer: Communicator) -> Lanes:
-    """The workers of a peer and the connections they hold."""
+    """Return the workers of a peer and the connections that they hold."""
     return {name: (pid, frozenset(sockets(pid))) for name, pid in children(actor_pid(peer)).items()}
 
 
 def names(lanes: int) -> set[str]:
-    """What the workers of a peer with so many lanes are called."""
+    """Return the names of the workers of a peer with so many lanes."""
     return {f"pccl-{way}-{lane}" for way in ("send", "recv") for lane in range(lanes)}
 
 
-def is_whole(crew: list[Communicator], lanes: int = 1) -> bool:
-    """Whether every worker of every peer holds one connection, each of them of its own."""
-    found = [lanes_of(peer) for peer in crew]
+def is_whole(peers: list[Communicator], lanes: int = 1) -> bool:
+    """Whether every worker of every peer holds one connection of its own."""
+    found = [lanes_of(peer) for peer in peers]
     held = [connection for workers in found for _, connections in workers.values() for connection in connections]
-    return all(set(workers) == names(lanes) for workers in found) and len(set(held)) == len(crew) * 2 * lanes
+    return all(set(workers) == names(lanes) for workers in found) and len(set(held)) == len(peers) * 2 * lanes
 
 
 # ---------------------------------------------------------------------------------------------- whole rings
@@ -64,22 +64,22 @@ def is_whole(crew: list[Communicator], lanes: int = 1) -> bool:
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_every_lane_has_its_two_workers(master: MasterNode, lanes: int) -> None:
     """Goal: when connect returns, each lane of each peer has a sender and a receiver with one connection each."""
-    with crew_of(master.address, 0, 0, lanes=lanes) as crew:
-        eventually(lambda: is_whole(crew, lanes), "all lanes are in the hands of workers")
+    with peers_of(master.address, 0, 0, lanes=lanes) as peers:
+        eventually(lambda: is_whole(peers, lanes), "all lanes have their workers")
 
 
 def test_the_smaller_pool_decides(master: MasterNode) -> None:
-    """Goal: neighbours with different pools are wired with what both have, and nobody is refused."""
-    with crew_of(master.address, 0, lanes=3) as crew:
-        crew.admit(crew.newcomer(lanes=1))
+    """Goal: neighbours with different pools use the smaller one, and no peer is refused."""
+    with peers_of(master.address, 0, lanes=3) as peers:
+        peers.admit(peers.newcomer(lanes=1))
 
-        eventually(lambda: is_whole(crew, 1), "one lane each way")
+        eventually(lambda: is_whole(peers, 1), "one lane each way")
 
 
 def test_a_peer_alone_has_no_workers(master: MasterNode) -> None:
-    """Goal: nothing is started before there is somebody to talk to, nor across groups."""
-    with crew_of(master.address, 0, 1) as crew:
-        assert [lanes_of(peer) for peer in crew] == [{}, {}]
+    """Goal: no worker is started before there is another member in the group."""
+    with peers_of(master.address, 0, 1) as peers:
+        assert [lanes_of(peer) for peer in peers] == [{}, {}]
 
 
 # ---------------------------------------------------------------------------------------------- changes
@@ -87,12 +87,12 @@ def test_a_peer_alone_has_no_workers(master: MasterNode) -> None:
 
 def test_a_join_changes_one_edge(master: MasterNode) -> None:
     """Goal: a newcomer in a ring of four opens one edge; all workers and the other connections stay as they are."""
-    with crew_of(master.address, 0, 0, 0, 0) as crew:
-        eventually(lambda: is_whole(crew), "the ring of four")
-        before = [lanes_of(peer) for peer in crew]
-        crew.admit(crew.newcomer())
-        eventually(lambda: is_whole(crew), "the ring of five")
-        after = [lanes_of(peer) for peer in crew[:4]]
+    with peers_of(master.address, 0, 0, 0, 0) as peers:
+        eventually(lambda: is_whole(peers), "the ring of four")
+        before = [lanes_of(peer) for peer in peers]
+        peers.admit(peers.newcomer())
+        eventually(lambda: is_whole(peers), "the ring of five")
+        after = [lanes_of(peer) for peer in peers[:4]]
 
         assert [{name: pid for name, (pid, _) in lanes.items()} for lanes in before] == [
             {name: pid for name, (pid, _) in lanes.items()} for lanes in after
@@ -102,14 +102,14 @@ def test_a_join_changes_one_edge(master: MasterNode) -> None:
 
 
 def test_a_leave_changes_one_edge(master: MasterNode) -> None:
-    """Goal: without one of four, its two neighbours get one new edge and nobody else notices."""
-    with crew_of(master.address, 0, 0, 0, 0) as crew:
-        eventually(lambda: is_whole(crew), "the ring of four")
-        crew.dismiss(crew[2])
-        before = [lanes_of(peer) for peer in crew]
-        crew.update()
-        eventually(lambda: is_whole(crew), "the ring of three")
-        after = [lanes_of(peer) for peer in crew]
+    """Goal: without one of four, its two neighbours get one new edge and no other edge changes."""
+    with peers_of(master.address, 0, 0, 0, 0) as peers:
+        eventually(lambda: is_whole(peers), "the ring of four")
+        peers.dismiss(peers[2])
+        before = [lanes_of(peer) for peer in peers]
+        peers.update()
+        eventually(lambda: is_whole(peers), "the ring of three")
+        after = [lanes_of(peer) for peer in peers]
 
         kept = [name for old, new in zip(before, after, strict=True) for name in old if old[name] == new[name]]
         assert len(kept) >= 4, f"{kept} of six lanes were left alone"
@@ -118,13 +118,13 @@ def test_a_leave_changes_one_edge(master: MasterNode) -> None:
 
 def test_other_groups_are_left_alone(master: MasterNode) -> None:
     """Goal: a loss in one group rewires that group, and touches no connection of another."""
-    with crew_of(master.address, 0, 0, 0, 1, 1) as crew:
-        eventually(lambda: is_whole(crew), "both rings")
-        others = [peer for peer in crew if peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2]
+    with peers_of(master.address, 0, 0, 0, 1, 1) as peers:
+        eventually(lambda: is_whole(peers), "both rings")
+        others = [peer for peer in peers if peer.get_attribute(Attribute.LOCAL_WORLD_SIZE) == 2]
         before = [lanes_of(peer) for peer in others]
-        crew.dismiss(next(peer for peer in crew if peer not in others))
-        crew.update()
-        eventually(lambda: is_whole(crew), "both rings again")
+        peers.dismiss(next(peer for peer in peers if peer not in others))
+        peers.update()
+        eventually(lambda: is_whole(peers), "both rings again")
 
         assert [lanes_of(peer) for peer in others] == before
 
@@ -132,15 +132,15 @@ def test_other_groups_are_left_alone(master: MasterNode) -> None:
 @pytest.mark.parametrize("worker", ["pccl-send-1", "pccl-recv-0"])
 def test_a_killed_worker_is_replaced(master: MasterNode, worker: str) -> None:
     """Goal: the ring is whole again by itself, with a new set of workers, and every membership goes on."""
-    with crew_of(master.address, 0, 0, 0, lanes=2) as crew:
-        eventually(lambda: is_whole(crew, 2), "the ring of three")
-        victim = lanes_of(crew[1])[worker][0]
+    with peers_of(master.address, 0, 0, 0, lanes=2) as peers:
+        eventually(lambda: is_whole(peers, 2), "the ring of three")
+        victim = lanes_of(peers[1])[worker][0]
         os.kill(victim, signal.SIGKILL)
-        eventually(lambda: lanes_of(crew[1]).get(worker, (victim,))[0] != victim, "another worker has its place")
-        eventually(lambda: is_whole(crew, 2), "the ring is whole again")
-        crew.update()
+        eventually(lambda: lanes_of(peers[1]).get(worker, (victim,))[0] != victim, "another worker has its name")
+        eventually(lambda: is_whole(peers, 2), "the ring is whole again")
+        peers.update()
 
-        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 3
+        assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 3
 
 
 # ---------------------------------------------------------------------------------------------- unreachable pairs
@@ -148,28 +148,28 @@ def test_a_killed_worker_is_replaced(master: MasterNode, worker: str) -> None:
 
 def test_a_newcomer_that_nobody_can_dial_is_refused(master: MasterNode) -> None:
     """Goal: a wrong advertised port costs the newcomer its admission, with the pair named; veterans go on."""
-    with crew_of(master.address, 0, 0) as crew:
+    with peers_of(master.address, 0, 0) as peers:
         wrong = quick(advertise=f"127.0.0.1:{free_port()}")
         joining = background(Communicator(master.address, options=wrong).connect)
-        eventually(lambda: all(together(*(peer.are_peers_pending for peer in crew))), "it is registered")
-        crew.update()
+        eventually(lambda: all(together(*(peer.are_peers_pending for peer in peers))), "it is registered")
+        peers.update()
 
         error = joining.error()
         assert isinstance(error, KickedError)
         assert error.result is Result.RANK_CONNECTION_FAILED
         assert "peer 3: peer 1 cannot reach peer 3" in error.reason or "peer 2 cannot reach peer 3" in error.reason
         assert wrong.advertise in error.reason
-        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
-        crew.admit(crew.newcomer())
+        assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+        peers.admit(peers.newcomer())
 
 
 def test_an_advertised_name_is_resolved(master: MasterNode) -> None:
-    """Goal: people may advertise a name with a port; others are told a number."""
+    """Goal: a peer may advertise a host name with a port; other peers get its numeric address."""
     port = free_port()
-    with crew_of(master.address, 0) as crew:
-        crew.admit(crew.newcomer(options=quick(port=port, advertise=f"localhost:{port}")))
+    with peers_of(master.address, 0) as peers:
+        peers.admit(peers.newcomer(options=quick(port=port, advertise=f"localhost:{port}")))
 
-        eventually(lambda: is_whole(crew), "the ring of two")
+        eventually(lambda: is_whole(peers), "the ring of two")
 
 
 # Joins, waits for a world of the given size, and stays for as long as its standard input is open.
@@ -194,7 +194,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 def test_a_ring_goes_around_a_pair_that_cannot_connect() -> None:
     """Goal: four hosts of which two cannot reach each other form a ring in which those are not neighbours."""
     with HostNetwork(hosts=4) as network, running_master(host=network.gateway) as master, ExitStack() as scripts:
-        # In the order of arrival the last two would stand side by side.
+        # In the order of joining the last two would be neighbours.
         network.cut(2, 3)
         peers = []
         for host in range(4):
@@ -231,11 +231,11 @@ def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "127.0.0.1\nERROR a line of its own", "1", "\0", "::1%lo"])
 def test_a_newcomer_that_advertises_no_number_is_refused(master: MasterNode, host: str) -> None:
     """Goal: what a foreign program says about itself reaches neither the log nor those who would have to dial it."""
-    with crew_of(master.address, 0) as crew, RawClient(master.address) as client:
+    with peers_of(master.address, 0) as peers, RawClient(master.address) as client:
         client.register(host=host, port=1)
         kick = client.hear(Kick)
 
         assert kick.result == Result.INVALID_USAGE.value
         assert repr(host) in kick.reason
-        assert not crew[0].are_peers_pending()
-        crew[0].update_topology()
+        assert not peers[0].are_peers_pending()
+        peers[0].update_topology()

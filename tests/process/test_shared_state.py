@@ -1,8 +1,8 @@
-"""Shared state with real processes: every rule of agreeing on it, each as a scene that members act out at once.
+"""Shared state with real processes: every rule of the election, each with members that sync at the same time.
 
-A member's state is a handful of arrays, some in shared memory and some not, filled with one number; what a sync made of
-it is read off that number. The rules are tested in full on the machines alone; here it is shown that digests,
-votes and transfers keep them together.
+A member's state is a few arrays, some in shared memory and some not, filled with one number; that number shows which
+state a sync has chosen. The rules are tested in full on the machines alone; here tests show that digests, votes and
+transfers together keep them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pccl.errors import KickedError, MasterLostError, UsageError
 
 from .helpers import (
     QUICK,
-    Crew,
+    Peers,
     actor_pid,
     background,
-    crew_of,
     eventually,
     everybody,
+    peers_of,
     ring_order,
     running_master,
     stopped_fetchers,
@@ -73,13 +73,13 @@ class Model:
         self.state.revision = revision
 
     def fill(self, value: float) -> None:
-        """This number everywhere."""
+        """Fill all tensors with this number."""
         for array in self.arrays.values():
             array[...] = value
 
     @property
     def values(self) -> set[float]:
-        """The numbers that it holds where peers must agree."""
+        """The numbers in the tensors that all peers must hold identically."""
         return {
             float(number)
             for name, array in self.arrays.items()
@@ -104,15 +104,15 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture
-def trio(master: MasterNode) -> Iterator[Crew]:
-    with crew_of(master.address, 0, 0, 0, lanes=2) as crew:
-        yield crew
+def trio(master: MasterNode) -> Iterator[Peers]:
+    with peers_of(master.address, 0, 0, 0, lanes=2) as peers:
+        yield peers
 
 
 def sync_all(
-    crew: list[Communicator], models: list[Model], *strategies: SharedStateSyncStrategy
+    peers: list[Communicator], models: list[Model], *strategies: SharedStateSyncStrategy
 ) -> list[SharedStateSyncInfo | PCCLError]:
-    """All members sync at once, in the order of their ids; how it ended for each."""
+    """Sync all members at once; return the outcome of each, in the order of their ids."""
     chosen = strategies or (ENFORCE,) * len(models)
 
     def act(peer: Communicator, rank: int) -> SharedStateSyncInfo | PCCLError:
@@ -121,7 +121,7 @@ def sync_all(
         except PCCLError as error:
             return error
 
-    return everybody(crew, act)
+    return everybody(peers, act)
 
 
 def agreed(models: list[Model]) -> tuple[set[float], set[int]]:
@@ -130,14 +130,14 @@ def agreed(models: list[Model]) -> tuple[set[float], set[int]]:
 
 
 def nothing_moved(infos: list[Any]) -> bool:
-    """Whether everybody succeeded without a byte of payload."""
+    """Whether all syncs succeeded without a byte of payload."""
     return infos == [SharedStateSyncInfo(0, 0)] * len(infos)
 
 
 # ---------------------------------------------------------------------------------------------- revisions
 
 
-def test_equal_states_move_nothing(trio: Crew) -> None:
+def test_equal_states_move_nothing(trio: Peers) -> None:
     """Goal: in steady state a sync is a comparison, and every revision that grows by one is legal."""
     models = [Model(5.0) for _ in trio]
     for revision in range(4):
@@ -147,8 +147,8 @@ def test_equal_states_move_nothing(trio: Crew) -> None:
             model.state.push_revision()
 
 
-def test_the_highest_revision_of_the_first_sync_wins(trio: Crew) -> None:
-    """Goal: a run resumed at 13 gives its state to those who begin at 0, in whatever order they vote."""
+def test_the_highest_revision_of_the_first_sync_wins(trio: Peers) -> None:
+    """Goal: a peer that resumes at revision 13 gives its state to peers at revision 0, in any order of votes."""
     models = [Model(1.0, 0), Model(2.0, 13), Model(1.0, 0)]
     infos = sync_all(trio, models)
 
@@ -156,10 +156,10 @@ def test_the_highest_revision_of_the_first_sync_wins(trio: Crew) -> None:
     assert agreed(models) == ({2.0}, {13})
     assert [info.rx_bytes for info in infos if isinstance(info, SharedStateSyncInfo)] == [payload, 0, payload]
     assert infos[1].tx_bytes == 2 * payload  # type: ignore[union-attr]
-    assert [model.own for model in models] == [2.0, 2.0, 2.0], "who is outdated gets what may differ too"
+    assert [model.own for model in models] == [2.0, 2.0, 2.0], "outdated peers also receive the tensor that may differ"
 
 
-def test_one_dirty_key_of_many_is_healed(trio: Crew) -> None:
+def test_one_dirty_key_of_many_is_healed(trio: Peers) -> None:
     """Goal: the minority is overwritten, but only where it differs."""
     models = [Model(7.0) for _ in trio]
     sync_all(trio, models)
@@ -171,10 +171,10 @@ def test_one_dirty_key_of_many_is_healed(trio: Crew) -> None:
 
     assert agreed(models) == ({7.0}, {1})
     assert infos[2].rx_bytes == 4 * COUNT - (256 << 10)  # type: ignore[union-attr]
-    assert models[2].own == 8.0, "what may differ is left alone where the revision is right"
+    assert models[2].own == 8.0, "an up-to-date peer keeps its tensor that may differ"
 
 
-def test_who_forgot_to_push_is_dragged_along(trio: Crew) -> None:
+def test_who_forgot_to_push_is_dragged_along(trio: Peers) -> None:
     """Goal: a lower revision is outdated, whatever it holds."""
     models = [Model(1.0) for _ in trio]
     sync_all(trio, models)
@@ -186,8 +186,8 @@ def test_who_forgot_to_push_is_dragged_along(trio: Crew) -> None:
     assert agreed(models) == ({2.0}, {1})
 
 
-def test_a_jump_by_two_is_kicked(trio: Crew) -> None:
-    """Goal: a revision that nobody agreed on cannot be right; the others go on."""
+def test_a_jump_by_two_is_kicked(trio: Peers) -> None:
+    """Goal: a revision beyond the next one is refused by a kick; the others continue."""
     models = [Model(1.0) for _ in trio]
     sync_all(trio, models)
     for model, steps in zip(models, (1, 2, 1), strict=True):
@@ -200,7 +200,7 @@ def test_a_jump_by_two_is_kicked(trio: Crew) -> None:
     assert agreed([models[0], models[2]]) == ({1.0}, {1})
 
 
-def test_everyone_may_repeat_a_revision(trio: Crew) -> None:
+def test_everyone_may_repeat_a_revision(trio: Peers) -> None:
     """Goal: a second sync without a push is a no-op that succeeds, and the run goes on."""
     models = [Model(3.0) for _ in trio]
     assert nothing_moved(sync_all(trio, models))
@@ -216,34 +216,34 @@ def test_everyone_may_repeat_a_revision(trio: Crew) -> None:
 
 def test_most_votes_win_and_a_tie_goes_to_the_eldest(master: MasterNode) -> None:
     """Goal: identical lists add up; two against two is decided by the lowest peer id."""
-    with crew_of(master.address, 0, 0, 0, 0) as crew:
+    with peers_of(master.address, 0, 0, 0, 0) as peers:
         models = [Model(1.0), Model(2.0), Model(2.0), Model(2.0)]
-        sync_all(crew, models)
+        sync_all(peers, models)
         assert agreed(models) == ({2.0}, {0})
 
         for model, value in zip(models, (6.0, 9.0, 9.0, 6.0), strict=True):
             model.fill(value)
             model.state.push_revision()
-        sync_all(crew, models)
+        sync_all(peers, models)
         assert agreed(models) == ({6.0}, {1})
 
 
 def test_one_veteran_beats_any_number_of_newcomers(master: MasterNode) -> None:
-    """Goal: what was agreed survives in the last peer that has it."""
-    with crew_of(master.address, 0) as crew:
+    """Goal: the agreed state survives in the last peer that holds it."""
+    with peers_of(master.address, 0) as peers:
         veteran = Model(4.0)
         for _ in range(3):
-            sync_all(crew, [veteran])
+            sync_all(peers, [veteran])
             veteran.state.push_revision()
-        crew.admit(*[crew.newcomer() for _ in range(3)])
+        peers.admit(*[peers.newcomer() for _ in range(3)])
         models = [veteran, *(Model(0.0) for _ in range(3))]
-        sync_all(crew, models)
+        sync_all(peers, models)
 
         assert agreed(models) == ({4.0}, {3})
 
 
-def test_a_different_schema_is_kicked_by_name(trio: Crew) -> None:
-    """Goal: wrong name, wrong size: the odd one hears which key it is, the others agree."""
+def test_a_different_schema_is_kicked_by_name(trio: Peers) -> None:
+    """Goal: with a wrong name or size, the kick names the key, and the others succeed."""
     models = [Model(1.0), Model(1.0), Model(1.0, names="abed")]
     infos = sync_all(trio, models)
     assert isinstance(infos[2], KickedError)
@@ -264,7 +264,7 @@ def test_a_different_schema_is_kicked_by_name(trio: Crew) -> None:
 # ---------------------------------------------------------------------------------------------- strategies
 
 
-def test_receivers_take_what_senders_have(trio: Crew) -> None:
+def test_receivers_take_what_senders_have(trio: Peers) -> None:
     """Goal: RECEIVE_ONLY is never elected, SEND_ONLY is never overwritten."""
     models = [Model(1.0), Model(1.0), Model(2.0)]
     sync_all(trio, models, RECEIVE, RECEIVE, SEND)
@@ -272,7 +272,7 @@ def test_receivers_take_what_senders_have(trio: Crew) -> None:
     assert agreed(models) == ({2.0}, {0})
 
 
-def test_senders_must_be_identical(trio: Crew) -> None:
+def test_senders_must_be_identical(trio: Peers) -> None:
     """Goal: a sender that loses is kicked, because it may not be overwritten."""
     models = [Model(1.0), Model(2.0), Model(3.0)]
     infos = sync_all(trio, models, SEND, SEND, RECEIVE)
@@ -282,8 +282,8 @@ def test_senders_must_be_identical(trio: Crew) -> None:
     assert models[1].values == {2.0}
 
 
-def test_only_receivers_is_an_error_for_all(trio: Crew) -> None:
-    """Goal: nobody has the state; every call says so, and nobody is kicked."""
+def test_only_receivers_is_an_error_for_all(trio: Peers) -> None:
+    """Goal: no peer may send its state; every call fails with this reason, and no peer is kicked."""
     models = [Model(1.0) for _ in trio]
     infos = sync_all(trio, models, RECEIVE, RECEIVE, RECEIVE)
 
@@ -291,8 +291,8 @@ def test_only_receivers_is_an_error_for_all(trio: Crew) -> None:
     assert nothing_moved(sync_all(trio, models))
 
 
-def test_mixing_popular_with_another_strategy_kicks_the_other(trio: Crew) -> None:
-    """Goal: ENFORCE_POPULAR stands for everybody, or for nobody."""
+def test_mixing_popular_with_another_strategy_kicks_the_other(trio: Peers) -> None:
+    """Goal: ENFORCE_POPULAR cannot be mixed with other strategies."""
     models = [Model(1.0) for _ in trio]
     infos = sync_all(trio, models, ENFORCE, ENFORCE, RECEIVE)
 
@@ -304,30 +304,30 @@ def test_mixing_popular_with_another_strategy_kicks_the_other(trio: Crew) -> Non
 
 
 def test_a_lost_state_is_resumed_from_its_digest_only(master: MasterNode) -> None:
-    """Goal: with no up-to-date peer left, only the agreed content will do, whatever its counter says."""
-    with crew_of(master.address, 0, 0) as crew:
+    """Goal: with no up-to-date peer left, only the agreed content can be elected, whatever its revision."""
+    with peers_of(master.address, 0, 0) as peers:
         models = [Model(1.0, 4), Model(1.0, 4)]
-        sync_all(crew, models)
+        sync_all(peers, models)
         for model in models:
             model.fill(2.0)
             model.state.push_revision()
-        sync_all(crew, models)
+        sync_all(peers, models)
 
-        strangers = [Model(0.0, 0), Model(0.0, 0)]
-        for error in sync_all(crew, strangers):
+        outdated = [Model(0.0, 0), Model(0.0, 0)]
+        for error in sync_all(peers, outdated):
             assert isinstance(error, PCCLError)
             assert error.result is Result.NO_SHARED_STATE_AVAILABLE
             assert "revision 5" in str(error)
         checkpoint = Model(2.0, 0)
-        sync_all(crew, [strangers[0], checkpoint])
-        assert agreed([strangers[0], checkpoint]) == ({2.0}, {5})
+        sync_all(peers, [outdated[0], checkpoint])
+        assert agreed([outdated[0], checkpoint]) == ({2.0}, {5})
 
 
 def test_groups_sync_by_themselves(master: MasterNode) -> None:
-    """Goal: a group waits for nobody else, and has a state and a revision of its own."""
-    with crew_of(master.address, 0, 0, 1, 1) as crew:
-        first, second = [crew[0], crew[1]], [crew[2], crew[3]]
-        waiting = background(lambda: crew[0].sync_shared_state(Model(1.0, 3).state))
+    """Goal: a group does not wait for other groups, and has its own state and revision."""
+    with peers_of(master.address, 0, 0, 1, 1) as peers:
+        first, second = [peers[0], peers[1]], [peers[2], peers[3]]
+        waiting = background(lambda: peers[0].sync_shared_state(Model(1.0, 3).state))
         models = [Model(8.0), Model(8.0)]
         for revision in range(3):
             assert nothing_moved(sync_all(second, models))
@@ -341,18 +341,18 @@ def test_groups_sync_by_themselves(master: MasterNode) -> None:
 
 
 def test_a_world_of_one_syncs(master: MasterNode) -> None:
-    """Goal: alone, a sync only counts."""
-    with crew_of(master.address, 0) as crew:
+    """Goal: the sync of a lone member only increments the agreed revision."""
+    with peers_of(master.address, 0) as peers:
         model = Model(1.0, 2)
-        assert nothing_moved(sync_all(crew, [model]))
+        assert nothing_moved(sync_all(peers, [model]))
         model.fill(3.0)
         model.state.push_revision()
-        assert nothing_moved(sync_all(crew, [model]))
+        assert nothing_moved(sync_all(peers, [model]))
         assert agreed([model]) == ({3.0}, {3})
 
 
-def test_a_member_that_leaves_does_not_hold_a_sync_up(trio: Crew) -> None:
-    """Goal: who is gone need not vote."""
+def test_a_member_that_leaves_does_not_hold_a_sync_up(trio: Peers) -> None:
+    """Goal: the sync does not wait for the vote of a lost member."""
     models = [Model(1.0) for _ in trio]
     waiting = [background(lambda i=i: models[i].sync(ring_order(trio)[i])) for i in (0, 1)]
     ring_order(trio)[2].close()
@@ -362,8 +362,8 @@ def test_a_member_that_leaves_does_not_hold_a_sync_up(trio: Crew) -> None:
 # ---------------------------------------------------------------------------------------------- calls
 
 
-def test_a_reduce_under_way_forbids_a_sync(trio: Crew) -> None:
-    """Goal: the content would change under the hash."""
+def test_a_reduce_under_way_forbids_a_sync(trio: Peers) -> None:
+    """Goal: a reduce in flight forbids a sync, because the content could change while it is hashed."""
     peer = ring_order(trio)[0]
     array = pccl.zeros(8)
 
@@ -380,13 +380,13 @@ def test_a_reduce_under_way_forbids_a_sync(trio: Crew) -> None:
 
 
 def test_a_sync_needs_a_membership() -> None:
-    """Goal: the usual sentence before connect."""
+    """Goal: the same message as for other calls before connect()."""
     with pytest.raises(UsageError, match="connect"):
         Communicator("127.0.0.1:1", options=QUICK).sync_shared_state(Model(1.0).state)
 
 
-def test_read_only_memory_cannot_receive(trio: Crew) -> None:
-    """Goal: found before anybody is asked."""
+def test_read_only_memory_cannot_receive(trio: Peers) -> None:
+    """Goal: refused before any message is sent."""
     array = np.zeros(3, np.float32)
     array.flags.writeable = False
     state = SharedState([TensorInfo.from_numpy(array, "frozen")])
@@ -394,7 +394,7 @@ def test_read_only_memory_cannot_receive(trio: Crew) -> None:
         ring_order(trio)[0].sync_shared_state(state)
 
 
-def test_thousands_of_keys(trio: Crew) -> None:
+def test_thousands_of_keys(trio: Peers) -> None:
     """Goal: many small tensors are one vote, and those that differ are healed one by one."""
     states, arrays = [], []
     for rank in range(3):
@@ -407,14 +407,14 @@ def test_thousands_of_keys(trio: Crew) -> None:
     assert all(np.array_equal(arrays[0][i], arrays[2][i]) for i in range(3000))
 
 
-def test_a_torn_state_is_never_elected(trio: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: who failed in the middle of a transfer holds what nobody agreed on, and says so."""
+def test_a_torn_state_is_never_elected(trio: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a peer whose transfer ended in the middle marks its state as torn in its vote."""
     models = [Model(1.0, 5), Model(1.0, 5), Model(0.0)]
     torn, described = models[2], Syncs._send_manifest
 
     def break_down(self: Syncs, infos: tuple[TensorInfo, ...]) -> bytes:
         if infos is torn.state.ordered:
-            torn.arrays["a"][:10] = 1.0  # as if the first block had come
+            torn.arrays["a"][:10] = 1.0  # as if the first block had arrived
             raise KeyboardInterrupt
         return described(self, infos)
 
@@ -446,16 +446,16 @@ def test_the_only_source_is_lost_and_a_sink_takes_its_place(
 ) -> None:
     """Goal: one newcomer has received the state, the other is in the middle: both get it, at the same revision."""
     models = [Model(1.0, 5), Model(0.0), Model(0.0)]
-    with crew_of(master.address, 0, lanes=2) as crew:
-        models[0].sync(crew[0])
-        veteran, quick = crew[0], crew.newcomer(lanes=2)
-        crew.admit(quick)
+    with peers_of(master.address, 0, lanes=2) as peers:
+        models[0].sync(peers[0])
+        veteran, quick = peers[0], peers.newcomer(lanes=2)
+        peers.admit(quick)
         monkeypatch.setenv("PCCL_FAULT", "state.fetch.manifest:1:stop")
-        slow = crew.newcomer(lanes=2)
-        crew.admit(slow)
+        slow = peers.newcomer(lanes=2)
+        peers.admit(slow)
         monkeypatch.undo()
 
-        lost, *calls = (background(lambda m=m, p=p: m.sync(p)) for m, p in zip(models, crew, strict=True))
+        lost, *calls = (background(lambda m=m, p=p: m.sync(p)) for m, p in zip(models, peers, strict=True))
         (first,) = eventually(lambda: stopped_fetchers(slow), "the slow one is in the middle")
         eventually(lambda: models[1].values == {1.0}, "the quick one has everything")
         os.kill(actor_pid(veteran), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Ctrl-C, terminations and forks: what belongs to the training process must not end, or be used by, anybody else.
+"""Ctrl-C, termination signals and forks: a signal ends no actor, and a forked child cannot use its parent's one.
 
-The peer under test is a script in a session of its own, because a signal to this process would end the tests. Its
-partner lives here.
+The peer under test is a script in a session of its own, because a signal to this process would end the tests. The
+other member is in this process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from pccl import Attribute, MasterNode
 
-from .helpers import Script, background, children, crew_of, eventually, gone, is_asleep, running_master, together
+from .helpers import Script, background, children, eventually, gone, is_asleep, peers_of, running_master, together
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def master() -> Iterator[MasterNode]:
 
 @pytest.mark.parametrize("call", ["update_topology()", "are_peers_pending()", "wait_for_world_size(3)"])
 def test_ctrl_c_ends_a_call_and_the_next_one_works(master: MasterNode, call: str) -> None:
-    """Goal: KeyboardInterrupt at once, the vote withdrawn, and the same call right after it is a new one."""
+    """Goal: KeyboardInterrupt at once, the vote is withdrawn, and the same call right after it casts a new vote."""
     code = f"""
         peer = join()
         say("calling")
@@ -41,18 +41,18 @@ def test_ctrl_c_ends_a_call_and_the_next_one_works(master: MasterNode, call: str
         peer.update_topology()
         say("updated", peer.are_peers_pending())
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        crew[0].wait_for_world_size(2, timeout=15)
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        peers[0].wait_for_world_size(2, timeout=15)
         script.expect("calling")
         eventually(lambda: is_asleep(script.pid), "the call waits")
         script.signal(signal.SIGINT)
         script.expect("interrupted")
 
-        waiting = background(crew[0].update_topology)
+        waiting = background(peers[0].update_topology)
         assert not waiting.ended.wait(0.2), "a vote that was given up closed the round"
         script.say()
         waiting.result()
-        assert crew[0].are_peers_pending() is False
+        assert peers[0].are_peers_pending() is False
         script.expect("updated False")
         assert script.end() == 0
 
@@ -69,14 +69,14 @@ def test_ctrl_c_ends_a_connect_that_waits_for_admission(master: MasterNode) -> N
         peer.connect()
         say("in", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        eventually(crew[0].are_peers_pending, "the newcomer is registered")
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        eventually(peers[0].are_peers_pending, "the newcomer is registered")
         script.signal(signal.SIGINT)
         script.expect("interrupted")
-        eventually(lambda: not crew[0].are_peers_pending(), "the newcomer is gone")
+        eventually(lambda: not peers[0].are_peers_pending(), "the newcomer is gone")
 
         script.say()
-        crew[0].wait_for_world_size(2, timeout=15)
+        peers[0].wait_for_world_size(2, timeout=15)
         script.expect("in 2")
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_finds_a_booting_actor_deaf(master: MasterNode) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_group_is_the_training_process_s_business(master: MasterNode, number: signal.Signals) -> None:
-    """Goal: a terminal's signal reaches actor and workers too; they leave it to the process that may want to save."""
+    """Goal: actor and workers ignore a terminal's signal, because the training process may want to save its state."""
     code = f"""
         signal.signal({int(number)}, lambda *_: say("handled"))
         peer = join()
@@ -132,25 +132,29 @@ def test_a_signal_to_the_group_is_the_training_process_s_business(master: Master
         say("updated")
         sys.stdin.readline()
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        crew[0].wait_for_world_size(2, timeout=15)
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        peers[0].wait_for_world_size(2, timeout=15)
         script.expect("in")
-        before = eventually(lambda: children(children(script.pid)["pccl-peer"]), "the workers")
+        actor = children(script.pid)["pccl-peer"]
+        # A worker has the name of the actor until it has set its own.
+        eventually(lambda: children(actor).keys() == {"pccl-send-0", "pccl-recv-0"}, "the workers")
+        before = children(actor)
         script.signal_group(number)
         script.expect("handled")
         script.say()
-        crew[0].update_topology()
+        peers[0].update_topology()
         script.expect("updated")
 
-        assert children(children(script.pid)["pccl-peer"]) == before
-        assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+        assert children(script.pid)["pccl-peer"] == actor
+        assert children(actor) == before
+        assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
 
 
 # ---------------------------------------------------------------------------------------------- fork
 
 
 def test_a_forked_child_is_told_and_disturbs_nobody(master: MasterNode) -> None:
-    """Goal: every call in the child is a UsageError that says why; its `del` and its exit leave the parent alone."""
+    """Goal: each call in the child raises UsageError with the reason; its `del` and exit do not affect the parent."""
     code = """
         peer = join()
         child = os.fork()
@@ -175,10 +179,10 @@ def test_a_forked_child_is_told_and_disturbs_nobody(master: MasterNode) -> None:
         say("updated", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
         peer.close()
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        crew[0].wait_for_world_size(2, timeout=15)
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        peers[0].wait_for_world_size(2, timeout=15)
         assert script.expect("child") == "0", script.errors()
-        crew[0].update_topology()
+        peers[0].update_topology()
 
         assert script.expect("updated") == "2"
         assert script.end() == 0
@@ -187,7 +191,7 @@ def test_a_forked_child_is_told_and_disturbs_nobody(master: MasterNode) -> None:
 
 
 def test_a_child_may_have_a_communicator_of_its_own(master: MasterNode) -> None:
-    """Goal: what a child makes itself works beside the parent's, and ends with the child."""
+    """Goal: a communicator that the child makes works beside the parent's, and ends with the child."""
     code = """
         peer = join()
         child = os.fork()
@@ -201,10 +205,10 @@ def test_a_child_may_have_a_communicator_of_its_own(master: MasterNode) -> None:
         peer.update_topology()
         say("parent", peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        crew[0].wait_for_world_size(3, timeout=15)
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        peers[0].wait_for_world_size(3, timeout=15)
         script.expect("child 3")
-        crew[0].update_topology()
+        peers[0].update_topology()
 
         assert script.expect("parent") == "2"
 
@@ -221,16 +225,16 @@ def test_a_child_that_outlives_its_parent_keeps_no_actor_alive(master: MasterNod
             say("child", child)
         signal.pause()
     """
-    with crew_of(master.address, 0) as crew, Script(code, master.address) as script:
-        crew[0].wait_for_world_size(2, timeout=15)
+    with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
+        peers[0].wait_for_world_size(2, timeout=15)
         child = int(script.expect("child"))
         try:
             actor = children(script.pid)["pccl-peer"]
             workers = children(actor).values()
             script.signal(signal.SIGKILL)
-            together(crew[0].update_topology)
+            together(peers[0].update_topology)
 
-            assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1
+            assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1
             for pid in (actor, *workers):
                 eventually(lambda pid=pid: gone(pid), f"process {pid} ends with its training process")
             assert not gone(child)

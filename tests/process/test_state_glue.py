@@ -1,4 +1,4 @@
-"""The whole way of a state, from mailbox to mailbox: real actors, a real master, and training processes by hand."""
+"""A whole sync from mailbox to mailbox: real actors, a real master, and simulated training processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 
-from .helpers import BOUND, crew_of, running_master, together
+from .helpers import BOUND, peers_of, running_master, together
 
 MIB = 1 << 20
-DESCRIPTION, WINDOW, TENSOR = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # numbers that no arena gives out here
+MANIFEST, WINDOW, TENSOR = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # segment numbers that no arena uses here
 
 
 class Trainee:
-    """A training process that synchronises two tensors: one in a segment, one that only it can touch."""
+    """A training process that syncs two tensors: one in a segment, one in memory that only it can access."""
 
     def __init__(self, communicator: Communicator, fill: int) -> None:
         self._communicator = communicator
@@ -43,7 +43,7 @@ class Trainee:
         return pack_manifest(rows)
 
     def sync(self, revision: int) -> tuple[int, int, int]:
-        """Revision, bytes sent and received."""
+        """Sync at this revision; return the agreed revision and the bytes sent and received."""
         actor: Any = self._communicator._actor
         data = self._describe()
         own = StateManifest(data)
@@ -52,16 +52,16 @@ class Trainee:
         actor.calls.post("sync", CallSync(slot.index, slot.generation, revision, 0, 2, schema, content))
         outcome, payload = self._wait(actor, slot)
         if split(outcome)[1] == KIND_DESCRIBE:
-            with Segment.create("pccl-description", len(data)) as description:
+            with Segment.create("pccl-manifest", len(data)) as description:
                 description.view[:] = data
                 assert self.window.segment is not None
-                numbered = {DESCRIPTION: description, WINDOW: self.window.segment, TENSOR: self._segment}
+                numbered = {MANIFEST: description, WINDOW: self.window.segment, TENSOR: self._segment}
                 actor.share("sync", numbered, lambda number: (numbered[number].fd, numbered[number].size))
                 slot = actor.calls.acquire("sync")
-                call = CallManifest(slot.index, slot.generation, DESCRIPTION, len(data), WINDOW)
+                call = CallManifest(slot.index, slot.generation, MANIFEST, len(data), WINDOW)
                 actor.calls.post("sync", call)
                 outcome, payload = self._wait(actor, slot)
-                actor.unshare(DESCRIPTION)
+                actor.unshare(MANIFEST)
         assert split(outcome)[0] == SUCCESS, payload
         return SYNCED.unpack_from(payload)
 
@@ -92,13 +92,13 @@ class Trainee:
 
 
 def test_states_meet_over_a_real_run() -> None:
-    """Goal: a veteran and two of its kind win over a newcomer, whose both tensors arrive; then nothing moves."""
+    """Goal: three members with equal states win over a newcomer, which receives both tensors; then nothing moves."""
     nbytes = 8 * MIB + 7
-    with running_master() as master, crew_of(master.address) as crew:
+    with running_master() as master, peers_of(master.address) as peers:
         for _ in range(3):
-            crew.newcomer(lanes=2)
-        crew.admit(*crew)
-        trainees = [Trainee(member, fill) for member, fill in zip(crew, (5, 5, 9), strict=True)]
+            peers.newcomer(lanes=2)
+        peers.admit(*peers)
+        trainees = [Trainee(member, fill) for member, fill in zip(peers, (5, 5, 9), strict=True)]
         try:
             results = together(*(partial(trainee.sync, 4 - (trainee is trainees[2])) for trainee in trainees))
             assert [result[0] for result in results] == [4, 4, 4]

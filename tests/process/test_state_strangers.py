@@ -1,4 +1,4 @@
-"""Whoever lies on a state link, asking or answering, loses that link, hears or causes a reason, and harms nobody."""
+"""Wrong requests and wrong answers on a state link: only that link ends, with a reason, and other links continue."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ STATE, STALE = {"a": Random(1).randbytes(8 * MIB)}, {"a": bytes(8 * MIB)}
 
 @pytest.fixture
 def source() -> Iterator[StatePeer]:
-    """A source that serves round 1, and must still do so at the end."""
+    """Yield a source that serves round 1; check at the end that it still does."""
     with peers_with(STATE, STALE) as (peer, sink):
         content = peer.serve().content_digest()
         yield peer
         sink.fetch(content, peer)
         assert sink.hear() == StateFetched(1)
-        eventually(lambda: len(peer.workers()) == 1, "nobody else is served any more")
+        eventually(lambda: len(peer.workers()) == 1, "no other link is served any more")
 
 
 def client_at(source: StatePeer, token: bytes = TOKEN) -> RawClient:
@@ -61,7 +61,7 @@ def client_at(source: StatePeer, token: bytes = TOKEN) -> RawClient:
 
 def joined(source: StatePeer) -> RawClient:
     client = client_at(source)
-    client.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+    client.handshake(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
     return client
 
 
@@ -75,12 +75,12 @@ def joined(source: StatePeer) -> RawClient:
 )
 def test_a_hello_for_something_else_is_refused(source: StatePeer, change: dict[str, object], reason: str) -> None:
     with client_at(source) as client, pytest.raises(PermissionError, match=reason):
-        client.knock(lambda proof: replace(JoinState(proof, RUN, 1, source.peer, 9), **change))
+        client.handshake(lambda proof: replace(JoinState(proof, RUN, 1, source.peer, 9), **change))
 
 
 def test_without_the_token_there_is_nothing_to_fetch(source: StatePeer) -> None:
     with client_at(source, b"guessed") as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
-        client.knock(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
+        client.handshake(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
 
 
 def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
@@ -89,7 +89,7 @@ def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
         client.say(caller.opening())
         hello = caller.received(client.hear(object))
         client.send(framed(hello) + bytes(100))
-        # Without a reason: a link that is held for its whole time hears one.
+        # Without a reason here: only a link that is held until its timeout receives one.
         with pytest.raises((EOFError, ConnectionResetError)):
             client.hear(Refused)
 
@@ -111,7 +111,7 @@ def test_a_request_that_cannot_be_answered_ends_the_link(source: StatePeer, data
 
 
 def test_half_a_request_keeps_nobody() -> None:
-    """Goal: while a peer owes the rest of a request, others are served; the rest is answered; a round ends without."""
+    """Goal: while the rest of a request is missing, others are served; the rest is answered, or the round ends."""
     request = pack_request(ASK_MANIFEST)
     with peers_with(STATE, STALE) as (source, sink):
         content = source.serve().content_digest()
@@ -122,7 +122,7 @@ def test_half_a_request_keeps_nobody() -> None:
             eventually(lambda: unread_bytes(source.port, client.port) == 0, "the worker has read the first half")
             sink.fetch(content, source)
             assert sink.hear() == StateFetched(1)
-            assert waiting.pid in {one.pid for one in source.workers()}, "it was given up, and blocked nobody"
+            assert waiting.pid in {one.pid for one in source.workers()}, "it was given up, but blocked no link"
             client.send(request[7:] + request[:7])
             assert client.read(len(answer)) == answer
             source.end()
@@ -131,7 +131,7 @@ def test_half_a_request_keeps_nobody() -> None:
 
 
 def unread_bytes(port: int, remote_port: int) -> int:
-    """How many bytes from that remote port wait to be read at a port of this host. Fails if there is no connection."""
+    """Return how many bytes from that remote port are unread at a port of this host; fail if there is no connection."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, _, queues, *_ = line.split()
         if (int(local.split(":")[1], 16), int(remote.split(":")[1], 16)) == (port, remote_port):
@@ -153,7 +153,7 @@ def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
 
 
 class Liar:
-    """A source by hand: does the handshake as it should, and then does what the test says."""
+    """A simulated source: it does a correct handshake, and then what the test says."""
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
@@ -161,9 +161,9 @@ class Liar:
         self._listener.settimeout(BOUND)
         self.source = Source(7, "127.0.0.1", self._listener.getsockname()[1])
         self.calls = 0
-        self._lock = threading.Lock()  # one that calls while we close is either shut down or never served
+        self._lock = threading.Lock()  # a connection that arrives while we close is shut down or never served
         self._is_closed = False
-        self._sock: socket.socket | None = None  # the last one that called
+        self._sock: socket.socket | None = None  # the last connection
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -191,7 +191,7 @@ class Liar:
         while 1 in pending:
             data = sock.recv(65536)
             if not data:
-                raise ConnectionResetError("the caller hung up in the handshake")
+                raise ConnectionResetError("the caller closed the connection in the handshake")
             for opcode, body in reader.feed(data):
                 for action in pending.received(1, decode(opcode, body)):
                     assert isinstance(action, Say | Admit)
@@ -210,7 +210,7 @@ class Liar:
 
 
 def manifest_of(state: dict[str, bytes], peer: StatePeer) -> StateManifest:
-    """What an honest peer of that state says."""
+    """Return the manifest that a correct peer with that state sends."""
     return StateManifest(StateManifest(pack_manifest([peer._row(name) for name in sorted(state)])).without_locations())
 
 
@@ -244,7 +244,7 @@ def manifest_answer(manifest: bytes) -> bytes:
 def test_a_source_that_lies_is_left(
     distort_table: Callable[[bytes], bytes] | None, distort_unit: Callable[[bytes], bytes] | None, reason: str
 ) -> None:
-    """Goal: the link ends with the reason, the source is not called for ever, and an honest one gives everything."""
+    """Goal: the link ends with the reason, dialling that source has a bound, and a correct source serves all units."""
     with peers_with(STATE, STALE) as (honest, sink):
         content = honest.serve().content_digest()
         manifest = pack_manifest(manifest_of(STATE, honest).rows)
@@ -286,6 +286,6 @@ def test_what_nobody_asked_for_ends_the_link() -> None:
             sink.fetch(content, sources=(liar.source,))
             failed = sink.hear()
             assert isinstance(failed, StateUnfetched)
-            assert "nobody asked for" in failed.reason or "something else" in failed.reason
+            assert "without a request" in failed.reason or "something else" in failed.reason
         finally:
             liar.close()

@@ -1,4 +1,4 @@
-"""`pccl status` and what is behind it: an operator sees the run as it is, and the run does not see the operator."""
+"""`pccl status` and the status query: an operator sees the current run, and the run is not affected."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from .helpers import (
     ROOT,
     Script,
     background,
-    crew_of,
     eventually,
     master_pid,
+    peers_of,
     quick,
     running_master,
     sockets,
@@ -66,36 +66,36 @@ def status(*arguments: object, **environment: str) -> Script:
 
 def test_a_run_is_described(master: MasterNode) -> None:
     """Goal: peers, rings, newcomers and votes as they are at this moment."""
-    with crew_of(master.address, 0, 0, 4, lanes=2) as crew:
-        waiting = background(crew[0].update_topology)
+    with peers_of(master.address, 0, 0, 4, lanes=2) as peers:
+        waiting = background(peers[0].update_topology)
         eventually(lambda: ask(master)["votes"], "the vote is there")
         run = ask(master)
 
         assert run["wire_version"] == WIRE_VERSION
         assert re.fullmatch(r"\d+\.\d+.*", run["version"])
-        groups = {member.peer_id: group for member, group in zip(crew, (0, 0, 4), strict=True)}
+        groups = {member.peer_id: group for member, group in zip(peers, (0, 0, 4), strict=True)}
         assert {peer["id"]: peer["group"] for peer in run["peers"]} == groups
         assert all(peer["lanes"] == 2 and peer["address"].startswith("127.0.0.1:") for peer in run["peers"])
-        assert sorted(run["groups"][0]["ring"]) == sorted(member.peer_id for member in crew[:2])
+        assert sorted(run["groups"][0]["ring"]) == sorted(member.peer_id for member in peers[:2])
         (vote,) = run["votes"]
-        assert vote["present"] == [crew[0].peer_id]
-        assert vote["missing"] == sorted(member.peer_id for member in crew[1:])
-        for member in crew[1:]:
+        assert vote["present"] == [peers[0].peer_id]
+        assert vote["missing"] == sorted(member.peer_id for member in peers[1:])
+        for member in peers[1:]:
             background(member.update_topology)
         waiting.result()
         assert ask(master)["votes"] == []
 
 
 def test_an_operator_is_no_peer(master: MasterNode) -> None:
-    """Goal: it is counted nowhere, keeps nobody waiting, and leaves no connection behind."""
-    with crew_of(master.address, 0, 0) as crew:
+    """Goal: a status query counts as no peer, delays no member, and leaves no connection behind."""
+    with peers_of(master.address, 0, 0) as peers:
         before = sockets(master_pid(master))
         asked: list[int] = []
         over = threading.Event()
         asking = background(lambda: _ask_until(master, over, asked))
         for _ in range(20):
-            crew.update()
-            assert crew[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
+            peers.update()
+            assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
         eventually(lambda: len(asked) > 20 or asking.ended.is_set(), "the operator has asked often enough")
         over.set()
         asking.result()
@@ -111,35 +111,35 @@ def test_an_operator_is_no_peer(master: MasterNode) -> None:
 
 
 def _ask_until(master: MasterNode, over: threading.Event, worlds: list[int]) -> None:
-    """Ask again and again; the world that each answer names is added to the list."""
+    """Ask until `over` is set; add the world size of each answer to the list."""
     while not over.is_set():
         worlds.append(ask(master)["world"])
 
 
 def test_an_operator_cannot_vote(master: MasterNode) -> None:
-    """Goal: whatever an inquirer says after its hello ends its connection, and nothing else."""
-    with crew_of(master.address, 0) as crew:
+    """Goal: a message of an operator after its hello ends its connection, and has no other effect."""
+    with peers_of(master.address, 0) as peers:
         before = sockets(master_pid(master))
         with RawClient(master.address) as client:
-            client._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it knocks: both answers may come at once
-            client.knock(AskStatus)
+            client._reader.set_limits({**TO_CALLER, 0x48: 1 << 16})  # before it asks: both answers may come at once
+            client.handshake(AskStatus)
             client.hear(Report)
             client.say(VoteTopology(1, 0))
 
-            # The master has said that nothing follows; it closes long before it would give up a silent operator.
+            # The master has announced that nothing follows; it closes long before the timeout of a silent operator.
             eventually(lambda: sockets(master_pid(master)) == before, "it closes the connection", REPORT_NS / 2e9)
         assert ask(master)["votes"] == []
-        crew.update()
+        peers.update()
         assert ask(master)["counters"]["kicked"] == 0
 
 
 def test_an_operator_that_does_not_read_holds_up_nobody(master: MasterNode) -> None:
-    """Goal: connections that ask and read nothing are the operator's business; the run goes on."""
-    with crew_of(master.address, 0, 0) as crew:
+    """Goal: connections that ask and do not read the answer do not affect the run."""
+    with peers_of(master.address, 0, 0) as peers:
         clients = [RawClient(master.address) for _ in range(20)]
         for client in clients:
-            client.knock(AskStatus)
-        crew.update()
+            client.handshake(AskStatus)
+        peers.update()
         assert ask(master)["world"] == 2
         for client in clients:
             client.close()
@@ -157,7 +157,7 @@ def test_who_lacks_the_token_learns_nothing() -> None:
 
 
 def test_a_stranger_that_claims_to_be_a_master_is_found_out() -> None:
-    """Goal: an operator believes only who holds the token."""
+    """Goal: an operator accepts only a master that proves that it holds the token."""
     with running_master() as master, pytest.raises(MasterConnectionError, match="token"):
         ask(master, token=TOKEN)
 
@@ -189,9 +189,9 @@ def test_a_master_that_is_stopped(master: MasterNode) -> None:
 
 
 def test_the_command_prints_a_page(master: MasterNode) -> None:
-    """Goal: what people see: the run, its peers in columns, the ring as a line."""
-    with crew_of(master.address, 0, 0) as crew, status(master.address) as script:
-        ring = f"{crew[0].peer_id} -> {crew[1].peer_id}"
+    """Goal: the text has the run, its peers in columns, and the ring as a line."""
+    with peers_of(master.address, 0, 0) as peers, status(master.address) as script:
+        ring = f"{peers[0].peer_id} -> {peers[1].peer_id}"
         assert script.expect("run ").partition(" at ")[2].startswith(master.address)
         script.expect("peer  group")
         line = script.expect("group 0, epoch ")
@@ -204,7 +204,7 @@ def test_the_command_prints_a_page(master: MasterNode) -> None:
 
 def test_the_command_speaks_json(master: MasterNode) -> None:
     """Goal: the same for programs."""
-    with crew_of(master.address, 0), status(master.address, "--json") as script:
+    with peers_of(master.address, 0), status(master.address, "--json") as script:
         run = json.loads("{" + script.expect("{"))
 
         assert script.end() == 0
@@ -212,7 +212,7 @@ def test_the_command_speaks_json(master: MasterNode) -> None:
 
 
 def test_watching_until_ctrl_c(master: MasterNode) -> None:
-    """Goal: a line for each look; a master that is away is said, and waited for; Ctrl-C is a good end."""
+    """Goal: a line for each query; a missing master is printed and waited for; Ctrl-C ends with code 0."""
     with status(master.address, "--json", "--watch", "0.1") as script:
         for _ in range(3):
             assert json.loads("{" + script.expect("{"))["world"] == 0
@@ -225,7 +225,7 @@ def test_watching_until_ctrl_c(master: MasterNode) -> None:
 
 
 def test_a_live_view_in_a_terminal(master: MasterNode) -> None:
-    """Goal: a terminal gets one page that is drawn again, not an endless roll."""
+    """Goal: a terminal shows one screen that is drawn again, not growing output."""
     ours, theirs = os.openpty()
     command = [*PCCL, "status", master.address, "--watch", "0.1"]
     shown = b""
@@ -234,14 +234,14 @@ def test_a_live_view_in_a_terminal(master: MasterNode) -> None:
         deadline = time.monotonic() + BOUND
         try:
             while shown.count(b"\x1b[H\x1b[J") < 3 or not shown.endswith(b"\n"):
-                left = deadline - time.monotonic()  # below 0 also while an endless roll goes on
+                left = deadline - time.monotonic()  # below 0 also while output never stops
                 assert left > 0, f"no third page within {BOUND:g} s: {shown[-300:]!r}"
                 assert is_readable(ours, left), f"no third page within {BOUND:g} s: {shown[-300:]!r}"
                 shown += os.read(ours, 65536)
             process.send_signal(signal.SIGINT)
             assert process.wait(BOUND) == 0
         finally:
-            process.kill()  # one that does not end by itself would be waited for without end
+            process.kill()  # otherwise the test would wait for ever for a process that does not end
             os.close(ours)
     assert shown.count(b"no peers: the run is empty") >= 2
     assert b"Traceback" not in shown

@@ -1,7 +1,7 @@
-"""Strangers on the ports of a healthy run: whatever they send is refused, counted, and nobody else notices.
+"""Foreign connections to the ports of a healthy run: each is refused and counted, and the members are not disturbed.
 
-A master in a process of its own, with its log on standard error, and two members here that hold topology rounds all the
-time. Each attack is made twice on either kind of port: the first of its kind is a warning, further ones only count.
+A master runs in its own process, with its log on standard error; two members here hold topology rounds all the time.
+Each attack is made twice on either kind of port: the first of its kind is a warning, further ones are only counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pccl.errors import MasterConnectionError, UsageError
 from pccl.options import PENDING_CONNECTIONS_MAX
 from tests.readable import is_readable
 
-from .helpers import BOUND, Script, background, crew_of, eventually, free_port, quick
+from .helpers import BOUND, Script, background, eventually, free_port, peers_of, quick
 from .raw_client import RawClient, framed
 
 TOKEN = "a secret that never travels"
@@ -41,19 +41,19 @@ STEP = 0.02  # seconds of training between two rounds
 
 
 class HealthyRun:
-    """A master and two members that are at work while a test does its worst."""
+    """A master and two members that hold topology rounds while a test attacks their ports."""
 
-    def __init__(self, script: Script, master: str, crew: list[Communicator], peer_log: Callable[[], str]) -> None:
-        self.ports = {"master": master, "peer": f"127.0.0.1:{crew[0]._options.port}"}
+    def __init__(self, script: Script, master: str, peers: list[Communicator], peer_log: Callable[[], str]) -> None:
+        self.ports = {"master": master, "peer": f"127.0.0.1:{peers[0]._options.port}"}
         self._logs: dict[str, Callable[[], str]] = {"master": script.errors, "peer": peer_log}
-        self.attacked, self.neighbour = crew[0].peer_id, crew[1].peer_id  # whose port it is, and who else there is
-        self._crew = crew
-        self._rounds = [0] * len(crew)
+        self.attacked, self.neighbour = peers[0].peer_id, peers[1].peer_id  # the port's owner, and the other member
+        self._peers = peers
+        self._rounds = [0] * len(peers)
         self._over = False
-        self._members = [background(lambda index=index: self._train(index)) for index in range(len(crew))]
+        self._members = [background(lambda index=index: self._train(index)) for index in range(len(peers))]
 
     def _train(self, index: int) -> None:
-        peer = self._crew[index]
+        peer = self._peers[index]
         while not self._over:
             try:
                 peer.update_topology()
@@ -62,11 +62,11 @@ class HealthyRun:
                 return
             assert peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= 2
             self._rounds[index] += 1
-            # A step of training, so that the machine has time for the strangers too.
+            # A step of training, so that the host has time for the attacks too.
             time.sleep(STEP)
 
     def goes_on(self) -> None:
-        """Both members complete further rounds, and are still a world of two."""
+        """Check that both members complete further rounds with a world size of two."""
         wanted = [rounds + 3 for rounds in self._rounds]
         eventually(
             lambda: (
@@ -79,18 +79,18 @@ class HealthyRun:
             assert not member.ended.is_set(), member.error()
 
     def lines(self, port: str, kind: str) -> list[tuple[str, int]]:
-        """Level and running total of each stranger of this kind that the owner of the port has logged."""
+        """Return level and running total of each refusal of this kind that the owner of the port has logged."""
         pattern = rf"(\w+) +pccl\.\w+\S* refused a connection kind={kind} total=(\d+): 127\.0\.0\.1"
         return [(level, int(total)) for level, total in re.findall(pattern, self._logs[port]())]
 
     def log_of(self, port: str) -> str:
-        """Everything that the owner of the port has logged."""
+        """Return everything that the owner of the port has logged."""
         return self._logs[port]()
 
     def end(self) -> None:
-        """Stop training: the members leave, whatever they are in; whoever failed before fails the test."""
+        """Stop training: all members leave, whichever call they are in. A member that failed before fails the test."""
         self._over = True
-        for peer in self._crew:
+        for peer in self._peers:
             peer.close()
         for member in self._members:
             member.result()
@@ -100,9 +100,9 @@ class HealthyRun:
 def run(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HealthyRun]:
-    """A healthy run; the parameter, if there is one, is how long its ports wait for a handshake, in seconds."""
+    """Yield a healthy run. The parameter, if any, is the timeout of a handshake in seconds."""
     patience = getattr(request, "param", 0.5)
-    # Members whose rounds never wait collect their actor's lines only now and then; here they are what is looked at.
+    # Members whose rounds never wait collect their actor's log lines only now and then; this test needs them at once.
     monkeypatch.setattr("pccl.client.actor_client.NOTICE_INTERVAL_NS", 0)
     caplog.set_level(logging.DEBUG, "pccl.peer")
     caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -112,12 +112,12 @@ def run(
     command = [sys.executable, "-m", "pccl.master", "--listen-address", "127.0.0.1:0"]
     with Script.command(*command, **environment) as script:
         address = eventually(lambda: re.search(r"listening on (\S+)", script.errors()), "the master listens")[1]
-        with crew_of(address) as crew:
+        with peers_of(address) as peers:
             for _ in range(2):
                 options = replace(OPTIONS, handshake_timeout=patience, port=free_port())
-                crew.newcomer(options=options)
-            crew.admit(*crew)
-            healthy = HealthyRun(script, address, list(crew), lambda: caplog.text)
+                peers.newcomer(options=options)
+            peers.admit(*peers)
+            healthy = HealthyRun(script, address, list(peers), lambda: caplog.text)
             try:
                 yield healthy
                 healthy.goes_on()
@@ -134,8 +134,8 @@ def random_bytes(client: RawClient) -> None:
 
 
 def huge_length(client: RawClient) -> None:
-    knock = framed(ClientHello(bytes(32)))
-    client.send(knock[:4] + struct.pack("<I", 0xFFFFFFFF) + knock[8:])
+    hello = framed(ClientHello(bytes(32)))
+    client.send(hello[:4] + struct.pack("<I", 0xFFFFFFFF) + hello[8:])
 
 
 def half_a_header(client: RawClient) -> None:
@@ -143,22 +143,22 @@ def half_a_header(client: RawClient) -> None:
 
 
 def flipped_bit(client: RawClient) -> None:
-    knock = bytearray(framed(ClientHello(bytes(32))))
-    knock[-1] ^= 1
-    client.send(bytes(knock))
+    hello = bytearray(framed(ClientHello(bytes(32))))
+    hello[-1] ^= 1
+    client.send(bytes(hello))
 
 
 def unknown_message(client: RawClient) -> None:
     client.say(Wired(1))
 
 
-def knock_twice(client: RawClient) -> None:
+def hello_twice(client: RawClient) -> None:
     client.say(ClientHello(bytes(32)))
     client.hear(Challenge)
     client.say(ClientHello(bytes(32)))
 
 
-def knock_and_go(client: RawClient) -> None:
+def hello_and_close(client: RawClient) -> None:
     client.say(ClientHello(bytes(32)))
     client.hear(Challenge)
     client.close()
@@ -170,14 +170,14 @@ ATTACKS: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "half a header, held open": (half_a_header, "silence"),
     "a flipped bit": (flipped_bit, "crc"),
     "a message of members": (unknown_message, "opcode"),
-    "two knocks": (knock_twice, "order"),
-    "a knock and no more": (knock_and_go, "closed"),
+    "two knocks": (hello_twice, "order"),
+    "a knock and no more": (hello_and_close, "closed"),
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
-    """Goal: closed, counted by kind, a warning once per host, and the run goes on; on both kinds of port."""
+    """Goal: closed, counted by kind, a warning once per host, and the run continues; on both kinds of port."""
     perform, kind = ATTACKS[attack]
     for address in (*run.ports.values(), *run.ports.values()):
         with RawClient(address) as client:
@@ -185,14 +185,14 @@ def test_garbage_is_turned_away(run: HealthyRun, attack: str) -> None:
             if attack != "a knock and no more":
                 assert client.is_turned_away()
     for port in run.ports:
-        # Who hangs up in mid-sentence is more often a peer that died than somebody to warn of.
+        # A connection that closes within the handshake is more often a dead peer than an attack.
         expected = [("INFO" if kind == "closed" else "WARNING", 1), ("DEBUG", 2)]
         eventually(lambda: run.lines(port, kind) == expected, f"{port}: {expected} for {kind}")  # noqa: B023
     run.goes_on()
 
 
 def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
-    """Goal: who comes with another version learns which one each side speaks, before it is turned away."""
+    """Goal: a caller with another version gets the versions of both sides in the refusal."""
     for port, address in run.ports.items():
         with RawClient(address) as client:
             client.send(framed(ClientHello(bytes(32)), version=WIRE_VERSION + 1))
@@ -206,7 +206,7 @@ def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
 
 @pytest.mark.parametrize("token", [b"", b"another secret"])
 def test_a_wrong_token_learns_nothing(run: HealthyRun, token: bytes) -> None:
-    """Goal: a challenge and a refusal with the remedy are all that a stranger ever hears."""
+    """Goal: a caller without the token receives a challenge and a refusal with the remedy, and nothing else."""
     with RawClient(run.ports["master"], token) as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
         client.register()
     with RawClient(run.ports["peer"], token) as client, pytest.raises(PermissionError, match="PCCL_TOKEN"):
@@ -218,7 +218,7 @@ def test_a_wrong_token_learns_nothing(run: HealthyRun, token: bytes) -> None:
 
 
 def test_a_replayed_hello_fails(run: HealthyRun) -> None:
-    """Goal: the recorded words of a real member are worth nothing on another connection."""
+    """Goal: the recorded bytes of a real member are refused on another connection."""
     with Recorder(run.ports["master"]) as recorder:
         peer = Communicator(recorder.address, options=OPTIONS)
         peer.connect()
@@ -238,7 +238,7 @@ def test_a_replayed_hello_fails(run: HealthyRun) -> None:
 
 @pytest.mark.parametrize("run", [60.0], indirect=True, ids=["patient ports"])
 def test_a_thousand_silent_connections(run: HealthyRun) -> None:
-    """Goal: the oldest strangers make room for the newest, so that a crowd keeps nobody out."""
+    """Goal: the oldest pending connection is closed for the newest, so that a flood does not block a peer."""
     count = min(SILENT_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
     for port, address in run.ports.items():
         with contextlib.ExitStack() as crowd:
@@ -264,10 +264,10 @@ class Flood:
     def __init__(self, address: str) -> None:
         self._address = parse_address(address)
         self._held: list[socket.socket] = []
-        self._pouring = threading.Lock()  # the relay pours in threads of its own
+        self._pouring = threading.Lock()  # the recorder's threads call pour()
 
     def pour(self, count: int) -> None:
-        """Open so many more, one after the other."""
+        """Open `count` more, one after the other."""
         with self._pouring:
             for _ in range(count):
                 self._held.append(socket.create_connection(self._address, timeout=BOUND))
@@ -281,16 +281,16 @@ class Flood:
                 connection.close()
 
 
-# Silent connections that arrive ahead of each of the two messages of a friend's handshake: more than half of what may
-# wait, and too few to make the friend the oldest that waits.
+# Silent connections that arrive before each of the two messages of a valid handshake: more than half of the limit of
+# pending connections, and too few to make the valid connection the oldest.
 POURED = PENDING_CONNECTIONS_MAX // 3
 
 
 @pytest.mark.parametrize("run", [60.0], indirect=True, ids=["patient ports"])
 def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
-    """Goal: with more silent connections than may wait, and more between its words, a peer is let in at first try.
+    """Goal: with more silent connections than the limit, and more between its messages, a peer succeeds at first try.
 
-    The ports wait longer for a handshake than the test lasts, so only eviction makes room, and only that of the oldest.
+    The handshake timeout is longer than the test, so only the eviction of the oldest pending connection makes room.
     """
     with Flood(run.ports["master"]) as at_master, Flood(run.ports["peer"]) as at_peer:
         for port, flood in (("master", at_master), ("peer", at_peer)):
@@ -299,8 +299,8 @@ def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
         crowds = {port: len(run.lines(port, "crowd")) for port in run.ports}
         with RawClient(run.ports["peer"], TOKEN.encode()) as client:
             hello = partial(JoinLane, run=bytes(16), epoch=1, source=run.neighbour, target=run.attacked, lane=0)
-            with pytest.raises(PermissionError, match="another run"):  # what only a friend with the token is told
-                client.knock(hello, before_each=lambda: at_peer.pour(POURED))
+            with pytest.raises(PermissionError, match="another run"):  # only a caller with the token gets this reason
+                client.handshake(hello, before_each=lambda: at_peer.pour(POURED))
         with (
             Recorder(run.ports["master"], before_hello=lambda: at_master.pour(POURED)) as relay,
             Communicator(relay.address, options=OPTIONS) as newcomer,
@@ -316,13 +316,13 @@ def test_a_flood_that_goes_on_keeps_nobody_out(run: HealthyRun) -> None:
 
 
 def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
-    """Goal: who holds the token and still does not belong in this ring is told why, and the ring stays whole."""
+    """Goal: a caller that holds the token and is not part of this ring gets the reason, and the ring stays whole."""
     with RawClient(run.ports["master"], TOKEN.encode()) as client:
         client.register(group=9)
         known = client.hear(Registered)
     cases = [
         ((bytes(16), 2, run.neighbour, run.attacked), "another run"),
-        ((known.run, 2, run.neighbour, 77), "another run or a later life"),
+        ((known.run, 2, run.neighbour, 77), "maybe of another run"),
         ((known.run, 0, run.neighbour, run.attacked), "epoch 0 is over"),
         ((known.run, 99, run.neighbour, run.attacked), "no order for epoch 99 came"),
     ]
@@ -338,7 +338,7 @@ def test_lanes_of_another_run_or_time_are_refused(run: HealthyRun) -> None:
 
 
 def test_a_peer_without_the_token_is_told_at_once(run: HealthyRun) -> None:
-    """Goal: connect fails with the remedy at the first attempt, because a second would meet the same refusal."""
+    """Goal: connect fails with the remedy at the first attempt, because a second attempt would be refused too."""
     for token in ("", "another secret"):
         peer = Communicator(run.ports["master"], options=quick(token=token, retry_interval=60.0))
         with pytest.raises(MasterConnectionError, match="PCCL_TOKEN") as caught:
@@ -349,7 +349,7 @@ def test_a_peer_without_the_token_is_told_at_once(run: HealthyRun) -> None:
 
 
 def test_the_token_never_travels(run: HealthyRun) -> None:
-    """Goal: neither side ever sends it, also not to a proxy that sees every byte."""
+    """Goal: neither side sends the token, as a proxy that records every byte shows."""
     with Recorder(run.ports["master"]) as recorder:
         with Communicator(recorder.address, options=OPTIONS) as peer:
             peer.connect()
@@ -362,7 +362,7 @@ def test_the_token_never_travels(run: HealthyRun) -> None:
 
 
 def test_an_impostor_is_recognised() -> None:
-    """Goal: a peer believes only a master that holds the token too."""
+    """Goal: a peer accepts only a master that proves that it holds the token."""
 
     def pose_as_master(listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -382,9 +382,9 @@ def test_an_impostor_is_recognised() -> None:
 
 
 class Recorder:
-    """A proxy in front of a port, that keeps what both sides say.
+    """A proxy in front of a port that records the bytes of both sides.
 
-    `before_hello` is called ahead of each of the two messages with which a caller proves itself, while they wait here.
+    `before_hello` is called before each of the two messages of the caller's handshake is passed on.
     """
 
     def __init__(self, target: str, before_hello: Callable[[], None] = lambda: None) -> None:
@@ -398,7 +398,7 @@ class Recorder:
         self._threads[0].start()
 
     def said(self) -> tuple[bytes, bytes]:
-        """What callers said, and what they heard."""
+        """Return the bytes that callers sent, and the bytes that they received."""
         return bytes(self._words[0]), bytes(self._words[1])
 
     def _accept(self) -> None:
@@ -436,7 +436,7 @@ class Recorder:
 
 
 def test_a_master_without_descriptors_serves_its_members() -> None:
-    """Goal: strangers may use up every descriptor; members do not notice, one line says so, newcomers get in later."""
+    """Goal: foreign connections use all descriptors; members continue, one log line says so, newcomers join later."""
     code = """
         import resource
         from pccl.master import main
@@ -446,15 +446,15 @@ def test_a_master_without_descriptors_serves_its_members() -> None:
     with Script(code, PCCL_LOG_LEVEL="INFO") as master:
         found = eventually(lambda: re.search(r"listening on 127.0.0.1:(\d+)\n", master.errors()), "the master listens")
         port = int(found[1])
-        with crew_of(f"127.0.0.1:{port}", 0) as crew:
-            with contextlib.ExitStack() as strangers:
+        with peers_of(f"127.0.0.1:{port}", 0) as peers:
+            with contextlib.ExitStack() as connections:
                 for _ in range(80):
-                    strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    connections.enter_context(socket.create_connection(("127.0.0.1", port)))
                 eventually(lambda: "cannot accept" in master.errors(), "the master runs out of descriptors")
                 for _ in range(100):
-                    crew[0].update_topology()
+                    peers[0].update_topology()
 
                 assert master.errors().count("cannot accept") == 1
-            joining = background(crew.newcomer().connect)
-            crew[0].wait_for_world_size(2, timeout=15)
+            joining = background(peers.newcomer().connect)
+            peers[0].wait_for_world_size(2, timeout=15)
             joining.result()

@@ -1,4 +1,4 @@
-"""The stress harness as users start it: it passes on a sound library, it can fail, and it leaves nothing behind.
+"""The stress harness as users start it: it passes on a correct library, it can fail, and it leaves nothing behind.
 
 Its plans and its laws are pure, and tested in tests/unit/stress.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def run_stress(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
 
 @pytest.mark.timeout(200)
 def test_churn_passes(tmp_path: Path) -> None:
-    """Goal: `pccl stress --churn` holds every promise on this machine, and says so in its report."""
+    """Goal: `pccl stress --churn` keeps every law on this machine, and its report says so."""
     outcome = run_stress("--duration", "20s", "--peers", "8", "--seed", "1", "--bound", "3", folder=tmp_path)
 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
@@ -51,12 +52,12 @@ def test_churn_passes(tmp_path: Path) -> None:
 
 
 def test_a_broken_promise_fails_the_run_and_leaves_a_bundle(tmp_path: Path) -> None:
-    """Goal: a run in which something is wrong exits with 1 and leaves all that is needed to see it again."""
+    """Goal: a run with a violation exits with 1 and leaves all files that are needed to replay it."""
     outcome = run_stress("--duration", "3s", "--peers", "2", "--seed", "5", "--bound", "0.000001", folder=tmp_path)
 
     assert outcome.returncode == 1, outcome.stdout + outcome.stderr
     assert "promptness" in outcome.stdout
-    assert f"pccl stress --replay {tmp_path}" in outcome.stdout
+    assert shlex.join(["pccl", "stress", "--replay", str(tmp_path)]) in outcome.stdout
     assert read_settings(tmp_path, Path("again")).seed == 5
     assert (tmp_path / "faults.txt").exists()
     journals = list((tmp_path / "journals").iterdir())
@@ -67,7 +68,7 @@ def test_a_broken_promise_fails_the_run_and_leaves_a_bundle(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    """Goal: Ctrl-C ends a run in order, with its verdict; even a killed supervisor takes everybody with it."""
+    """Goal: Ctrl-C ends a run in order, with its stress report; all processes end also with a killed supervisor."""
     command = [sys.executable, "-m", "pccl.cli", "stress", "--churn", "--no-tty", "--peers", "3", "--seed", "2"]
     run = subprocess.Popen([*command, "--report", str(tmp_path)], stdout=subprocess.DEVNULL, start_new_session=True)
     log = tmp_path / "logs" / "master.log"
@@ -81,7 +82,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, number: signal
 
 
 def until(reached: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that takes as long as the machine is slow."""
+    """Wait for a condition whose time depends on the load of the machine."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline

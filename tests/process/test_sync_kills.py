@@ -1,8 +1,8 @@
-"""Kills in the middle of syncs: whichever process dies, what was agreed is never lost, never split, never older.
+"""Kills in the middle of syncs: whichever process dies, the agreed state is never lost, split or older.
 
-Four training processes keep a state in step, one of them lazy in each step, so that every sync moves bytes. Each time a
-process is drawn from all of theirs (training processes, peer actors, senders and receivers of lanes and of state) and
-killed with SIGKILL. Each of them checks after every sync that it holds what its revision says.
+Four training processes sync a state; in each step one of them does not update it, so that every sync moves bytes. Each
+time a process is drawn from all of theirs (training processes, peer actors, senders and receivers of lanes and of
+state) and killed with SIGKILL. Each of them checks after every sync that its content belongs to its revision.
 `PCCL_SYNC_KILLS` makes it a long run.
 """
 
@@ -37,7 +37,7 @@ def ring() -> Iterator[Ring]:
 
 
 def draw(ring: Ring, chance: random.Random, role: str) -> tuple[int, int]:
-    """One process of that role. Workers of a transfer live for milliseconds, so it looks until it meets one."""
+    """Return a process of that role. Workers of a transfer live for milliseconds, so look until there is one."""
     deadline = time.monotonic() + WHOLE_SECONDS_MAX
     while time.monotonic() < deadline:
         found = [(number, pid) for number, kind, pid in ring.processes() if kind == role]
@@ -48,7 +48,7 @@ def draw(ring: Ring, chance: random.Random, role: str) -> tuple[int, int]:
 
 
 def kill_one(ring: Ring, chance: random.Random, role: str) -> tuple[float, int]:
-    """Kill one of that role; seconds until all survivors had synced again, and the revision they had then."""
+    """Kill one of that role. Return the seconds until all survivors had synced again, and their revision then."""
     number, pid = draw(ring, chance, role)
     survivors = set(ring.pids) - ({number} if role in ("training", "pccl-peer") else set())
     killed_ns = time.monotonic_ns()
@@ -89,7 +89,7 @@ def test_kills_in_the_middle_of_syncs(ring: Ring, capsys: pytest.CaptureFixture[
     began, highest = time.monotonic(), 0
     ring.until_whole()
     for count in range(KILLS):
-        time.sleep(chance.uniform(0, 0.02))  # so that the kill meets the sync at any of its points
+        time.sleep(chance.uniform(0, 0.02))  # so that the kill hits the sync at a random point
         taken, revision = kill_one(ring, chance, ROLES[count % len(ROLES)])
         seconds.append(taken)
         assert not revision or revision >= highest, f"revision {highest} was agreed on, then {revision}"
@@ -99,8 +99,8 @@ def test_kills_in_the_middle_of_syncs(ring: Ring, capsys: pytest.CaptureFixture[
     with capsys.disabled():
         print(f"\n  {KILLS} kills in {time.monotonic() - began:.0f} s, revision {highest}; {dict(events)}")
         print(f"  until all had synced again: {spread(seconds)}")
-    assert highest > KILLS // 4, "they hardly got anywhere"
+    assert highest > KILLS // 4, "too few syncs succeeded"
     for number in ring.pids:
-        # The first syncs of a life bring the memory that all later ones use.
+        # The first syncs of a membership allocate the memory that all later ones use.
         held = {descriptors for _, descriptors in ring.footprints[number][WARM_SYNCS:]}
         assert len(held) <= 2, f"keeper {number} held {held} descriptors"

@@ -1,4 +1,4 @@
-"""State moves between real processes: what differs and nothing else, from all who have it, whoever dies meanwhile."""
+"""Transfers between real processes: only what differs moves, from all sources, also when a process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def same(one: StatePeer, other: StatePeer) -> bool:
 
 
 def fetch_all(sink: StatePeer, *sources: StatePeer, whole: bool = False) -> None:
-    """Fetch, with success."""
+    """Fetch from these sources, and expect success."""
     contents = {source.serve().content_digest() for source in sources}
     assert len(contents) == 1
     sink.fetch(contents.pop(), *sources, whole=whole)
@@ -49,11 +49,11 @@ def fetch_all(sink: StatePeer, *sources: StatePeer, whole: bool = False) -> None
 
 
 def test_only_what_differs_travels() -> None:
-    """Goal: equal keys stay, of a large one only the blocks that differ move, and both sides count the same bytes."""
+    """Goal: only digest blocks that differ move, and both sides count the same bytes."""
     state = {"equal": content_of(1, 3 * MIB), "large": content_of(2, 25 * MIB + 17), "small": b"abc"}
     stale = bytearray(state["large"])
-    for place in (5 * BLOCK, 50 * BLOCK + 9, -1):
-        stale[place] ^= 1
+    for offset in (5 * BLOCK, 50 * BLOCK + 9, -1):
+        stale[offset] ^= 1
     with peers_with(state, {**state, "large": bytes(stale), "small": b"abd"}) as (source, sink):
         fetch_all(sink, source)
         moved = 2 * BLOCK + 17 + 3
@@ -70,7 +70,7 @@ def test_equal_states_move_nothing() -> None:
 
 @pytest.mark.parametrize("outside", [set(), {"a", "b", "empty", "large", "one", "odd"}], ids=["segments", "window"])
 def test_all_kinds_of_tensors(outside: set[str]) -> None:
-    """Goal: odd sizes, nothing at all, and memory that only the training process can touch."""
+    """Goal: odd sizes, empty tensors, and memory that only the training process can access."""
     sizes = {"a": 7, "b": BLOCK, "empty": 0, "large": 9 * MIB + 3, "odd": BLOCK + 1, "one": 1}
     state = {name: content_of(index, size) for index, (name, size) in enumerate(sizes.items())}
     stale = {name: bytes(255 - byte for byte in content) for name, content in state.items()}
@@ -161,9 +161,9 @@ def stopped(worker: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def half_served(stall: float) -> Iterator[tuple[StatePeer, StatePeer, StatePeer]]:
-    """A source that was stopped in the middle of a transfer, another one that goes on, and the sink.
+    """Yield a source that was stopped in the middle of a transfer, another source that works, and the sink.
 
-    The other source serves only after the first one was stopped: else it might have served everything by then.
+    The other source serves only after the first one was stopped: otherwise it might have served everything by then.
     """
     state, stale = {"a": content_of(1, LARGE)}, {"a": bytes(LARGE)}
     with peers_with(state, state, stale, faults={1: "state.serve.answer:3:stop"}, stall=stall) as (first, other, sink):
@@ -174,7 +174,7 @@ def half_served(stall: float) -> Iterator[tuple[StatePeer, StatePeer, StatePeer]
 
 
 def test_a_source_that_dies_in_the_middle_is_replaced() -> None:
-    """Goal: nothing verified is fetched again, and nobody waits for a timeout, which is longer than this test."""
+    """Goal: no verified unit is fetched again, and no peer waits for the timeout, which is longer than this test."""
     with half_served(stall=4 * BOUND) as (dying, other, sink):
         dying.kill()
         assert sink.hear() == StateFetched(1)
@@ -183,7 +183,7 @@ def test_a_source_that_dies_in_the_middle_is_replaced() -> None:
 
 
 def test_a_source_that_hangs_is_left_for_others() -> None:
-    """Goal: a link that moves nothing ends by itself. A stopped worker has nobody who would tell."""
+    """Goal: a link that moves no bytes ends by itself, because no process detects a stopped worker."""
     with half_served(stall=STALL) as (hanging, other, sink):
         assert sink.hear() == StateFetched(1)
         assert same(other, sink)
@@ -192,7 +192,7 @@ def test_a_source_that_hangs_is_left_for_others() -> None:
 
 
 def test_a_source_that_the_master_gave_up_is_left_at_once() -> None:
-    """Goal: nobody waits for the timeout of a link to a lost peer; it is longer than this test."""
+    """Goal: no peer waits for the timeout of a link to a lost peer; it is longer than this test."""
     with half_served(stall=4 * BOUND) as (hanging, other, sink):
         sink.tell(DropSource(1, hanging.peer))
         assert sink.hear() == StateFetched(1)
@@ -201,10 +201,10 @@ def test_a_source_that_the_master_gave_up_is_left_at_once() -> None:
 
 @pytest.mark.parametrize("outside", [set(), {"a", "b"}], ids=["segments", "window"])
 def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> None:
-    """Goal: the only source dies in the middle; what had come stays, and the rest comes from another sink."""
+    """Goal: the only source dies in the middle; the fetched units stay, and the rest comes from another sink."""
     state = {"a": content_of(1, LARGE), "b": content_of(2, MIB)}
     stale = {name: bytes(len(content)) for name, content in state.items()}
-    fault = {3: "state.fetch.unit:5:stop"}  # of seven units; what is left then is less, and nobody stops again
+    fault = {3: "state.fetch.unit:5:stop"}  # of seven: fewer than five are left, so no second stop
     with peers_with(state, stale, stale, outside=outside, faults=fault) as (source, heir, sink):
         fetch_all(heir, source)
         sink.fetch(heir.describe().content_digest(), source)
@@ -212,7 +212,7 @@ def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> Non
         source.kill()
         assert isinstance(sink.hear(), StateUnfetched)
 
-        sink.tell(AddSources(1, (heir.source,)))  # a moment ahead of the heir's order, as it may happen
+        sink.tell(AddSources(1, (heir.source,)))  # may arrive before the heir's order to serve
         heir.tell(ServeFetched(1))
 
         assert sink.hear() == StateFetched(1)
@@ -230,13 +230,13 @@ def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> Non
     ],
 )
 def test_a_worker_that_is_killed_costs_a_link(fault: str) -> None:
-    """Goal: with only one source it is called again, and what was verified stays."""
+    """Goal: the only source is dialled again, and verified units stay."""
     state, stale = {"a": content_of(1, LARGE), "b": content_of(2, MIB)}, {"a": bytes(LARGE), "b": bytes(MIB)}
     faults = {1 if "serve" in fault else 2: fault}
     with peers_with(state, stale, outside={"b"}, faults=faults) as (source, sink):
         source.serve()
         if fault.endswith(("manifest:1:kill", "Manifest:1:kill", "answer:1:kill", "Units:1:kill")):
-            # Every worker of this peer dies at its first step: the bound on calls is what ends it.
+            # Every worker of this peer dies at its first step: the limit of attempts ends the fetch.
             sink.fetch(source.describe().content_digest(), source)
             failed = sink.hear()
             assert isinstance(failed, StateUnfetched)
@@ -334,7 +334,7 @@ def test_a_source_with_another_content_or_layout_is_none() -> None:
 
 
 def test_a_training_process_that_does_not_copy_costs_the_transfer_and_not_more() -> None:
-    """Goal: tensors behind a window that nobody serves end the link within the bound."""
+    """Goal: tensors behind a window that no process serves end the link within the bound."""
     state, stale = {"a": content_of(1, MIB)}, {"a": bytes(MIB)}
     with peers_with(state, stale, outside={"a"}) as (source, sink):
         content = source.serve().content_digest()

@@ -1,12 +1,12 @@
-"""A training process that reduces all the time and tells how it goes; many of them, forked from one that is ready.
+"""Training processes that reduce all the time and print their events; forked from one process with all imports.
 
 A program of its own, started by tests: `python -m tests.process.trainee ADDRESS OPTIONS`. For each number that it reads
-it forks a trainee, which lives until it is killed or its parent's standard input ends. All tell their events by lines:
+it forks a trainee, which runs until it is killed or its parent's standard input ends. Each prints its events as lines:
 
     number event time_ns epoch world bytes_in_use descriptors
 
 The events are `born` (its pid in place of the epoch), `in`, `ok` (a reduce succeeded), `lost` (it failed, and the
-tensor was as before), `again` (its actor was killed, and the tensor was as before), and `wrong` with words behind it.
+tensor was as before), `again` (its actor was killed, and the tensor was as before), and `wrong` with a text.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ STEP_MAX = 1020 / 255 * 1.01  # of one contribution
 
 
 class Living(Protocol):
-    """Whoever is forked."""
+    """The interface of a forked training process."""
 
     def live(self) -> None:
         """Take part until it is killed."""
 
 
 class Trainee:
-    """One member, over several lives of its actor."""
+    """One training process, over several memberships."""
 
     def __init__(self, number: int, address: str, options: Options) -> None:
         self._number = number
-        # Who does not want memory is sent everything: rings of trainees have edges of both kinds.
+        # A trainee without host reads receives all blocks over TCP, so rings of trainees have edges of both kinds.
         self._peer = Communicator(address, 0, LANES, options=replace(options, host_memory=number % 3 > 0))
         self._pattern = (np.arange(COUNT) % 1021 + 1).astype(np.float32)
-        self._tensors = [pccl.empty(COUNT), np.empty(COUNT, np.float32)]  # reduced where it is, and staged
+        self._tensors = [pccl.empty(COUNT), np.empty(COUNT, np.float32)]  # reduced in shared memory, and staged
 
     def tell(self, event: str, *words: object) -> None:
         numbers = self._peer._numbers()
@@ -70,7 +70,7 @@ class Trainee:
                 self._peer.close()
 
     def _work(self) -> None:
-        """What lies between two topology rounds, and the next one. Nobody is left to reduce with: wait for others."""
+        """Reduce several times, then hold a topology round. If this member is alone, wait for others."""
         with contextlib.suppress(TooFewPeersError):
             for step in range(REDUCES):
                 self._reduce(self._tensors[step % 2], QUANTIZATION if step < 2 else None)
@@ -90,7 +90,7 @@ class Trainee:
                     raise
                 self.tell("lost")
             else:
-                # Each of the codings is off by half a step at most, and no step is larger than the last.
+                # Each quantization has an error of half a step at most, and no step is larger than the last.
                 slack = world * STEP_MAX * world / 2 if how else 0
                 if np.abs(tensor - self._pattern * np.float32(world)).max() > slack:
                     self.tell("wrong", "the sum is wrong")
@@ -99,12 +99,12 @@ class Trainee:
 
 
 def run(make: Callable[[int], Living]) -> None:
-    """Fork one for each number on standard input."""
+    """Fork a process for each number on standard input."""
     parent = os.getpid()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            # The one that forked ends with its standard input; so do all of its trainees.
+            # The parent ends with its standard input; so do all of its trainees.
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
             make(int(line)).live()
         os.write(1, f"{int(line)} born {time.monotonic_ns()} {pid} 0 0 0\n".encode())
@@ -115,12 +115,12 @@ def run(make: Callable[[int], Living]) -> None:
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(0.05)  # between two looks; nothing is waited for here but the end
+        time.sleep(0.05)  # between two checks for the end
     os._exit(0)
 
 
 def main(address: str, options: str) -> None:
-    """Trainees of the run at this address."""
+    """Fork trainees of the run at this address."""
     run(lambda number: Trainee(number, address, Options.decode(options)))
 
 

@@ -1,6 +1,6 @@
-"""Training processes that are killed all the time, as tests see them: started, read, and replaced.
+"""Training processes that a test kills again and again: how the test starts, reads and replaces them.
 
-A program forks them on demand and passes on what they tell, in lines (see `trainee`). Not a test itself.
+A program forks them on demand and passes on the lines that they print (see `trainee`). Not a test itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Told:
 
 
 class Ring:
-    """Four training processes of one run, and what they told."""
+    """Four training processes of one run, and the lines that they printed."""
 
     def __init__(self, program: str, master: MasterNode, options: Options) -> None:
         command = (sys.executable, "-m", f"tests.process.{program}", master.address, options.encode())
@@ -65,7 +65,7 @@ class Ring:
         self.last.pop(number, None)
 
     def read(self, timeout: float) -> Told | None:
-        """The next line, if there is one in time."""
+        """Return the next line, or None after the timeout."""
         line = self.script._next_line(time.monotonic() + timeout)
         if line is None:
             assert self.script.process.poll() is None, self.script.errors()
@@ -80,11 +80,11 @@ class Ring:
         return told
 
     def errors(self) -> str:
-        """The last that trainees wrote to their standard error."""
+        """Return the last part of the standard error of all trainees."""
         return self.script.errors()[-3000:]
 
     def until_whole(self) -> int:
-        """Wait until the last success of everybody was of one full ring; its epoch."""
+        """Wait until the last success of all trainees was in one full ring; return its epoch."""
         deadline = time.monotonic() + WHOLE_SECONDS_MAX
         while True:
             lasts = [self.last[number] for number in self.pids if number in self.last]
@@ -95,7 +95,7 @@ class Ring:
             self.read(0.1)
 
     def processes(self) -> list[tuple[int, str, int]]:
-        """(trainee, role, pid) of all processes of all trainees; the role is the beginning of its name."""
+        """Return (trainee, role, pid) of all processes of all trainees; the role is the beginning of its name."""
         found = []
         for number, pid in self.pids.items():
             found.append((number, "training", pid))

@@ -1,6 +1,6 @@
-"""Play seeds from the command line: one to read its story, a range or hours of them to hunt.
+"""Play seeds from the command line: one seed with its story, or a range or hours of them to find violations.
 
-Exit codes: 0 all seeds held, 1 a violation (printed with the command that replays it), 2 wrong usage.
+Exit codes: 0 no violation, 1 a violation (printed with the command that replays it), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="play one seed")
     which.add_argument("--seeds", metavar="A-B", help="play a range of seeds, both ends included")
-    which.add_argument("--hours", type=float, help="play seeds that no test plays, for so long")
+    which.add_argument("--hours", type=float, help="play new seeds for this many hours")
     parser.add_argument("--story", action="store_true", help="with --seed: print one line per transition")
     arguments = parser.parse_args()
     if arguments.seed is not None:
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def play_one(seed: int, *, tell: bool) -> int:
-    """One seed: its plan, its story if wanted, and how it ended."""
+    """Play one seed; print its plan, its story if asked for, and how it ended."""
     plan = draw(seed)
     print(f"seed {seed}\n{describe(plan)}", flush=True)
     world = World(plan, tell=tell)
@@ -51,7 +51,7 @@ def play_one(seed: int, *, tell: bool) -> int:
 
 
 def fresh_seeds(seconds: float) -> Iterator[int]:
-    """Seeds that start where the wall clock stands, so that no two hunts are the same."""
+    """Yield seeds from the time of day on, so that no two calls play the same seeds."""
     end, seed = time.monotonic() + seconds, time.time_ns() // 1_000_000
     while time.monotonic() < end:
         yield seed

@@ -1,7 +1,7 @@
-"""Rare paths between the machines and what their actors do by themselves; recognised from outside, like in `paths`.
+"""Rare paths between the machines and the actors; recognised in the same way as in `paths`.
 
-A master that dies and starts again, broken frames, addresses that nobody can dial, operators, rates that reduces show
-in passing, and rings that are found in the background.
+A master that dies and starts again, broken frames, addresses that no peer can dial, status queries, passive rates, and
+rings of moonshots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTOR_PATHS = frozenset({
     "the master is killed in the middle of an event",
     "a master without a state file begins another run",
     "a master goes on with what was agreed",
-    "what nobody was told is agreed anew",
+    "an unannounced state is agreed again",
     "a restored run agrees on its next state",
     "a peer that joins waits for the next master",
     # rates without probes
@@ -44,14 +44,14 @@ ACTOR_PATHS = frozenset({
 
 
 def mark_before(state: Any, event: Any, mark: Callable[[str], None]) -> bool:
-    """The master is about to handle an event; returns whether a ring from the background is there to be compared."""
+    """Mark the paths before the master handles an event; return whether a ring of a moonshot waits to be compared."""
     if type(event) is master_events.PeerSaid and type(event.message) is messages.Beat and event.message.previous:
         _mark_rate(state, event, mark)
     return bool(state.optimizer.found)
 
 
 def _mark_rate(state: Any, event: Any, mark: Callable[[str], None]) -> None:
-    """A heartbeat tells what reduces have shown of an edge."""
+    """Mark the paths of a heartbeat with a passive rate."""
     peer, message = state.members.conns.get(event.conn), event.message
     if peer is None:
         return
@@ -69,7 +69,7 @@ def _mark_rate(state: Any, event: Any, mark: Callable[[str], None]) -> None:
 def mark_after(
     state: Any, found: bool, event: Any, actions: list[Any], lines: list[str], mark: Callable[[str], None]
 ) -> None:
-    """The master handled the event; `found` is what `mark_before` returned, `lines` is what it logs."""
+    """Mark the paths after the event; `found` is what `mark_before` returned, `lines` is what the master logs."""
     if type(event) is master_events.PeerWent and event.reason.startswith("broke the protocol ("):
         mark("a broken frame ends a peer's connection")
     if type(event) is master_events.MoonshotFound:
@@ -82,7 +82,7 @@ def mark_after(
 
 
 def mark_loss(phase: str, next_phase: str, event: Any, mark: Callable[[str], None]) -> None:
-    """A peer in that phase lost the master, or did not reach it."""
+    """Mark the paths of a peer in that phase that lost the master, or did not reach it."""
     if event.final:
         mark("the wrong secret is refused")
     elif event.reason.startswith("crc: ") and phase == "member":

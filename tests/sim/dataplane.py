@@ -1,11 +1,11 @@
-"""The data plane of the simulated cluster: who has begun which operation, who is through, whose memory is dirty.
+"""The data plane of the simulated cluster: which peers have begun or finished an operation, and whose memory is dirty.
 
-Nothing is added up here. An operation is a *run* that all members of a ring begin; it moves once all have begun it, and
-each of them is through after a while of its own, if every lane of the ring has stood until then. What was begun leaves
-its memory dirty: with half a result, or with a whole one that may still be taken back. Only an abort cleans it, in its
-own time. Machines are held to their word: what may begin, when a slot may complete, and that nobody hears of a success
-while somebody else hears of a failure. What an operation receives in its time follows from the rate of the edge that it
-comes over, the same that a probe of that edge would find.
+Nothing is added up here. An operation is a *run* that all members of a ring begin. It moves once all have begun it, and
+each member finishes after a random time, if every lane of the ring is up until then. An operation leaves its memory
+dirty: with half a result, or with a whole one that an abort may still undo. Only an abort cleans it, in its own time.
+Assertions check the machines: what may begin, when a slot may complete, and that no member is told of a success while
+another is told of a failure. The bytes that an operation receives follow from the rate of its edge, the same rate that
+a probe of that edge would measure.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Run:
     def __init__(self, sequence: int, members: frozenset[int], numbers: tuple[int, ...]) -> None:
         self.sequence = sequence
         self.members = members
-        self.numbers = numbers  # of the world in which it commenced, as NUMBERS has them behind the peer's id
-        self.signature: Any = None  # as the first one began it
+        self.numbers = numbers  # of the world in which it commenced, as in NUMBERS after the peer id
+        self.signature: Any = None  # that of the first member that began it
         self.begun: dict[int, DataPlane] = {}
         self.ended: set[int] = set()
-        self.stuck_until_ns = 0  # a link swallows everything until then
+        self.stuck_until_ns = 0  # a link loses all bytes until then
         self.succeeded = self.failed = False  # what callers were told
 
     def moves(self) -> bool:
-        """Whether all members have begun it and every lane between them stands."""
+        """Whether all members have begun it and every lane between them is up."""
         return len(self.begun) == len(self.members) and all(
             plane.stands(self.sequence) for plane in self.begun.values()
         )
@@ -77,7 +77,7 @@ class DataPlane:
         self._latest = 0
         self._judged: dict[tuple[int, int], Run] = {}  # slot and its generation, between the end and the completion
         self._tx_bytes = self._rx_bytes = 0  # that all lanes have moved
-        self._counted_ns = 0  # what was received until then is counted
+        self._counted_ns = 0  # bytes received until then are counted
         self.parts: dict[int, Part] = {}
 
     def stands(self, sequence: int) -> bool:
@@ -126,14 +126,14 @@ class DataPlane:
         self._judged[part.operation.slot, part.operation.generation] = part.run
 
     def complete(self, action: Any) -> None:
-        """A slot completes: its memory must be the caller's again, and no two callers may hear different verdicts."""
+        """Check a completing slot: its memory must be clean, and all callers must get the same verdict."""
         key = action.slot, action.generation
         dirty = [s for s, part in self.parts.items() if (part.operation.slot, part.operation.generation) == key]
         assert not dirty, f"slot {action.slot} completes while collective {dirty} has its memory"
         run = self._judged.pop(key, None)
         if run is not None:
             run.succeeded |= action.result == SUCCESS
-            run.failed |= action.kind == KIND_COLLECTIVE  # any other failure is the end of a membership
+            run.failed |= action.kind == KIND_COLLECTIVE  # every other failure is the end of a membership
             if action.result == SUCCESS:
                 told = NUMBERS.unpack(action.payload[REDUCED.size :])[1:]
                 assert told == run.numbers, f"collective {run.sequence} of {run.numbers} told its caller {told}"
@@ -148,9 +148,9 @@ class DataPlane:
         self._world.clock.after(self._delay_ns(), self._finish, sequence)
 
     def _finish(self, sequence: int) -> None:
-        """Everything is sent and received, if nothing stood between. Workers go on while their actor is stopped.
+        """End the local part, if all lanes are up. Workers run also while their actor is stopped.
 
-        Who was through before something broke may not have been needed any more.
+        A peer that finished before a lane broke may not have needed that lane any more.
         """
         part, now_ns = self.parts.get(sequence), self._world.clock.now_ns
         if part is None or part.aborted or not self._shell.alive:
@@ -164,12 +164,12 @@ class DataPlane:
             part.ended = True
             run.ended.add(self._shell.state.id)
             ended = self._count(part)
-            # The actor hears of it a little later, and may have other plans by then.
+            # The actor receives it a little later, and may have aborted the operation by then.
             heard_ns = self._world.random.randint(0, 20 * MILLISECOND)
             self._world.clock.after(heard_ns, self._shell.receive, self._world.feed, self._shell, ended)
 
     def _count(self, part: Part) -> ReduceEnded:
-        """What the workers have counted: the edge was the limit, or they waited for others most of the time."""
+        """Return the counts of the workers: the edge was the limit, or they waited for others most of the time."""
         world, shell = self._world, self._shell
         previous = part.run.begun[shell.state.ring_links.order.previous_peer]._shell
         carried = rate(world.plan, previous.number, shell.number)
@@ -190,7 +190,7 @@ class DataPlane:
         self._world.feed(self._shell, ReduceDrained(sequence))
 
     def report(self) -> None:
-        """What a shell tells its machine ahead of a Tick."""
+        """Tell the machine the progress of all operations before a Tick."""
         self._world.report(self._shell, Traffic(self._tx_bytes, self._rx_bytes))
         for sequence, part in [(s, part) for s, part in self.parts.items() if not part.aborted]:
             stuck = self._world.clock.now_ns < part.run.stuck_until_ns

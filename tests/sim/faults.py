@@ -1,6 +1,6 @@
-"""What goes wrong, and when: one fault after another, at drawn times, of drawn kinds, until the calm.
+"""The faults of a run: one after another, at drawn times and of drawn kinds, until the phase without faults.
 
-A fault touches shells and connections only, never a machine: whatever a machine then does, it does by itself.
+A fault changes shells and connections only, never a machine: the machine reacts by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """The source of all trouble."""
+    """Draws the faults and commits them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -77,7 +77,7 @@ class Faults:
         self._world.master.freeze(self._duration_ns())
 
     def _restart_master(self) -> None:
-        """The master is killed: now, in the middle of what it does next, or around its next save."""
+        """Kill the master: now, in the middle of its next event, or around its next save."""
         master = self._world.master
         choice = self._world.random.randrange(3)
         if choice == 0:
@@ -92,7 +92,7 @@ class Faults:
         self._world.master.receive(self._report_status)
 
     def _report_status(self) -> None:
-        """An operator asks for the status: a report of any moment can be made, and changes nothing."""
+        """Ask for the status report: it can be made at any time, and changes nothing."""
         world = self._world
         state = world.master.state
         before = state.next_deadline_ns, len(state.story)
@@ -104,7 +104,7 @@ class Faults:
             world.paths.mark("an operator asks while a ring is wired")
 
     def _break_frame(self, shell: PeerShell) -> None:
-        """A frame of a control connection arrives broken, at the one end or at the other."""
+        """Break a frame of a control link, at either end."""
         if shell.control is not None:
             shell.intruded = True
             say = shell.control.say_to_master if self._world.chance(0.5) else shell.control.say_to_peer
@@ -127,7 +127,7 @@ class Faults:
         if others:
             other = self._world.random.choice(others)
             self._world.blocked[shell, other] = self._world.clock.now_ns + self._duration_ns()
-            # A partition that nobody notices is none: what stands between the two breaks with it, sometimes.
+            # A partition without traffic has no effect, so sometimes the connections between the two break with it.
             for end in shell.links.values():
                 if end.lane.joins(other) and self._world.chance(0.7):
                     end.lane.sever("timed out")
@@ -140,7 +140,7 @@ class Faults:
             self._stall(shell)
 
     def _stall(self, shell: PeerShell) -> None:
-        """A link swallows everything for a while, and says nothing: where something is under way, if there is."""
+        """Let a link lose all bytes for a while without an error; if possible, a link with a running operation."""
         busy = [other for other in self._world.shells if other.alive and other.plane.parts] or [shell]
         patience_ns = nanoseconds(self._world.plan.options.stall_timeout)
         duration_ns = 2 * patience_ns if self._world.chance(0.5) else self._duration_ns()
@@ -148,7 +148,7 @@ class Faults:
             part.run.stuck_until_ns = self._world.clock.now_ns + duration_ns
 
     def _disturb(self, _shell: PeerShell) -> None:
-        """Whoever takes part in a transfer, or is about to."""
+        """Hit a peer that takes part in a transfer, or is about to."""
         busy = [other for other in self._world.shells if other.alive and other.program.syncing.is_slow]
         if not busy:
             return
@@ -166,9 +166,9 @@ class Faults:
             getattr(self, f"_{choice}")(victim)
 
     def at_optimization(self, lines: list[str]) -> None:
-        """The master optimises, and logs these lines: a moment that random faults seldom meet.
+        """Commit a fault during an optimisation, which logs these lines; random faults seldom hit it.
 
-        A member is lost while the new ring is wired, or everybody gives up while edges are measured.
+        A member is lost while the new ring is wired, or all members give up while edges are measured.
         """
         world = self._world
         if world.calm or "disturb" not in world.plan.faults:
@@ -182,7 +182,7 @@ class Faults:
                 shell.program.give_up(0, 1)
 
     def at_fetched(self, sink: PeerShell) -> None:
-        """A sink has the whole state: now and then every source dies before the other sinks have it."""
+        """A sink has the whole state: sometimes every source dies before the other sinks have it."""
         world = self._world
         if not world.calm and "disturb" in world.plan.faults and world.chance(0.5):
             delay_ns = 20 * MILLISECOND + 2 * world.delay_ns_max
@@ -216,7 +216,7 @@ class Faults:
         self._world.spawn()
 
     def _intruder(self, shell: PeerShell) -> None:
-        """A peer with the wrong secret or a useless address, or one whose actor breaks the protocol."""
+        """Start a peer with a wrong token or a useless address, or let an actor break the protocol."""
         if self._world.chance(0.1):
             self._world.spawn(advertised="a.name.example")
         elif self._world.plan.handshakes and self._world.chance(0.5):
@@ -224,7 +224,7 @@ class Faults:
         elif shell.control is not None and shell.control.conn in self._world.master.links:
             wrong = [
                 Register(bytes(32), 0, 1, "", 1),
-                EdgeLost(1, 1 << 40, 1 << 41, "somebody else's"),
+                EdgeLost(1, 1 << 40, 1 << 41, "an edge of other peers"),
                 Wired(1 << 30),
                 Initiate(b"nonsense"),
                 Finished(1 << 40, True, ""),
@@ -234,7 +234,7 @@ class Faults:
             ]
             if self._world.chance(0.7):
                 wrong = [Finished(sequence, False, "not its own word") for sequence in shell.plane.parts] or wrong
-            elif not self._world.plan.options.vote_timeout:  # a vote that nobody stands behind would make stragglers
+            elif not self._world.plan.options.vote_timeout:  # a forged vote would make stragglers
                 wrong += [VoteTopology(1 << 30, 0), VotePending(1 << 30)]
             shell.intruded = True
             shell.control.say_to_master(self._world.random.choice(wrong))

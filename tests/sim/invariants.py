@@ -1,4 +1,4 @@
-"""What must hold between machines, after every event and at the end. What holds inside one machine it checks itself.
+"""Invariants between machines, after every event and at the end. A machine checks its own invariants itself.
 
 Each function raises an AssertionError that says what was expected; the world adds seed, plan and story.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def check_master(world: World, event: Any, actions: list[Any]) -> None:
-    """Everybody learns the same numbers, and nobody is put out or avoided without a cause."""
+    """All members get the same numbers, and no peer is kicked or avoided without a cause."""
     state = world.master.state
     if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
         _check_mark(world, world.master.links[event.conn].peer, event.message)
@@ -72,47 +72,47 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
 
 
 def _check_consensus(world: World, actions: list[Any]) -> None:
-    """What a group agreed on never goes back, never splits, was whole at some peer, and is kept before it is told."""
+    """The agreed state never goes back, never splits, was whole at some peer, and is saved before a caller is told."""
     if not any(type(action) is SendTo and type(action.message) is SyncDone for action in actions):
         return
     run = world.master.state.members.run
     for number, group in world.master.state.members.groups.items():
         revision, content = group.consensus.revision, group.consensus.content
-        agreed = world.agreements.setdefault((run, number), {})
+        agreed = world.agreed_states.setdefault((run, number), {})
         if revision < 0 or agreed.get(revision) == content:
             continue
         assert revision not in agreed, f"group {number} agreed twice on revision {revision}"
         assert not agreed or revision == max(agreed) + 1, f"group {number}: {revision} after {max(agreed)}"
         told = [type(action) is master_events.Save or type(getattr(action, "message", None)) for action in actions]
-        assert True in told, "an agreement was not kept"
-        assert told.index(True) < told.index(SyncDone), "an agreement was told before it was kept"
+        assert True in told, "an agreed state was not saved"
+        assert told.index(True) < told.index(SyncDone), "an agreed state was told before it was saved"
         agreed[revision] = content
-        assert content in world.contents, f"group {number} agreed on what nobody voted for, or on a torn state"
+        assert content in world.contents, f"group {number} agreed on a state without a vote, or on a torn state"
         if revision - 1 in agreed and world.master.life:
             world.paths.mark("a restored run agrees on its next state")
 
 
 def check_restored(world: World) -> None:
-    """A master that starts again knows every state that a caller was told of, and gives no peer an id of old."""
+    """A restarted master knows every agreed state that a caller was told of, and uses no peer id twice."""
     state, run = world.master.state, world.master.state.members.run
     if not world.plan.durable:
         world.peer_id = 0
         world.paths.mark("a master without a state file begins another run")
-    for key in [key for key in world.agreements if key[0] == run]:
+    for key in [key for key in world.agreed_states if key[0] == run]:
         group = state.members.groups.get(key[1])
         revision = group.consensus.revision if group is not None else NEVER
         told = world.told.get(key, NEVER)
         assert told <= revision, f"group {key[1]} is back at revision {revision}, and {told} was told"
-        agreed = world.agreements[key]
+        agreed = world.agreed_states[key]
         assert revision < 0 or agreed[revision] == group.consensus.content, f"group {key[1]} holds another content"
         unknown = [number for number in agreed if number > revision]
-        world.paths.mark("what nobody was told is agreed anew" if unknown else "a master goes on with what was agreed")
+        world.paths.mark("an unannounced state is agreed again" if unknown else "a master goes on with what was agreed")
         for number in unknown:
             del agreed[number]
 
 
 def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
-    """A failure carries the world as it is; if somebody was lost, the survivors are wired by then."""
+    """A failure carries the present numbers; if a peer was lost, the survivors are wired by then."""
     state = world.master.state
     told = failure.epoch, failure.global_world, failure.group_world, failure.round
     assert told == (group.epoch, len(state.members.accepted), group.size(), state.members.round), (
@@ -122,7 +122,7 @@ def _check_failure(world: World, group: Any, failure: ReduceFailed) -> None:
 
 
 def _note_commenced(world: World, peer: Any, order: Commence) -> None:
-    """Everybody in the ring is told of the same collectives; each is known by the names of its members from now on."""
+    """All members of the ring get the same collectives; note each of them with its members."""
     name = world.master.state.members.run
     ring = frozenset(world.master.state.members.groups[peer.group].ring)
     for tag, sequence in unpack_pairs(order.pairs):
@@ -135,7 +135,7 @@ def _note_commenced(world: World, peer: Any, order: Commence) -> None:
 
 
 def _numbers(world: World, number: int) -> tuple[int, ...]:
-    """What everybody in this group must hear of the world as it is now: round, epoch, and four sizes."""
+    """Return the numbers that all members of this group must get now: round, epoch, and four sizes."""
     state = world.master.state
     sizes = [group.size() for group in state.members.groups.values() if group.size()]
     group = state.members.groups[number]
@@ -143,7 +143,7 @@ def _numbers(world: World, number: int) -> tuple[int, ...]:
 
 
 def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
-    """A pair counts as unreachable only if something stood between: a partition, a broken lane, a troubled target."""
+    """A pair counts as unreachable only after a fault: a partition, a broken lane, or a fault of the target."""
     living = [shell for shell in world.shells if shell.alive and shell.is_served_by(world.master)]
     target = next((shell for shell in living if shell.state.id == failure.target), None)
     if target is None or target.frozen:
@@ -151,7 +151,7 @@ def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
     options = world.plan.options
     dialled_ns = nanoseconds(options.dial_attempts * (options.connect_timeout + 0.1) + 1) + 8 * world.delay_ns_max
     if world.master.troubled_ns >= world.clock.now_ns - dialled_ns:
-        return  # the report lay unread while the master was stopped: it is about a time long past
+        return  # the message was unread while the master was stopped: it is about a time long past
     broken_ns = max(source.severed_ns, target.severed_ns, world.blocked.get((source, target), 0))
     caused_ns = max(broken_ns, target.troubled_ns, target.cut_until_ns)
     assert caused_ns >= world.clock.now_ns - dialled_ns, (
@@ -170,11 +170,11 @@ def _check_kick(world: World, conn: int, reason: str) -> None:
     elif reason.startswith("it cannot fetch the shared state"):
         assert shell.states.hindered, f"{shell.name} kicked, though it could fetch: {reason}"
     elif not reason.startswith(("straggler", "no ring is possible", "its lanes were not up")):
-        assert shell.intruded, f"{shell.name} kicked, though nobody but itself spoke in its name: {reason}"
+        assert shell.intruded, f"{shell.name} kicked without a forged message: {reason}"
 
 
 def _is_troubled(world: World, shell: PeerShell) -> bool:
-    """Whether this peer's silence has a cause that is not the master's own pause."""
+    """Whether a fault, and not the master's own pause, explains the timeout of this peer."""
     options = world.plan.options
     window_ns = nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval)
     since_ns = world.clock.now_ns - window_ns
@@ -199,15 +199,15 @@ def check_peer(world: World, shell: PeerShell, event: Any, actions: list[Any]) -
     assert shell.intruded or "broke the protocol" not in state.ending[2], f"{shell.name}: {state.ending[2]}"
     if actions:
         _check_order(actions)
-    # The end itself, not a call long after it that hears of it.
+    # The end itself, not a later call that fails because of it.
     if type(event) is events.Tick and state.ending[1] == KIND_MASTER_LOST and peer_events.HangUp() in actions:
         assert _is_master_troubled(world, shell), f"{shell.name} gave the master up without a cause"
     if state.phase == "member" and shell.is_served_by(world.master) and state.id in world.master.state.members.peers:
-        assert links.epoch <= world.master.state.members.groups[shell.group].epoch, f"{shell.name} lives in the future"
+        assert links.epoch <= world.master.state.members.groups[shell.group].epoch, f"{shell.name} is ahead"
 
 
 def check_optimal(world: World) -> None:
-    """After an optimisation at rest: what was measured is what the ways carry, and no ring of it is clearly faster."""
+    """After an optimisation without faults: the measured rates are right, and no ring is clearly faster."""
     state = world.master.state
     numbers = {shell.state.id: shell.number for shell in world.shells if shell.alive and shell.state.id}
     for group in state.members.groups.values():
@@ -217,7 +217,7 @@ def check_optimal(world: World) -> None:
             if edge["origin"] == PROBE:
                 assert edge["bytes_per_second"] in (0, carried), f"measured {edge}"
             else:
-                assert 0 < edge["bytes_per_second"] <= carried, f"seen {edge}, but {carried} is all that it carries"
+                assert 0 < edge["bytes_per_second"] <= carried, f"measured {edge}, but it carries only {carried}"
         count = len(group.ring)
         if not 3 <= count <= EXACT_MAX:
             continue  # beyond it the best ring is not known
@@ -237,7 +237,7 @@ LANE_ACTIONS = (
 
 
 def _check_order(actions: list[Any]) -> None:
-    """Operations are let go of before anything happens to the lanes under them."""
+    """Operations are aborted before any change of their lanes."""
     touched = False
     for action in actions:
         touched |= type(action) in LANE_ACTIONS
@@ -251,7 +251,7 @@ def _is_master_troubled(world: World, shell: PeerShell) -> bool:
 
 
 def is_agreed(world: World) -> bool:
-    """Whether everybody who lives is a member and counts everybody who lives."""
+    """Whether all living peers are members and have the world size of all living peers."""
     living = [shell for shell in world.shells if shell.alive and not shell.program.ending]
     if any(shell.state.phase != "member" or shell.program.counted_ns < world.calm_ns for shell in living):
         return False
@@ -269,7 +269,7 @@ def check_rings(world: World) -> None:
     """Every ring is wired: both ends of every edge hold the same connections, and no connection is left over."""
     master = world.master.state
     assert not master.members.wiring, f"groups {master.members.wiring} are still being wired"
-    # Who was kicked for what an intruder said in its name, just before the calm, is no member any more.
+    # A peer that was kicked for a forged message, just before the last fault, is no member any more.
     by_id = {shell.state.id: shell for shell in world.shells if shell.alive and shell.state.phase == "member"}
     assert by_id.keys() == master.members.accepted, f"alive {sorted(by_id)}, accepted {sorted(master.members.accepted)}"
     for group in master.members.groups.values():
@@ -298,12 +298,12 @@ def check_rings(world: World) -> None:
 
 
 def check_empty(world: World) -> None:
-    """Everybody left, and nothing of them is left."""
+    """All peers have left, and the master holds nothing of them."""
     master = world.master.state
     assert not world.master.links, "control connections remain"
     remembered = [group for group in master.members.groups.values() if group.consensus.revision >= 0]
-    assert all(group.consensus.is_idle() for group in remembered), "a synchronisation of nobody is under way"
-    assert not any(group.ring for group in remembered), "a ring of nobody"
+    assert all(group.consensus.is_idle() for group in remembered), "a sync without members is under way"
+    assert not any(group.ring for group in remembered), "a ring without members"
     left = (
         master.members.peers,
         master.members.conns,
@@ -316,5 +316,5 @@ def check_empty(world: World) -> None:
     assert not any(left), f"the master still holds {left}"
     assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
     assert not any(shell.states.transfer for shell in world.shells if shell.program.closed), "a transfer goes on"
-    assert not any(master.votes.values()), f"votes of nobody: {master.votes}"
-    assert not master.members.admission, "a round without anybody is open"
+    assert not any(master.votes.values()), f"votes without voters: {master.votes}"
+    assert not master.members.admission, "a round without members is open"

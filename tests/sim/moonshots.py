@@ -1,8 +1,8 @@
-"""The search for better rings beside the simulated master: what it finds comes late, in steps, or never.
+"""The moonshots of the simulated master: better rings come late, in steps, or never.
 
-It stands for the process that the master's actor starts, and for the actor's own check of what that process reports:
-only a ring that is better by the rates of the question becomes an event, and an answer to a question that is void is
-dropped. The search itself is the real solver with few steps.
+They replace the process that the master's actor starts, and the actor's own check of what that process reports: only a
+ring that is better by the rates of the question becomes an event, and an answer to a cancelled question is dropped.
+The search itself is the real solver with few steps.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Moonshots:
             world.clock.after(delay_ns, self._shell.receive, self._report, question)
 
     def cancel(self, action: CancelMoonshot) -> None:
-        """The question is void."""
+        """Cancel the search."""
         assert self._question is not None, "the end of no search"
         assert self._question.group == action.group, "the end of the search for another group"
         self._question = None
 
     def _report(self, question: BeginMoonshot) -> None:
-        """The search reports a ring; the actor passes it on if it is better than the present one and the last."""
+        """Report a ring; the actor passes it on if it is better than the present ring and the last report."""
         world = self._shell.world
         if question is not self._question:
             world.paths.mark("a ring is found for members that are gone")

@@ -1,9 +1,9 @@
-"""The network: connections that keep the order of what they carry and nothing else.
+"""The simulated network: connections that guarantee the order of their items, and nothing else.
 
 A pipe is one direction of one connection; each item takes a delay of its own but never overtakes another. Different
-connections reorder freely. A cut between a peer and the master loses nothing for good, because TCP sends again: what
-was under way arrives after the cut, if anybody still listens. A close travels like a message. A host that vanished
-says nothing at all.
+connections reorder freely. A cut between a peer and the master loses nothing for good, because TCP resends: items that
+were under way arrive after the cut, if the other side still listens. A close travels like a message. A host that
+vanished sends nothing, not even a close.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .nodes import MasterShell, Node, PeerShell
     from .world import World
 
-RESEND_NS = 200 * MILLISECOND  # when what was lost in a cut is sent again
+RESEND_NS = 200 * MILLISECOND  # when items that were lost in a cut are sent again
 
 
 @record
@@ -51,7 +51,7 @@ class Turned:
 
 @record
 class BrokenFrame:
-    """Bytes that are no frame, as the actor that reads them names them."""
+    """Bytes that are no frame, with the kind and the reason that the reading actor gives."""
 
     kind: str
     reason: str
@@ -72,7 +72,7 @@ class Pipe:
         self._queue: deque[Any] = deque()
 
     def send(self, item: Any) -> None:
-        """Put an item under way."""
+        """Send an item."""
         self._queue.append(item)
         self._world.clock.after(self._world.delay_ns(), self._arrive)
 
@@ -84,7 +84,7 @@ class Pipe:
 
 
 def shake_hands(pending: PendingConnections, caller: Caller, conn: int, host: str, now_ns: int) -> tuple[Any, str]:
-    """The whole handshake at one instant: the hello that was admitted, or None and the reason."""
+    """Do the whole handshake at one instant; return the accepted hello, or None and the reason."""
     pending.arrived(conn, host, now_ns)
     said, refusal = caller.opening(), "refused"
     for _ in range(2):
@@ -133,11 +133,11 @@ class ControlLink:
             self.down.send(Fin("connection refused"))
 
     def say_to_master(self, item: Any) -> None:
-        """A message of the peer, or its Fin."""
+        """Send a message of the peer, or its Fin."""
         self._up.send(self._through_bytes(item))
 
     def say_to_peer(self, item: Any) -> None:
-        """A message of the master, or its Fin."""
+        """Send a message of the master, or its Fin."""
         self.down.send(self._through_bytes(item))
 
     def _through_bytes(self, item: Any) -> Any:
@@ -162,7 +162,7 @@ class ControlLink:
             self._world.feed(master, PeerSaid(self.conn, item))
 
     def _answer(self) -> None:
-        """The caller has reached the master's port."""
+        """Answer a caller that has reached the master's port."""
         master, world = self.master, self._world
         master.calling.discard(self)
         self.conn = master.new_conn()
@@ -183,14 +183,14 @@ class ControlLink:
         world.feed(master, PeerCame(self.conn, register, self.peer.host))
 
     def _dismiss(self, reason: str) -> None:
-        """The master's actor ends the connection by itself, and says why."""
+        """End the connection as the master's actor does, with a reason."""
         self.say_to_peer(Kick(INVALID_USAGE, reason))
         self.say_to_peer(Fin("closed by the master"))
 
     def _at_peer(self, item: Any) -> None:
         peer, feed = self.peer, self._world.feed
         if peer.control is not self:
-            return  # hung up meanwhile
+            return  # closed meanwhile
         if isinstance(item, Opened):
             feed(peer, MasterUp())
         elif isinstance(item, Turned):
@@ -208,7 +208,7 @@ class ControlLink:
 
 
 class LaneEnd:
-    """One end of a lane's connection, and who holds it."""
+    """One end of a lane's connection, and the shell that holds it."""
 
     __slots__ = ("attached", "dialled", "lane", "link", "out", "shell")
 
@@ -227,12 +227,12 @@ class LaneEnd:
         return self.shell.links.get(self.link) is self
 
     def say(self, item: Any) -> None:
-        """Put something under way to the other end."""
+        """Send an item to the other end."""
         if self.out is not None:
             self.out.send(item)
 
     def hear(self, item: Any) -> None:
-        """Something arrived from the other end."""
+        """Handle an item from the other end."""
         if not self.is_open:
             return
         if isinstance(item, Opened):
@@ -261,7 +261,7 @@ class LaneLink:
         return shell is self.near.shell or (self.far is not None and shell is self.far.shell)
 
     def sever(self, reason: str) -> None:
-        """The connection breaks; both ends hear of it, each in its time."""
+        """Break the connection; both ends are told, each after its own delay."""
         self.near.shell.severed_ns = self.world.clock.now_ns
         if self.far is not None:
             self.far.shell.severed_ns = self.world.clock.now_ns
@@ -269,7 +269,7 @@ class LaneLink:
         self.near.say(Fin(reason))
 
     def _reach(self) -> None:
-        """The dial arrives where it goes, or does not."""
+        """Let the dial arrive at its target, or fail."""
         world, target = self.world, self.world.listeners.get(self._where)
         if not self.near.is_open:
             return
@@ -277,7 +277,7 @@ class LaneLink:
         if blocked or (target is not None and target.vanished):
             if blocked and world.chance(0.5):
                 self._back.send(Fin("no route to host"))
-            return  # else a black hole: only time will tell
+            return  # else no answer: only a timeout ends the dial
         if target is None or not target.alive:
             self._back.send(Fin("connection refused"))
             return

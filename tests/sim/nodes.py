@@ -1,8 +1,8 @@
 """The processes of the simulated cluster: thin shells that do what the machines ask, as the real actors do.
 
-A node can be stopped and go on: what reaches it meanwhile waits in its backlog, as it would in the kernel. When it goes
-on, whether it first looks at its backlog or at the time is drawn, because real event loops do either. A shell holds a
-machine to its word: every action must refer to something that exists.
+A node can be stopped and continued: messages that arrive meanwhile wait in its backlog, as they would in the kernel. It
+is drawn whether a continued node first handles its backlog or a Tick, because real event loops do either. A shell
+checks its machine: every action must refer to something that exists.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Node:
         self.world = world
         self.alive = True
         self.frozen = False
-        self.troubled_ns = -NEVER  # when something last went wrong for it, for judging whether silence had a cause
+        self.troubled_ns = -NEVER  # when a fault last hit it; a heartbeat timeout must have such a cause
         self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._tick_ns = NEVER  # when the next Tick is planned
 
     def receive(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Something reaches this process: now, or once it goes on."""
+        """Deliver a call to this process: now, or when it continues."""
         if self.frozen:
             self._backlog.append((function, arguments))
         elif self.alive:
@@ -64,7 +64,7 @@ class Node:
             self.world.clock.after(duration_ns, self.thaw)
 
     def thaw(self) -> None:
-        """Go on."""
+        """Continue."""
         if not self.frozen:
             return
         self.frozen = False
@@ -101,7 +101,7 @@ class Node:
         self.plan_tick()
 
     def report(self) -> None:
-        """Tell the machine what it wants to know ahead of a Tick."""
+        """Tell the machine the progress of its workers before a Tick."""
 
     def perform(self, action: Any) -> None:
         """Do what the machine asks."""
@@ -124,7 +124,7 @@ class MasterShell(Node):
         )
         if life:
             self.troubled_ns = now_ns
-        self._actions_left = NEVER  # after so many more actions it dies
+        self._actions_left = NEVER  # it dies after this many more actions
         self._dies_at_save = False
         self.moonshots = Moonshots(self)
         self.calling: set[ControlLink] = set()  # connections that are not accepted yet
@@ -133,7 +133,7 @@ class MasterShell(Node):
         self._conns = 0
 
     def new_conn(self) -> int:
-        """A number for a connection."""
+        """Return a new number for a connection."""
         self._conns += 1
         return self._conns
 
@@ -161,20 +161,20 @@ class MasterShell(Node):
             raise AssertionError(f"the master's machine asks for {action!r}")
 
     def save(self) -> None:
-        """Keep what must outlive this process, in the bytes of a state file."""
+        """Save the state file."""
         if self.world.plan.durable:
             self.world.saved = _render(self.state.snapshot())
 
     def kill_after(self, actions: int) -> None:
-        """Die once so many more actions are done, and not before there is a further one."""
+        """Die before the action that follows this many more actions."""
         self._actions_left = actions
 
     def kill_at_save(self) -> None:
-        """Die when something is to be saved: just before it is, or just after."""
+        """Die at the next save: just before it, or just after."""
         self._dies_at_save = True
 
     def spare(self) -> None:
-        """Die of nothing that was planned before."""
+        """Cancel all planned deaths."""
         self._actions_left, self._dies_at_save = NEVER, False
 
     def end(self, reason: str) -> None:
@@ -198,7 +198,7 @@ class PeerShell(Node):
         self.name = f"p{number}"
         self.number = number
         self.host = host
-        self.advertised = advertised  # what it registers with; empty: the master sees where it calls from
+        self.advertised = advertised  # the host that it registers with; empty: the master uses the source address
         self.port = port
         self.group = group
         self.lanes = lanes
@@ -210,7 +210,7 @@ class PeerShell(Node):
         self.severed_ns = -NEVER  # when one of its lanes was last broken
         self.cut_until_ns = 0
         self.pending = PendingConnections(world.token, JoinLane, world.nonce, NEVER // 2, PENDING_CONNECTIONS_MAX)
-        self.intruded = False  # somebody spoke in its name, or a frame of its connection was broken
+        self.intruded = False  # a forged message came over its connection, or a frame of it was broken
         self.plane = DataPlane(self)
         self.probes = Probes(self)
         self.states = StatePlane(self)
@@ -248,15 +248,15 @@ class PeerShell(Node):
         self._doing[type(action)](action)
 
     def is_served_by(self, master: MasterShell) -> bool:
-        """Whether it has a connection to this master, or what it still believes to be one."""
+        """Whether it has a connection to this master, also one whose end it has not noticed yet."""
         return self.control is not None and self.control.master is master
 
     def report(self) -> None:
-        """How far every operation is."""
+        """Tell the machine the progress of every operation."""
         self.plane.report()
 
     def end(self, reason: str, *, silently: bool = False) -> None:
-        """The processes are gone. The kernel closes their connections, unless the whole host is gone."""
+        """End the processes. The kernel closes their connections, unless the whole host is gone."""
         self.alive = False
         self.vanished = silently
         if not silently:

@@ -1,7 +1,7 @@
-"""Rare paths that the seeds must have taken: a simulation that never gets there proves nothing about it.
+"""Rare paths that the seeds must have taken: a simulation that never takes a path proves nothing about it.
 
-Each path is recognised from outside, by an event, the actions it led to, and what the machine held before. A name that
-is marked below and never taken by the seeds of the test suite fails it.
+Each path is recognised by an event, the actions that it led to, and the state of the machine before it. A path that the
+seeds of the test suite never take fails a test.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a newcomer is lost while it is admitted",
     "an empty run takes those who wait",
     "a silent peer is kicked",
-    "a sweep after the master's own pause judges nobody",
-    "who breaks the protocol is kicked",
+    "a sweep after the master's own pause kicks no peer",
+    "a peer that breaks the protocol is kicked",
     # rings
     "a pair that cannot connect is routed around",
     "a newcomer is refused because there is no ring",
@@ -52,7 +52,7 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a newcomer is told whom it waits for",
     "a straggler is kicked",
     "newcomers are pending",
-    "nobody is pending",
+    "no peer is pending",
     # optimisations
     "an optimisation takes another ring",
     "an optimisation keeps the ring",
@@ -63,14 +63,14 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a round of probes ends at its deadline",
     "a lone peer cannot optimise",
     "an optimisation is given up while it runs",
-    "nobody waits for an optimisation any more",
+    "no member waits for an optimisation any more",
     "a measurement is ended by the next",
     "a measurement ends with the membership",
     "no optimisation with reduces under way",
     # collectives, at the master
     "a collective succeeds",
     "several collectives commence at once",
-    "shapes that differ are named",
+    "signatures that differ are named",
     "a lone peer cannot reduce",
     "a running collective fails with its ring",
     "an open vote fails with its ring",
@@ -137,7 +137,7 @@ class Paths:
     # ------------------------------------------------------------------------------------------ the master
 
     def before_master(self, shell: MasterShell, event: Any, now_ns: int) -> tuple[Any, ...]:
-        """What has to be remembered of the master before it handles an event."""
+        """Return the part of the master's state that `at_master` needs from before an event."""
         state = shell.state
         late = type(event) is events.Tick and now_ns - state.next_deadline_ns > nanoseconds(
             state.options.heartbeat_interval
@@ -159,7 +159,7 @@ class Paths:
         )
 
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
-        """The master handled an event."""
+        """Mark the paths of an event that the master handled."""
         state = shell.state
         admission, admitting, accepted, late, held, vote, sync, optimization, found = before
         if sync is not None:
@@ -172,7 +172,7 @@ class Paths:
         if accepted and not state.members.accepted and state.members.admission:
             self.mark("an empty run takes those who wait")
         if late:
-            self.mark("a sweep after the master's own pause judges nobody")
+            self.mark("a sweep after the master's own pause kicks no peer")
         if type(event) is master_events.PeerCame and held and state.members.admission:
             self.mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
@@ -196,7 +196,7 @@ class Paths:
         if optimizing and optimizers - lost - waiting and not _sends(actions, messages.OptimizeDone):
             left = state.optimizer.running
             self.mark(
-                "an optimisation is given up while it runs" if left else "nobody waits for an optimisation any more"
+                "an optimisation is given up while it runs" if left else "no member waits for an optimisation any more"
             )
         if (
             optimizing
@@ -250,7 +250,7 @@ class Paths:
             what = "a running collective" if failure.sequence else "an open vote"
             self.mark(f"{what} fails with its ring")
         elif failure.result == INVALID_ARGUMENT:
-            self.mark("shapes that differ are named")
+            self.mark("signatures that differ are named")
         elif failure.result == TOO_FEW_PEERS:
             self.mark("a lone peer cannot reduce")
         elif "never meet" in failure.reason:
@@ -279,7 +279,7 @@ class Paths:
         elif kind is messages.Commence and len(unpack_pairs(message.pairs)) > 1:
             self.mark("several collectives commence at once")
         elif kind is messages.PendingAnswer:
-            self.mark("newcomers are pending" if message.pending else "nobody is pending")
+            self.mark("newcomers are pending" if message.pending else "no peer is pending")
 
     def _at_kick(self, reason: str, admitting: set[int]) -> None:
         if reason.startswith("no ring is possible with peer "):
@@ -295,12 +295,12 @@ class Paths:
         elif "shared state" in reason or "sync_shared_state" in reason:
             pass  # see `sync_paths`
         else:
-            self.mark("who breaks the protocol is kicked")
+            self.mark("a peer that breaks the protocol is kicked")
 
     # ------------------------------------------------------------------------------------------ a peer
 
     def before_peer(self, shell: PeerShell, event: Any, now_ns: int) -> tuple[Any, ...]:
-        """What has to be remembered of a peer before it handles an event."""
+        """Return the part of a peer's state that `at_peer` needs from before an event."""
         state = shell.state
         late_ns = now_ns - state.next_deadline_ns if type(event) is events.Tick else 0
         early = type(event) is peer_events.LinkDown and event.link in state.ring_links.early
@@ -312,7 +312,7 @@ class Paths:
         )
 
     def at_peer(self, shell: PeerShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
-        """A peer handled an event."""
+        """Mark the paths of an event that a peer handled."""
         state = shell.state
         phase, early, late, previous_edge = before
         kind = type(event)
@@ -369,7 +369,7 @@ class Paths:
             self.mark("a lane of the past is refused")
         elif "not free" in reason:
             self.mark("a lane is not free")
-        elif "later life" in reason:
+        elif "maybe of another run" in reason:
             self.mark("a lane meets a later life of its port")
 
     def _at_tick(self, state: Any, phase: str, late: bool, actions: list[Any]) -> None:
@@ -426,7 +426,7 @@ class Paths:
 
 
 def _is_held(state: Any) -> bool:
-    """Whether the topology vote is unanimous and stays open all the same, with nothing else to wait for."""
+    """Whether the topology vote is unanimous but stays open, though nothing else is missing."""
     return (
         not state.members.wiring
         and bool(state.members.accepted)
@@ -435,7 +435,7 @@ def _is_held(state: Any) -> bool:
 
 
 def _vote_of(state: Any, event: Any) -> Any:
-    """The vote that a withdrawal may take back."""
+    """Return the vote that a withdrawal may take back."""
     if (
         type(event) is not master_events.PeerSaid
         or type(event.message) is not messages.Withdraw

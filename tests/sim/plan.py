@@ -1,6 +1,6 @@
-"""What a run looks like, drawn from its seed: how many peers, how slow the network, which faults, which programs.
+"""The plan of a run, drawn from its seed: the number of peers, the network, the faults, the programs.
 
-Swarm testing: every seed switches whole kinds of trouble on or off and draws its own bounds, so that a thousand runs
+Swarm testing: every seed switches whole kinds of faults on or off and draws its own bounds, so that a thousand runs
 are a thousand different environments and not one environment a thousand times. Printed first by the command line.
 """
 
@@ -14,26 +14,26 @@ from pccl.options import Options
 
 FAULTS = (
     "crash",  # a peer's processes die; its connections close
-    "vanish",  # a peer's host dies; nobody is told
+    "vanish",  # a peer's host dies; no connection closes
     "freeze_peer",  # a peer is stopped for a while and goes on
     "freeze_master",  # the master is stopped for a while and goes on
     "restart_master",  # the master dies and starts again, with what it has saved or without anything
     "inquire",  # an operator asks the master for its status
-    "cut",  # a peer and the master cannot hear each other for a while
+    "cut",  # no message passes between a peer and the master for a while
     "break_control",  # a control connection is reset
     "break_frame",  # a frame on a control connection arrives broken
     "break_lane",  # a lane is reset
     "partition",  # one peer cannot dial another for a while
-    "fumble",  # a peer cannot go on with a transfer or a reduce, though its links stand
+    "fumble",  # a peer cannot continue a transfer or a reduce, though its links are up
     "stall",  # the operations of a ring move nothing for a while
-    "disturb",  # something happens to somebody who serves or fetches a state
+    "disturb",  # another fault hits a peer that serves or fetches a state
     "kill_worker",  # a worker process dies
     "kill_app",  # a training process dies, its peer actor notices
-    "join",  # somebody new comes
-    "intruder",  # somebody breaks the protocol, or holds the wrong token
+    "join",  # a new peer joins
+    "intruder",  # a peer breaks the protocol, or holds the wrong token
 )
 
-# Beside other faults, which draw whole numbers: one of them ends every membership, another one changes nothing.
+# Weights below those of other faults, which are whole numbers: one of these ends every membership, one has no effect.
 WEIGHTS = {"restart_master": 0.1, "inquire": 0.2, "break_frame": 0.3}
 
 UNEQUAL = (1, 10, 20, 100)
@@ -49,11 +49,11 @@ class Plan:
 
     seed: int
     peers: int  # that start the run
-    peers_max: int  # that live at a time
-    hosts: int  # on which they live
+    peers_max: int  # at most at a time
+    hosts: int  # of the peers
     durable: bool  # the master has a state file
     groups: int
-    lanes: int  # pools are of one to so many lanes
+    lanes: int  # the largest pool; each peer draws its own
     delay_ms: tuple[int, int]  # of every message, each drawn anew
     rates: tuple[int, ...]  # of edges, in MB/s; each edge has one of them
     think_ms: tuple[int, int]  # between two calls of a program
@@ -61,14 +61,14 @@ class Plan:
     styles: tuple[str, ...]  # of programs; each draws one
     mistake: float  # how often a program makes another call than its style says
     tags: int  # reduces that a training step runs at a time
-    work_ms: int  # a reduce takes up to so long, once all have begun it, and so does giving it up
-    together: float  # how often they are launched in one call
-    mismatch: float  # how often a reduce has another shape than that of the others
-    syncs: bool  # a training step keeps a shared state in step
+    work_ms: int  # the longest time of a reduce after all have begun it, and of an abort
+    together: float  # how often reduces are launched in one call
+    mismatch: float  # how often a reduce has another signature than the others
+    syncs: bool  # a training step syncs a shared state
     strategies: tuple[int, ...]  # of synchronisations; each call draws one
     dirty: float  # how often a peer has computed something else than the others
-    repeat: float  # how often a program forgets to count
-    jump: float  # how often it counts too far
+    repeat: float  # how often a program does not increment its revision
+    jump: float  # how often it increments it twice
     odd: float  # how often a program has another schema than the others
     patience: float  # how often a call is given up after a while
     threads: float  # how often a second thread makes a call of its own
@@ -89,7 +89,7 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of this seed."""
+    """Draw the plan of this seed."""
     random = Random(seed)
     crowd = random.random() < 0.02
     interval = random.choice((0.3, 0.5, 1.0))
@@ -98,7 +98,7 @@ def draw(seed: int) -> Plan:
     connect = max(random.choice((0.5, 1.0, 2.0)), 5 * slowest_ms / 1000)
     dials = random.choice((1, 2, 2, 3))
     deadlock = random.choice((0.5, 1.0, 3.0))
-    nap = random.choice((0.0, 0.0, 0.1))  # and whoever naps is a straggler, where there is a limit
+    nap = random.choice((0.0, 0.0, 0.1))  # a program that naps is a straggler, if there is a limit
     options = Options(
         heartbeat_interval=interval,
         heartbeat_timeout=silence,
@@ -159,7 +159,7 @@ def draw(seed: int) -> Plan:
 
 
 def _draw_styles(random: Random, *, syncs: bool) -> tuple[str, ...]:
-    """All of one mind, or everybody for himself; where there is a shared state, often that alone."""
+    """Draw one style for all programs, or several; with a shared state, often only the style that syncs."""
     if syncs and random.random() < 0.4:
         return ("sync",)
     chance = random.random()

@@ -1,7 +1,7 @@
 """Measurements in the simulated cluster: every ordered pair of hosts has a rate, drawn from the seed.
 
 A probe takes its time, and the shell answers as the real one does: with the rate, or with a reason if the target is
-dead, stopped, cut off from the source, or says no. A target is told of a probe by nobody; only the network between
+dead, stopped, cut off from the source, or refuses. A target receives no order for a probe; only the network between
 them counts.
 """
 
@@ -27,12 +27,12 @@ class Probes:
 
     def __init__(self, shell: PeerShell) -> None:
         self._shell = shell
-        self._under_way = 0  # the round
+        self._under_way = 0  # the probe round; 0 if none
 
     def begin(self, action: BeginProbe) -> None:
         """Measure, and answer when the time is over."""
         assert not self._under_way, f"round {action.round} before the end of round {self._under_way}"
-        assert action.target != self._shell.state.id, "a peer measures the way to itself"
+        assert action.target != self._shell.state.id, "a peer probes itself"
         self._under_way = action.round
         world = self._shell.world
         target = world.listeners.get((action.host, action.port))
@@ -46,7 +46,7 @@ class Probes:
             world.clock.after(delay_ns, self._shell.receive, self._count, action.round, target)
 
     def end(self, action: EndProbe) -> None:
-        """The machine does not want it any more."""
+        """End the probe; the machine does not need it any more."""
         assert self._under_way == action.round, f"round {action.round} ended, {self._under_way} is under way"
         self._under_way = 0
 
@@ -63,5 +63,5 @@ class Probes:
 
 
 def rate(plan: Plan, source: int, target: int) -> int:
-    """What the way from one host to another carries: the same whenever it is measured."""
+    """Return the rate from one host to another; it is constant in a run."""
     return Random(f"{plan.seed} {source} {target}").choice(plan.rates) * 1_000_000

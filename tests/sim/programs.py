@@ -1,9 +1,8 @@
-"""What training processes do: connect, call, think, give up, leave. Each one in a style of its own.
+"""Simulated training processes: they connect, call, compute, give up and leave, each in its own style.
 
-A program holds its actor to the contract of calls: a completion belongs to a call that is under way, comes once, and
-carries numbers that make sense. Once the trouble is over every program only updates the topology, as fast as it can,
-until the world agrees; then everybody reduces and synchronises once more. The reduces of a program are in `reducing`,
-its shared state is in `syncing`.
+A program checks the contract of calls: a completion belongs to a call that is under way, comes once, and carries valid
+numbers. After the last fault every program only updates the topology, as fast as it can, until the run has converged;
+then all programs reduce and sync once more. The reduces of a program are in `reducing`, its shared state in `syncing`.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ class Program:
         self.style = style
         self.knows_token = knows_token
         self.under_way: dict[tuple[int, int], str] = {}  # (slot, generation) to the name of the call
-        self.run = b""  # of which it is, or was, a member
-        self._life = 0  # the master's, which admitted it
+        self.run = b""  # the run of its present or last membership
+        self._life = 0  # of the master that admitted it
         self.numbers: tuple[int, ...] | None = None  # the latest: peer id, round, epoch, then the world
         self.counted_ns = -1  # when those came
         self.ending = False  # it knows that its membership is over
-        self.over = False  # it closes, or is no more
+        self.over = False  # it closes, or has ended
         self.killed = False
         self.closed = False  # close() returned
         self.reducing = OpRunner(self)
         self._optimizes_next = False
         self.syncing = SyncMachine(self)
-        self._part = 0  # of a training step, which reduces, synchronises, asks whether somebody waits, and so on
-        self._sequence = 0
-        self._wanted = 0  # wait_for_world_size goes on until its group has so many
+        self._part = 0  # of a training step, which reduces, syncs, asks for newcomers, and so on
+        self._generation = 0
+        self._wanted = 0  # wait_for_world_size waits until its group has this many
         random = world.random
         attempts = 5 if world.calm else random.choice((1, 3, 5))
         self._post(CONNECT, CallConnect, attempts, shell.group, shell.lanes, b"", "", 0, b"")
@@ -60,7 +59,7 @@ class Program:
     def completed(self, action: Complete) -> None:
         """A call of this program ended."""
         if self.killed:
-            return  # nobody is there to read it
+            return  # no process reads it
         key = action.slot, action.generation
         assert key in self.under_way, f"{action!r} ends a call that is not under way: {self.under_way}"
         name = self.under_way.pop(key)
@@ -86,7 +85,7 @@ class Program:
             self._count_again(NUMBERS.unpack(action.payload))
         if action.result == PENDING_ASYNC_OPS and action.slot == 0 and self.reducing.in_flight:
             self.reducing.block()
-        elif action.slot == 0:  # the main thread; what a second thread learns is its own affair
+        elif action.slot == 0:  # the main thread; the answer of a second thread is not used
             answer = action.result == SUCCESS and name == PENDING and action.payload == b"\1"
             self._plan_step(asked_and_pending=answer, given_up=action.kind == KIND_CANCELLED)
 
@@ -97,33 +96,33 @@ class Program:
                 self.mail(CallCancel(slot, generation))
 
     def calm_down(self) -> None:
-        """Other threads, and reduces, would wait for calls that nobody makes any more."""
+        """Give up calls of other threads and reduces, which would wait for calls that no member makes any more."""
         self.give_up(1)
         self.reducing.give_up()
         self.syncing.give_up()
 
     def reduce_at_rest(self) -> None:
-        """One more step, in a world where nothing goes wrong."""
+        """Make one more step, in the phase without faults."""
         if not self.is_done():
             self.reducing.launch(range(self.world.plan.tags), blocking=False)
 
     def optimize_at_rest(self) -> None:
-        """A better ring, in a world where nothing goes wrong."""
+        """Call optimize_topology, in the phase without faults."""
         if not self.is_done():
             self._post(OPTIMIZE, CallOptimize)
 
     def has_optimized(self) -> bool:
-        """Whether that was answered."""
+        """Whether that call was answered."""
         return OPTIMIZE not in self.under_way.values()
 
     def sync_at_rest(self) -> None:
-        """The same for its shared state."""
+        """Sync its shared state, in the phase without faults."""
         self.syncing.resting = None
         if not self.is_done():
             self.syncing.launch()
 
     def is_at_rest(self) -> bool:
-        """Whether nothing of it is under way."""
+        """Whether no call of it is under way."""
         return not self.reducing.in_flight and not self.syncing.under_way
 
     def is_done(self) -> bool:
@@ -137,37 +136,37 @@ class Program:
             self._post(LEAVE, CallLeave, slot=9)
 
     def _count(self, numbers: tuple[int, ...]) -> None:
-        _peer, count, _epoch, everybody, group, groups, largest = numbers
+        _peer, count, _epoch, total, group, groups, largest = numbers
         assert not self.numbers or count > self.numbers[1], f"round {count} after {self.numbers}"
-        common = self.world.rounds.setdefault((self._life, count), (everybody, groups, largest))
-        assert common == (everybody, groups, largest), f"round {count}: {numbers}, but others heard {common}"
-        assert 1 <= group <= largest <= everybody, numbers
-        assert 1 <= groups <= everybody, numbers
-        assert largest + groups - 1 <= everybody <= largest * groups, numbers
+        common = self.world.rounds.setdefault((self._life, count), (total, groups, largest))
+        assert common == (total, groups, largest), f"round {count}: {numbers}, but others got {common}"
+        assert 1 <= group <= largest <= total, numbers
+        assert 1 <= groups <= total, numbers
+        assert largest + groups - 1 <= total <= largest * groups, numbers
         self.numbers = numbers
         self.counted_ns = self.world.clock.now_ns
         self.world.counted = True
 
     def _count_again(self, numbers: tuple[int, ...]) -> None:
-        """An optimisation admits nobody: without a round that this program gave up, there are at most fewer members."""
+        """An optimisation admits no peer: unless this program gave up a round, the number of members does not grow."""
         assert self.numbers is not None
         assert numbers[0] == self.numbers[0], f"{numbers} after {self.numbers}"
         assert numbers[1:3] >= self.numbers[1:3], f"{numbers} after {self.numbers}"
         assert numbers[1] > self.numbers[1] or numbers[3] <= self.numbers[3], f"{numbers} after {self.numbers}"
 
     def finish(self) -> None:
-        """The membership is over. A last call may find that out as well; then, sooner or later, the process closes."""
+        """End the membership. A last call may fail with it as well; later the process closes."""
         if self.over or self.ending:
             return
         self.ending = True
         if self.world.chance(0.3):
             self._post(TOPOLOGY, CallTopology, 0, slot=5)
         if self.world.chance(0.3):
-            self.mail(CallCancel(0, self._sequence))
+            self.mail(CallCancel(0, self._generation))
         self.world.clock.after(self.world.random.choice((0, 200, 1000)) * MILLISECOND, self.leave)
 
     def go_on(self) -> None:
-        """The main thread got what it waited for."""
+        """Continue the main thread after its answer."""
         self._plan_step()
 
     def _plan_step(self, *, asked_and_pending: bool = False, given_up: bool = False) -> None:
@@ -203,7 +202,7 @@ class Program:
             self._post(*world.random.choice(calls), slot=1)
 
     def _follow(self, style: str, given_up: bool) -> None:
-        """The next call of a program in this style."""
+        """Make the next call of a program in this style."""
         if style == "always_update":
             self._post(TOPOLOGY, CallTopology, 0)
         elif style == "train":
@@ -236,7 +235,7 @@ class Program:
         self._part = (self._part + 1) % 3
 
     def _optimize(self) -> None:
-        """Take everybody in, look for a better ring, and so on: programs of this style are often in step."""
+        """Admit newcomers, then optimise the ring, and so on: programs of this style often make the same call."""
         self._optimizes_next = not self._optimizes_next
         if self._optimizes_next:
             self._post(OPTIMIZE, CallOptimize)
@@ -244,7 +243,7 @@ class Program:
             self._post(TOPOLOGY, CallTopology, 0)
 
     def _wait_for_world(self, given_up: bool) -> None:
-        """Until the group is large enough or the caller's patience is at its end."""
+        """Wait until the group is large enough or the caller gives up."""
         enough = self.numbers is not None and self.numbers[4] >= self._wanted > 0
         self._wanted = (
             0 if enough or given_up else self._wanted or self.world.random.randint(1, self.world.plan.peers + 1)
@@ -261,7 +260,7 @@ class Program:
             self._plan_step()
         elif choice == 2:
             self.reducing.launch([self.world.random.randrange(4)], blocking=True)
-        elif choice == 3 and len(self.reducing.in_flight) < 4:  # launched, and awaited some other time
+        elif choice == 3 and len(self.reducing.in_flight) < 4:  # launched, and awaited later
             self.reducing.launch([self.world.random.randrange(4)], blocking=False)
             self._plan_step()
         elif choice == 4 and self.world.plan.syncs:
@@ -272,27 +271,27 @@ class Program:
             self._post(TOPOLOGY, CallTopology, 0)
 
     def _give_up_later(self) -> None:
-        key = 0, self._sequence
+        key = 0, self._generation
         self.world.clock.after(self.world.random.randint(0, 3 * SECOND), self._give_up, key)
 
     def _give_up(self, key: tuple[int, int]) -> None:
-        """The answer may already be on its way to this process; then the cancel comes too late, which is legal."""
+        """Give up a call. Its answer may already be under way; then the cancel comes too late, which is legal."""
         if self.world.calm and self.under_way.get(key) == CONNECT:
-            return  # the calm is there to show that everybody gets in
+            return  # in the phase without faults every peer must be admitted
         if self.shell.alive and (key in self.under_way or self.world.chance(0.2)):
             self.mail(CallCancel(*key))
 
-    def new_sequence(self, slot: int, name: str = REDUCE) -> int:
-        """A call is under way in this slot."""
-        self._sequence += 1
-        self.under_way[slot, self._sequence] = name
-        return self._sequence
+    def new_generation(self, slot: int, name: str = REDUCE) -> int:
+        """Note a call in this slot; return the generation of the slot."""
+        self._generation += 1
+        self.under_way[slot, self._generation] = name
+        return self._generation
 
     def _post(self, name: str, call: Any, *arguments: Any, slot: int = 0) -> None:
-        self._sequence += 1
-        self.under_way[slot, self._sequence] = name
-        self.mail(call(slot, self._sequence, *arguments))
+        self._generation += 1
+        self.under_way[slot, self._generation] = name
+        self.mail(call(slot, self._generation, *arguments))
 
     def mail(self, call: Any) -> None:
-        """The mailbox keeps the order, because it is one socket pair."""
+        """Send a command. The mailbox keeps the order, because it is one socket pair."""
         self.world.clock.after(0, self.shell.receive, self.world.feed, self.shell, Called(call))

@@ -1,7 +1,7 @@
 """The reduces of a simulated training process: launched one by one or in lists, awaited, retried, given up.
 
-Whoever blocks says so after a while. What failed because somebody was lost is tried again with the survivors, at once,
-under the same tag. Now and then a reduce has another shape than that of the others, or a tag that is in use.
+A thread that blocks tells its actor after a while. A reduce that failed because a peer was lost is retried with the
+survivors at once, under the same tag. Sometimes a reduce has another signature than the others, or a tag in use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDINGS = {
     (INVALID_ARGUMENT, KIND_PLAIN),  # the tag is in use
     (INVALID_USAGE, KIND_PLAIN),  # no member, or another thread votes on the topology
     (INVALID_USAGE, KIND_CANCELLED),
-    (INVALID_ARGUMENT, KIND_COLLECTIVE),  # shapes differ
+    (INVALID_ARGUMENT, KIND_COLLECTIVE),  # signatures differ
     (INVALID_USAGE, KIND_COLLECTIVE),  # calls that never meet
     (TOO_FEW_PEERS, KIND_COLLECTIVE),
     (RANK_CONNECTION_LOST, KIND_COLLECTIVE),
@@ -54,7 +54,7 @@ class OpRunner:
         self.in_flight: dict[tuple[int, int], int] = {}  # slot and its generation -> tag
         self._blocked: set[tuple[int, int]] = set()
         self._lost: list[int] = []  # tags to be tried again
-        self._resting: set[tuple[int, int]] = set()  # launched in a world at rest
+        self._resting: set[tuple[int, int]] = set()  # launched in the phase without faults
 
     def launch(self, tags: Sequence[int], *, blocking: bool) -> None:
         """Reduce under these tags."""
@@ -65,7 +65,7 @@ class OpRunner:
             while any(used == slot for used, _ in self.in_flight):
                 slot += 10  # the tag is in use: a mistake of this program
             count = 2 if not world.settled and world.chance(plan.mismatch) else 1
-            key = slot, self._program.new_sequence(slot)
+            key = slot, self._program.new_generation(slot)
             self.in_flight[key] = tag
             if world.settled:
                 self._resting.add(key)
@@ -78,7 +78,7 @@ class OpRunner:
             self.block()
 
     def block(self) -> None:
-        """The main thread waits for everything in flight."""
+        """Let the main thread wait for all reduces in flight."""
         for key in self.in_flight.keys() - self._blocked:
             self._world.clock.after(self._world.random.randint(0, 800) * MILLISECOND, self._await, key)
         self._blocked |= self.in_flight.keys()
@@ -88,7 +88,7 @@ class OpRunner:
             self._program.mail(CallAwait(*key))
 
     def give_up(self) -> None:
-        """Nobody wants any of them any more."""
+        """Give up all reduces in flight."""
         for key in self.in_flight:
             self._program.mail(CallCancel(*key))
 
@@ -97,7 +97,7 @@ class OpRunner:
             self._program.mail(CallCancel(*key))
 
     def completed(self, action: Complete) -> None:
-        """One of them ended."""
+        """Handle the end of one reduce."""
         key = action.slot, action.generation
         tag = self.in_flight.pop(key)
         self._check(action)
@@ -118,7 +118,7 @@ class OpRunner:
             self._program.go_on()
 
     def _check(self, action: Complete) -> None:
-        """Everything about an end that can be told from itself."""
+        """Check the outcome of one reduce."""
         if action.kind not in (KIND_KICKED, KIND_MASTER_LOST):
             assert (action.result, action.kind) in ENDINGS, f"a reduce ended with {action!r}"
         size = 0
@@ -126,9 +126,9 @@ class OpRunner:
             size = REDUCED.unpack_from(action.payload)[0]
             assert size >= 2, f"a world of {size} reduced"
         elif action.kind == KIND_COLLECTIVE:
-            _, _, _, everybody, group, groups, largest = NUMBERS.unpack(action.payload[: NUMBERS.size])
-            assert 1 <= group <= largest <= everybody, f"a world of {everybody}, {group}, {largest}"
-            assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"
+            _, _, _, total, group, groups, largest = NUMBERS.unpack(action.payload[: NUMBERS.size])
+            assert 1 <= group <= largest <= total, f"a world of {total}, {group}, {largest}"
+            assert 1 <= groups <= total, f"{groups} groups of {total}"
             assert action.payload[NUMBERS.size :].decode(), "a failure without a reason"
         if (action.slot, action.generation) in self._resting:
             members = self._world.master.state.members.groups[self._program.shell.group].size()

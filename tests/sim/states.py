@@ -1,10 +1,9 @@
 """The shared states of the simulated cluster: a few small values that stand for gigabytes, and how they move.
 
-A state is four values that all peers must have alike and one that may differ. Training is a function of the values, so
+A state is four values that must be equal on all peers and one that may differ. Training is a function of the values, so
 peers that were equal stay equal, unless one of them computes something else. A transfer copies one value at a time from
-peers that serve, in its own time, while actors may be stopped; what is copied when it ends early stays copied.
-Machines are held to their word: nothing is served or fetched without a description, and no slot completes while workers
-are in the memory.
+its sources, also while actors are stopped; values that were copied before an early end stay. Assertions check the
+machines: nothing is served or fetched without a manifest, and no slot completes while workers use the memory.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from .clock import MILLISECOND
 if TYPE_CHECKING:
     from .nodes import PeerShell
 
-VALUES = 4  # that all must have alike
+VALUES = 4  # that must be equal on all peers
 RIGHT = pack_schema(
     [SchemaRow(f"value{index}", 10, False, 4) for index in range(VALUES)] + [SchemaRow("seed", 7, True, 8)]
 )
 ODD = pack_schema([SchemaRow("value0", 8, False, 2)])
-PATIENCE = 15  # a source that does not serve yet is asked so often
+PATIENCE = 15  # how often a source that does not serve yet is asked
 PAUSE_NS = 100 * MILLISECOND  # before it is asked again
 
 
 class State:
-    """What a training process keeps in step with the others."""
+    """The shared state of one training process."""
 
     def __init__(self, seed: int) -> None:
         self.revision = 0
@@ -40,7 +39,7 @@ class State:
         self.torn = b""  # the digest of a mixture that a transfer left behind
 
     def digest(self) -> bytes:
-        """Of what must be alike."""
+        """Return the digest of the values that must be equal."""
         return digest(self.values)
 
     def train(self) -> None:
@@ -50,7 +49,7 @@ class State:
 
 
 def digest(values: list[int]) -> bytes:
-    """What stands for the values in a vote."""
+    """Return the content digest of the values."""
     return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
 
 
@@ -77,11 +76,11 @@ class StatePlane:
         self._world = shell.world
         self.transfer: Transfer | None = None
         self.heir = False  # the last transfer made a source of this sink
-        self.hindered = False  # something stood between this sink and a source, or in its own way
+        self.hindered = False  # a fault has disturbed this sink or its way to a source
 
     @property
     def state(self) -> State:
-        """The memory that all this is about."""
+        """The shared state in the memory of this peer."""
         return self._shell.program.syncing.state
 
     @property
@@ -108,7 +107,7 @@ class StatePlane:
 
     def _begin(self, transfer: Transfer, description: int) -> None:
         assert self.transfer is None, "two transfers in one memory"
-        assert description == self._shell.program.syncing.described, "a transfer of what was not described"
+        assert description == self._shell.program.syncing.described, "a transfer without a manifest"
         self.transfer = transfer
         self.heir = self.hindered = False
 
@@ -127,7 +126,7 @@ class StatePlane:
         transfer = self.transfer
         assert transfer is not None, "sources for no transfer"
         assert transfer.round == action.round, "sources for another transfer"
-        assert transfer.over, "sources for somebody who has some"
+        assert transfer.over, "sources for a sink that has some"
         transfer.sources = list(action.sources)
         transfer.over = False
         self._later(self._step, transfer)
@@ -139,7 +138,7 @@ class StatePlane:
         self.transfer.sources = [source for source in self.transfer.sources if source.peer != action.peer]
 
     def end_transfer(self, action: Any) -> None:
-        """EndTransfer. What workers do until they are gone cannot be helped."""
+        """EndTransfer. Workers may still write until they have ended."""
         transfer = self.transfer
         assert transfer is not None, "the end of no transfer"
         assert transfer.round == action.round, "the end of another transfer"
@@ -152,8 +151,8 @@ class StatePlane:
         self._world.feed(self._shell, TransferEnded(transfer.round, transfer.tx_bytes, transfer.rx_bytes))
 
     def send_schema(self, action: Any) -> None:
-        """SendSchema: in two pages, as a large one would go."""
-        assert action.manifest == self._shell.program.syncing.described, "a schema that was not described"
+        """SendSchema: in two pages, as a large schema is sent."""
+        assert action.manifest == self._shell.program.syncing.described, "a schema without a manifest"
         packed = self._shell.program.syncing.schema
         for page, rows in enumerate((packed[:7], packed[7:])):
             self._shell.perform(SendMaster(Schema(action.call, page, 2, rows)))
@@ -193,7 +192,7 @@ class StatePlane:
         self._later(self._step, transfer)
 
     def _served(self, source: Any, number: int) -> StatePlane | None:
-        """The source, if it serves that round and can be reached. Its workers go on while its actor is stopped."""
+        """Return the source if it serves that round and can be reached. Its workers run while its actor is stopped."""
         shell = self._world.listeners.get((source.host, source.port))
         if shell is None or not shell.alive or self._world.is_blocked(self._shell, shell):
             return None
@@ -208,7 +207,7 @@ class StatePlane:
         )
 
     def fumble(self) -> None:
-        """The transfer cannot go on: no memory, or every link is dead."""
+        """End the transfer by a fault: no memory, or every link is dead."""
         if self.transfer is not None and self.transfer.fetches and not self.transfer.over:
             self.hindered = True
             self._tell(self.transfer, StateUnfetched(self.transfer.round, "no memory"))

@@ -1,4 +1,4 @@
-"""Rare paths around the shared state that the seeds must have taken; recognised from outside, like those in `paths`."""
+"""Rare paths of the shared state that the seeds must have taken; recognised in the same way as in `paths`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SYNC_PATHS = frozenset({
     "a revision is repeated",
     "a state is fetched and agreed",
     "a transfer goes on without one of its sources",
-    "every source is lost, and everybody fails",
+    "every source is lost, and all calls fail",
     "a receiver is lost in a transfer",
     "a receiver that cannot fetch is kicked",
     "a caller gives up in a transfer",
     "a ring changes under a transfer",
     "a torn state is voted",
     "an outdated state is overwritten",
-    "nobody would give its state",
-    "nobody has the agreed state",
+    "no peer may send its state",
+    "no peer has the agreed state",
     "schemas are asked for",
     "an odd schema is kicked",
     "a revision beyond is kicked",
@@ -55,7 +55,7 @@ SYNC_PATHS = frozenset({
 def mark_master(
     state: Any, before: tuple[Any, ...], event: Any, actions: list[Any], mark: Callable[[str], None]
 ) -> None:
-    """The master handled an event; `before` is what `remember` gave."""
+    """Mark the paths of an event that the master handled; `before` is what `remember` returned."""
     sent = [action.message for action in actions if type(action) is master_events.SendTo]
     message = event.message if type(event) is master_events.PeerSaid else None
     kinds = {type(one) for one in sent}
@@ -78,7 +78,7 @@ def mark_master(
 
 
 def remember(state: Any, event: Any) -> tuple[Any, set[int]]:
-    """The transfer that the speaker has a part in, and who fetches in any."""
+    """Return the transfer in which the sender of the event takes part, and the peers that fetch in any."""
     transfers = [group.consensus.transfer for group in state.members.groups.values() if group.consensus.transfer]
     receivers = {peer for transfer in transfers for peer in transfer.fetching}
     peer = state.members.conns.get(getattr(event, "conn", 0))
@@ -97,7 +97,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
     elif kind is messages.Notice and message.line.startswith("sync_shared_state"):
         mark("a long sync names the missing")
     elif kind is messages.CallFailed and message.result == NO_SHARED_STATE_AVAILABLE:
-        mark("nobody has the agreed state")
+        mark("no peer has the agreed state")
     elif kind is messages.CallFailed or kind is messages.Kick:
         for part, name in _REASONS.items():
             if part in message.reason:
@@ -105,9 +105,9 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
 
 
 _REASONS = {
-    "every peer that had the state": "every source is lost, and everybody fails",
+    "every peer that had the state": "every source is lost, and all calls fail",
     "it cannot fetch the shared state": "a receiver that cannot fetch is kicked",
-    "with RECEIVE_ONLY: nobody": "nobody would give its state",
+    "with RECEIVE_ONLY: nobody": "no peer may send its state",
     " in sync_shared_state;": "a sync and another call never meet",
     "its shared state is laid out differently": "an odd schema is kicked",
     "its shared state is at revision": "a revision beyond is kicked",
@@ -118,7 +118,7 @@ _REASONS = {
 
 
 def mark_peer(phase: str, event: Any, actions: list[Any], mark: Callable[[str], None]) -> None:
-    """A peer in that phase handled an event."""
+    """Mark the paths of an event that a peer in that phase handled."""
     kinds = {type(action) for action in actions}
     if type(event) is peer_events.MasterSaid:
         _mark_order(type(event.message), kinds, mark)

@@ -1,8 +1,8 @@
-"""The synchronisations of a simulated training process: in step or not, given up, described, failed and tried again.
+"""The syncs of a simulated training process: with equal states or not, given up, failed and retried.
 
-Whoever succeeds holds what its group agreed on, at the agreed revision; that is checked here, where the memory is. What
-failed is tried again with the same state, or after a checkpoint was loaded. Now and then a program forgets to count,
-counts too far, computes something else than the others, or asks for another strategy.
+After a successful sync a program holds the agreed state at the agreed revision; that is checked here. A failed sync is
+retried with the same state, or after a checkpoint was loaded. Sometimes a program does not increment its revision,
+increments it twice, computes something else than the others, or uses another strategy.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .states import ODD, RIGHT, State
 if TYPE_CHECKING:
     from .programs import Program
 
-# How a synchronisation may end, beside the end of the membership.
+# How a sync may end, beside the end of the membership.
 ENDINGS = {
     (SUCCESS, KIND_PLAIN),
     (INVALID_USAGE, KIND_PLAIN),  # no member
-    (INVALID_USAGE, KIND_COLLECTIVE),  # calls that never meet, or nobody would give its state
+    (INVALID_USAGE, KIND_COLLECTIVE),  # a deadlock, or no peer may send its state
     (INVALID_USAGE, KIND_CANCELLED),
     (PENDING_ASYNC_OPS, KIND_PLAIN),
     (NO_SHARED_STATE_AVAILABLE, KIND_COLLECTIVE),
@@ -48,7 +48,7 @@ POPULAR, RECEIVE, SEND = 0, 1, 2
 
 
 class SyncMachine:
-    """The shared state of one program, and the call that keeps it in step."""
+    """The shared state of one program, and the call that syncs it."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -56,18 +56,18 @@ class SyncMachine:
         random, plan = self._world.random, self._world.plan
         self.state = State(random.randrange(3) if self._world.chance(plan.dirty) else 0)
         self.schema = ODD if self._world.chance(plan.odd) else RIGHT
-        self.described = 0  # the segment of the latest description
-        self.jumped = False  # it counted too far, so it may be kicked for that
+        self.described = 0  # the segment of the latest manifest
+        self.jumped = False  # it incremented its revision twice, so it may be kicked
         self.strategy = POPULAR
-        self.resting: int | None = None  # how the synchronisation of a world at rest ended
-        self._key: tuple[int, int] | None = None  # slot and generation of the call under way, or of its description
+        self.resting: int | None = None  # the result of the sync in the phase without faults
+        self._key: tuple[int, int] | None = None  # slot and generation of the call under way, or of its manifest
         self._attempt = 0  # counts the calls
         self._voted = b""  # the digest of its content
-        self._in_step = False  # the state is what was agreed, and may move on
+        self._in_step = False  # it holds the agreed state, and may make the next step
 
     @property
     def under_way(self) -> bool:
-        """Whether a call is."""
+        """Whether a call is under way."""
         return self._key is not None
 
     @property
@@ -90,7 +90,7 @@ class SyncMachine:
         self._attempt += 1
         self.strategy = POPULAR if world.settled else world.random.choice(plan.strategies)
         self._voted = state.digest()
-        key = self._key = 0, self._program.new_sequence(0, "sync_shared_state")
+        key = self._key = 0, self._program.new_generation(0, "sync_shared_state")
         torn = state.torn == self._voted
         if not torn:
             world.contents[self._voted] = tuple(state.values)
@@ -104,7 +104,7 @@ class SyncMachine:
             self.give_up()
 
     def give_up(self) -> None:
-        """Nobody wants it any more. A caller that describes its state just stops."""
+        """Give up the call. A caller that computes its manifest just stops."""
         if self._key is None or not self._program.shell.alive:
             return
         self._program.mail(CallCancel(*self._key))
@@ -113,7 +113,7 @@ class SyncMachine:
             self._program.go_on()
 
     def completed(self, action: Complete) -> None:
-        """The call, or its first part, ended."""
+        """Handle the end of the call, or of its first part."""
         if action.kind == KIND_DESCRIBE:
             assert self._key is not None
             self._world.clock.after(self._world.random.randint(0, 300) * MILLISECOND, self._describe, self._key)
@@ -126,9 +126,9 @@ class SyncMachine:
         assert (action.result, action.kind) in ENDINGS, f"a synchronisation ended with {action!r}"
         if action.result == SUCCESS or action.kind == KIND_COLLECTIVE:
             begin = SYNCED.size if action.result == SUCCESS else 0
-            _, _, _, everybody, group, groups, largest = NUMBERS.unpack(action.payload[begin : begin + NUMBERS.size])
-            assert 1 <= group <= largest <= everybody, f"a world of {everybody}, {group}, {largest}"
-            assert 1 <= groups <= everybody, f"{groups} groups of {everybody}"
+            _, _, _, total, group, groups, largest = NUMBERS.unpack(action.payload[begin : begin + NUMBERS.size])
+            assert 1 <= group <= largest <= total, f"a world of {total}, {group}, {largest}"
+            assert 1 <= groups <= total, f"{groups} groups of {total}"
         if action.result == SUCCESS:
             self._succeeded(SYNCED.unpack_from(action.payload))
         else:
@@ -144,14 +144,14 @@ class SyncMachine:
         if self._key != asked or not self._program.shell.alive:
             return  # given up meanwhile
         self.described += 1
-        self._key = 2, self._program.new_sequence(2, "sync_shared_state")
+        self._key = 2, self._program.new_generation(2, "sync_shared_state")
         self._program.mail(CallManifest(*self._key, self.described, 100, 1))
 
     def _succeeded(self, numbers: tuple[int, int, int]) -> None:
-        """What was promised: the agreed content at the agreed revision, in this very memory."""
+        """Check that the memory holds the agreed content at the agreed revision."""
         revision, tx_bytes, rx_bytes = numbers
         key = self._program.run, self._program.shell.group
-        agreed = self._world.agreements[key]
+        agreed = self._world.agreed_states[key]
         self._world.told[key] = max(revision, self._world.told.get(key, NEVER))
         assert agreed.get(revision) == self.state.digest(), f"revision {revision} succeeded with something else"
         assert not (tx_bytes and rx_bytes) or self._program.shell.states.heir, "sent and received in one round"
@@ -161,15 +161,15 @@ class SyncMachine:
         self._in_step = True
 
     def _failed(self, result: int) -> None:
-        """If the memory is not what was voted with, a transfer has torn it. A checkpoint mends everything."""
+        """If the memory differs from the vote, a transfer has torn it. Loading a checkpoint repairs it."""
         if self.state.digest() != self._voted:
             self.state.torn = self.state.digest()
         if result == NO_SHARED_STATE_AVAILABLE or self._world.chance(self._world.plan.dirty):
             self.load_checkpoint()
 
     def load_checkpoint(self) -> None:
-        """The state of the last agreement, whatever the counter of the file says; or one of the very beginning."""
-        agreed = self._world.agreements.get((self._program.run, self._program.shell.group))
+        """Load the agreed state, whatever the revision of the checkpoint; or the initial state."""
+        agreed = self._world.agreed_states.get((self._program.run, self._program.shell.group))
         self.state.torn = b""
         if agreed:
             self.state.values = list(self._world.contents[agreed[max(agreed)]])
@@ -181,5 +181,5 @@ class SyncMachine:
         if reason.startswith("called sync_shared_state with"):
             return plan.strategies != (POPULAR,)
         if reason.startswith("its shared state is laid out differently"):
-            return plan.odd > 0  # or the others are the odd ones
+            return plan.odd > 0  # or the others have the odd schema
         return reason.startswith("its shared state is at revision") and self.jumped

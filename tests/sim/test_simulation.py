@@ -1,4 +1,4 @@
-"""The real machines under thousands of seeds: safety while everything fails, liveness once nothing does.
+"""The real machines under thousands of seeds: safety while everything may fail, liveness after the last fault.
 
 A failure prints the command that replays it. What a seed does depends on the code as well; a fixed bug becomes a named
 case in `tests/unit`, not a remembered seed.
@@ -21,18 +21,18 @@ BLOCK = 400
 
 @cache
 def play(block: int) -> Counter[str]:
-    """The seeds of one block; cached, so that the test of the paths plays nothing twice."""
+    """Play the seeds of one block; cached, so that the test of the paths plays nothing twice."""
     return run_many(range(block * BLOCK, (block + 1) * BLOCK))
 
 
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 def test_seeds_hold(block: int) -> None:
-    """Goal: no invariant is ever broken, and every run ends in agreement and then in an empty master."""
+    """Goal: no invariant is ever broken, and every run converges and ends with an empty master."""
     play(block)
 
 
 def test_every_rare_path_was_taken() -> None:
-    """Goal: the seeds above went where it hurts, so that their silence means something."""
+    """Goal: the seeds above took every rare path, so that their success proves something."""
     taken = sum((play(block) for block in range(SEEDS // BLOCK)), Counter())
 
     assert PATHS == set(taken), f"never taken: {sorted(PATHS - set(taken))}"

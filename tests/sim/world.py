@@ -1,8 +1,8 @@
-"""One simulated run: trouble first, then calm, then everybody leaves.
+"""One simulated run: first with faults, then without, then all peers leave.
 
-*Safety*: while everything may fail, no invariant may ever be broken. *Liveness*: faults stop, what is frozen goes on,
-partitions heal; within a bounded time everybody who lives is a member, wired, and counts the same world. *The end*:
-everybody leaves, and the master is as empty as it began.
+*Safety*: while everything may fail, no invariant may ever be broken. *Liveness*: faults stop, frozen processes go on,
+partitions heal; within a bounded time all living peers are members in wired rings with the same world. *The end*: all
+peers leave, and the master is as empty as at its start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .programs import Program
 
 
 class ViolationError(AssertionError):
-    """A run broke a rule. Says which seed, which rule, which plan, and what the machine saw last."""
+    """A run broke a rule. The text has the seed, the rule, the plan and the last events of the machine."""
 
 
 class World:
@@ -45,15 +45,15 @@ class World:
         self.saved = b""  # the master's state file
         self.calm = False
         self.calm_ns = 0
-        self.kicks_end_ns = 0  # when the last consequence of the trouble must be over
+        self.kicks_end_ns = 0  # when the last effect of the faults must be over
         self.settled = False
-        self.counted = False  # somebody learned new numbers
-        self.rounds: dict[tuple[int, int], tuple[int, int, int]] = {}  # life of the master and round -> what was told
+        self.counted = False  # a program received new numbers
+        self.rounds: dict[tuple[int, int], tuple[int, int, int]] = {}  # life of the master and round -> the numbers
         self.runs: dict[tuple[bytes, int, int], Run] = {}  # run, peer id and sequence -> the collective
-        self.agreements: dict[tuple[bytes, int], dict[int, bytes]] = {}  # run and group -> revision -> the digest
+        self.agreed_states: dict[tuple[bytes, int], dict[int, bytes]] = {}  # run and group -> revision -> the digest
         self.told: dict[tuple[bytes, int], int] = {}  # run and group -> the latest revision that a caller was told
-        self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> what was voted for with it, if it was whole
-        self.peer_id = 0  # the latest that was given in this run
+        self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> the values of a vote with it, unless torn
+        self.peer_id = 0  # the latest of this run
         self.acting: Node | None = None
         self.master = MasterShell(self)
         self.master.save()
@@ -70,7 +70,7 @@ class World:
     # ------------------------------------------------------------------------------------------ the one way in
 
     def feed(self, node: Node, event: Any) -> None:
-        """Let a machine handle an event and its shell do what it asks."""
+        """Let a machine handle an event and its shell carry out the actions."""
         if not node.alive:
             return
         self.acting = node
@@ -95,7 +95,7 @@ class World:
             node.plan_tick()
 
     def report(self, node: Node, event: Any) -> None:
-        """Let a machine hear how far its workers are: that alone leads to nothing."""
+        """Tell a machine the progress of its workers; that event alone must lead to no action."""
         actions = self._handle(node, event)
         assert not actions, f"{event!r} led to {actions!r}"
 
@@ -109,11 +109,11 @@ class World:
     # ------------------------------------------------------------------------------------------ what the parts ask
 
     def delay_ns(self) -> int:
-        """How long one message takes."""
+        """Draw the delay of one message."""
         return self._delay_ns_min + int(self.random.random() * (self.delay_ns_max - self._delay_ns_min))
 
     def chance(self, probability: float) -> bool:
-        """Whether something happens that happens so often."""
+        """Draw whether an event with this probability happens."""
         return probability > 0 and self.random.random() < probability
 
     def nonce(self) -> bytes:
@@ -125,12 +125,12 @@ class World:
         return self.blocked.get((source, target), -1) > self.clock.now_ns
 
     def note(self, line: str) -> None:
-        """A line of the story that is no transition."""
+        """Add a line to the story that is not a transition."""
         if self.lines is not None:
             self.lines.append(f"{self.clock.now_ns / SECOND:12.6f} ***     {line}")
 
     def spawn(self, *, knows_token: bool = True, advertised: str | None = None) -> None:
-        """A new training process with its peer actor; it takes the first port that is free on its host."""
+        """Start a training process with its peer actor, on the first free port of its host."""
         plan, number = self.plan, len(self.shells) + 1
         if self.settled or sum(shell.alive for shell in self.shells) >= plan.peers_max:
             return
@@ -154,11 +154,11 @@ class World:
             self.clock.after(self.random.randint(0, 1000) * MILLISECOND, self.spawn)
 
     def master_ended(self) -> None:
-        """The master's process is gone; somebody starts another one."""
+        """The master's process has ended; start another one."""
         self.clock.after(0 if self.calm else self.random.randint(0, 2000) * MILLISECOND, self._start_master)
 
     def _start_master(self) -> None:
-        """Start a master: it goes on with the run in its state file, or begins another run."""
+        """Start a master: it continues the run of its state file, or begins another run."""
         if self.master.alive:
             return
         self.note("start master")
@@ -170,18 +170,18 @@ class World:
     # ------------------------------------------------------------------------------------------ the phases
 
     def play(self) -> None:
-        """The whole run. Raises at the first violation."""
+        """Play the whole run. Raise at the first violation."""
         self.clock.run(self.plan.trouble_ms * MILLISECOND)
         self._calm_down()
         if not self.clock.run(self.clock.now_ns + self._bound_ns(), self._is_agreed):
-            raise AssertionError(f"no agreement {self._bound_ns() / SECOND:g} s after the calm: {self._standing()}")
+            raise AssertionError(f"not converged {self._bound_ns() / SECOND:g} s after all faults: {self._standing()}")
         self.settled = True
         for shell in self.shells:
             shell.program.give_up(0, 1)
         self.clock.run(self.clock.now_ns + 2 * SECOND)
         invariants.check_rings(self)
         self._optimize_once_more()
-        if self.plan.is_crowd:  # what is found in the background meanwhile is compared the next time
+        if self.plan.is_crowd:  # rings that the moonshot finds meanwhile are compared the next time
             self.clock.run(self.clock.now_ns + nanoseconds(self.plan.options.moonshot_time))
             self._optimize_once_more()
         self._reduce_once_more()
@@ -191,14 +191,14 @@ class World:
             if shell.alive:
                 shell.program.leave()
         self.clock.run(self.clock.now_ns + 2 * SECOND)
-        assert not any(shell.alive for shell in self.shells), f"somebody cannot leave: {self._standing()}"
-        # A peer may have vanished while its registration was under way; only its silence tells the master.
+        assert not any(shell.alive for shell in self.shells), f"a peer cannot leave: {self._standing()}"
+        # A peer may have vanished during its registration; the master notices that only by the heartbeat timeout.
         options = self.plan.options
         self.clock.run(self.clock.now_ns + nanoseconds(options.heartbeat_timeout + 2 * options.heartbeat_interval))
         invariants.check_empty(self)
 
     def _optimize_once_more(self) -> None:
-        """In a world at rest an optimisation ends, and its rings are as good as what was measured allows."""
+        """Without faults an optimisation ends, and its rings are the best for the measured rates."""
         programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
         for program in programs:
             program.optimize_at_rest()
@@ -211,7 +211,7 @@ class World:
         invariants.check_optimal(self)
 
     def _reduce_once_more(self) -> None:
-        """In a world at rest every reduce succeeds, unless somebody is alone."""
+        """Without faults every reduce succeeds, except in a group of one."""
         programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
         for program in programs:
             program.reduce_at_rest()
@@ -220,7 +220,7 @@ class World:
             raise AssertionError(f"a reduce has no verdict after {bound_ns / SECOND:g} s: {self._standing()}")
 
     def _sync_once_more(self) -> None:
-        """In a world at rest every synchronisation succeeds; if no state is left, after a checkpoint was loaded."""
+        """Without faults every sync succeeds; if no state is left, after a checkpoint was loaded."""
         for _ in range(2):
             programs = [shell.program for shell in self.shells if shell.alive and shell.state.phase == "member"]
             for program in programs:
@@ -237,7 +237,7 @@ class World:
         raise AssertionError(f"a checkpoint of the agreed state does not resume the run: {self._standing()}")
 
     def play_or_explain(self) -> None:
-        """The whole run; whatever goes wrong is told with seed, plan and the story of the machine concerned."""
+        """Play the whole run; raise a violation with the seed, the plan and the story of the machine."""
         try:
             self.play()
         except Exception as error:  # noqa: BLE001, whatever it is must be told with its seed
@@ -253,7 +253,7 @@ class World:
             ) from None
 
     def _is_agreed(self) -> bool:
-        """Asked after every step, so it only looks again when somebody has learned new numbers."""
+        """Whether the run has converged. Called after every step, so it checks only after new numbers."""
         if not self.counted:
             return False
         self.counted = False
@@ -264,7 +264,7 @@ class World:
         self.calm_ns = self.clock.now_ns
         self.note("calm")
         options = self.plan.options
-        # A loss may still have to be noticed, then a ring to be wired in vain, and a victim to be chosen.
+        # A loss may still have to be noticed, then a ring may fail to be wired, and a peer may be kicked for it.
         self.kicks_end_ns = self.calm_ns + nanoseconds(
             options.heartbeat_timeout + 2 * options.heartbeat_interval + 2 * options.wire_timeout + options.vote_timeout
         )
@@ -279,7 +279,7 @@ class World:
         self.spawn()
 
     def _bound_ns(self) -> int:
-        """Everything that may have to run out, one after the other, with room for many messages in between."""
+        """The sum of all timeouts that may have to expire, with time for many messages in between."""
         options = self.plan.options
         joining = 5 * (options.connect_timeout + options.handshake_timeout + options.retry_interval)
         waits = (
@@ -292,7 +292,7 @@ class World:
         return nanoseconds(joining + waits + 2 * options.deadlock_timeout + 5) + 50 * self.delay_ns_max
 
     def _standing(self) -> str:
-        """Who stands where, for the message of a run that did not converge."""
+        """Describe all nodes, for the message of a run that did not converge."""
         lines = [
             f"{shell.name} is peer {shell.state.id}, {shell.state.phase}, at epoch {shell.state.ring_links.epoch},"
             f" in {list(shell.program.under_way.values())}, counted {shell.program.numbers},"
@@ -310,7 +310,7 @@ class World:
 
 
 def brief(value: Any) -> str:
-    """A record on little room: its name and its values."""
+    """Return a short text of a record: its name and its values."""
     if isinstance(value, list):
         return "[" + ", ".join(brief(item) for item in value) + "]"
     if isinstance(value, bytes):
@@ -322,21 +322,21 @@ def brief(value: Any) -> str:
 
 
 def run(seed: int, *, tell: bool = False) -> World:
-    """Play one seed; a ViolationError says what went wrong and how to see it again."""
+    """Play one seed. Raise ViolationError with the cause and the command that replays it."""
     world = World(draw(seed), tell=tell)
     world.play_or_explain()
     return world
 
 
 def story_hash(seed: int) -> str:
-    """One value for everything that happened in a run."""
+    """Return a hash of everything that happened in a run."""
     lines = run(seed, tell=True).lines
     assert lines
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def run_many(seeds: range) -> Counter[str]:
-    """Play all these seeds; how often each rare path was taken."""
+    """Play all these seeds; return how often each rare path was taken."""
     taken: Counter[str] = Counter()
     for seed in seeds:
         taken.update(run(seed).paths.taken)
