@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 SETTLED_NS = 8 * SECOND  # how late a report of a round may arrive: longer than any stop
 REMEMBERED_NS = 60 * SECOND  # rounds, deaths and faults older than this are forgotten
-SAMPLES_MIN = 12  # fewer samples show no trend
+SAMPLES_MIN = 40  # one a second; in a shorter run, first allocations are no different from a leak
 LINK_LOSSES = frozenset(
     {FaultKind.HALF_CLOSE_RING, FaultKind.HALF_CLOSE_MASTER, FaultKind.FLIP_RING, FaultKind.FLIP_MASTER}
 )

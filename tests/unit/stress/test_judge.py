@@ -301,6 +301,13 @@ def test_growth_is_told_from_noise(gain: int, found: bool) -> None:
     assert bool(judge_growth("master", sizes, 1 << 20)) == found
 
 
+def test_a_run_that_is_too_short_shows_no_growth() -> None:
+    """Goal: on a loaded machine, a run of twenty seconds ends while the arena still grows to its size."""
+    sizes = [20_000_000 + 1_500_000 * index for index in range(20)]
+
+    assert not judge_growth("elder", sizes, 1 << 20)
+
+
 def test_tasks_and_steps_survive_the_pipe() -> None:
     """Goal: reading returns what was written, also errors with line ends."""
     task = Task(3, "a=1\nb=2", "127.0.0.1:1", group=1, seed=9)
