@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from typing import Any
 
@@ -23,6 +24,18 @@ TABLES: dict[str, dict[tuple[str, type[Any]], tuple[Any, tuple[str, ...]]]] = {
 def test_every_file_of_a_walk_exists(title: str) -> None:
     """Goal: when a file is renamed, the walks on the page are changed too."""
     assert [file for file, _ in PAGE["WALKS"][title] if not (ROOT / file).is_file()] == []
+
+
+@pytest.mark.parametrize("title", PAGE["WALKS"])
+def test_a_step_of_a_walk_names_what_its_file_has(title: str) -> None:
+    """Goal: a message, an event or a phase that a step names is one of the step's file, so the step is in its place."""
+    wrong = [
+        f"{file}: {name}"
+        for file, what in PAGE["WALKS"][title]
+        for name in re.findall(r"[`*](\w+)[`*]", what)
+        if not re.search(rf"\b{name}\b", (ROOT / file).read_text(), re.IGNORECASE)
+    ]
+    assert wrong == []
 
 
 def test_every_room_has_its_line() -> None:
