@@ -1,5 +1,5 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, auto_pickle=False
-"""Local search for large rings: exchange two stretches while that helps, kick, and undo the kick if it did not help.
+"""Local search for large rings: exchange two stretches while that helps, perturb the ring, and undo that if it did not.
 
 **The move.** Steps have a direction, so a stretch may never be reversed. Only one exchange of three steps keeps all
 directions: remove three steps, and walk the stretches between them in the other order:
@@ -10,18 +10,18 @@ An exchange that helps makes the step of at least one source faster. So it is en
 targets that are faster, best first, and every third cut for each of them. Only sources whose step has changed are
 examined again.
 
-**The kick** cuts a random short stretch into three parts and walks them in opposite order, with four new steps: no
-single exchange undoes it. While the ring has steps below the goal, a kick cuts at one of those.
+**The perturbation** cuts a random short stretch into three parts and walks them in opposite order, with four new
+steps: no single exchange undoes it. While the ring has steps below the goal, a perturbation cuts at one of those.
 
 **The goal** is the rate that no step should be below. A slower step has a penalty that is larger than the cost of any
 ring, so the one sum that is minimised counts slow steps first. A ring without penalties has reached its goal. The first
 goal is the bound: the highest rate that is not refuted. A rate is refuted if its edges do not connect all members, or
 if they force steps that contradict each other. Attempts at a goal begin with rings of the `path_builder`; if they fail,
 the next goal is half way between this goal and the best known rate. When no higher goal is reached, attempts improve
-the sum. Attempts at goals and at the sum take turns, with more kicks each time.
+the sum. Attempts at goals and at the sum take turns, with more perturbations each time.
 
-Deterministic for a given start, seed and number of kicks: each line draws at most one random number, because C does not
-define the order in which arguments are evaluated. The clock is used only to stop.
+Deterministic for a given start, seed and number of perturbations: each line draws at most one random number, because C
+does not define the order in which arguments are evaluated. The clock is used only to stop.
 """
 
 cimport cython
@@ -38,9 +38,9 @@ cdef double RATE_MIN = 1e-6
 cdef int64_t PENALTY = (<int64_t> 1) << (COST_BITS + 11)
 
 cdef enum:
-    STRETCH_MAX = 30                # members of each part of a kick: enough to matter, few enough to repair quickly
-    KICKS_PER_MEMBER = 2            # of the first attempt at a goal; later attempts have more
-    SUM_SHARE = 20                  # attempts at the sum have this many times the kicks of an attempt at a goal
+    STRETCH_MAX = 30                # members of each part that is cut: enough to matter, few enough to repair quickly
+    PERTURBATIONS_PER_MEMBER = 2    # of the first attempt at a goal; later attempts have more
+    SUM_SHARE = 20                  # attempts at the sum have this many times the perturbations of an attempt at a goal
     BEGINNINGS = 4                  # starts for each goal
     LIFTS_MAX = 12                  # goals in a row: each halves the distance, as a logarithm, between reached and not
     HALVINGS_MAX = 64               # for the bound: enough to distinguish any two rates of a network
@@ -62,18 +62,18 @@ cdef class Search:
         self.fastest = <int32_t *> malloc(pairs * sizeof(int32_t))
         self.ring = <int32_t *> calloc(2 * count, sizeof(int32_t))
         self.steps = <int64_t *> calloc(2 * count, sizeof(int64_t))
-        self.place = <int32_t *> calloc(count, sizeof(int32_t))
+        self.position = <int32_t *> calloc(count, sizeof(int32_t))
         self.spare = <int32_t *> calloc(count, sizeof(int32_t))
         self.saved_ring = <int32_t *> calloc(2 * count, sizeof(int32_t))
         self.saved_steps = <int64_t *> calloc(2 * count, sizeof(int64_t))
-        self.saved_place = <int32_t *> calloc(count, sizeof(int32_t))
+        self.saved_position = <int32_t *> calloc(count, sizeof(int32_t))
         self.queue = <int32_t *> calloc(count, sizeof(int32_t))
         self.queued = <uint8_t *> calloc(count, sizeof(uint8_t))
         self.best = <int32_t *> calloc(count, sizeof(int32_t))
         self.order = <int32_t *> calloc(count, sizeof(int32_t))
         self.builder = PathBuilder(count)
-        if not (self.weights and self.weights_into and self.fastest and self.ring and self.steps and self.place
-                and self.spare and self.saved_ring and self.saved_steps and self.saved_place
+        if not (self.weights and self.weights_into and self.fastest and self.ring and self.steps and self.position
+                and self.spare and self.saved_ring and self.saved_steps and self.saved_position
                 and self.queue and self.queued and self.best and self.order):
             raise MemoryError
 
@@ -83,11 +83,11 @@ cdef class Search:
         free(self.fastest)
         free(self.ring)
         free(self.steps)
-        free(self.place)
+        free(self.position)
         free(self.spare)
         free(self.saved_ring)
         free(self.saved_steps)
-        free(self.saved_place)
+        free(self.saved_position)
         free(self.queue)
         free(self.queued)
         free(self.best)
@@ -108,10 +108,10 @@ cdef class Search:
         self.aim(RATE_MIN)
         self.note()
 
-    cdef bint run(self, int64_t kicks, int64_t deadline_ns) noexcept nogil:
-        cdef int64_t quota = KICKS_PER_MEMBER * self.count
+    cdef bint run(self, int64_t perturbations, int64_t deadline_ns) noexcept nogil:
+        cdef int64_t quota = PERTURBATIONS_PER_MEMBER * self.count
         cdef int rounds = 0
-        self.kicks_left = kicks
+        self.perturbations_left = perturbations
         self.deadline_ns = deadline_ns
         self.stopped = False
         if self.bound <= 0:
@@ -125,7 +125,7 @@ cdef class Search:
                 if rounds & 1:
                     self.scramble()
                 self.attempt(self.best_bottleneck, SUM_SHARE * quota, False)
-            if self.kicks_left <= 0 or self.stopped:
+            if self.perturbations_left <= 0 or self.stopped:
                 return self.is_proven()
             if rounds < ROUNDS_GROWING:
                 rounds += 1
@@ -181,7 +181,7 @@ cdef class Search:
         for _tries in range(LIFTS_MAX):
             self.builder.prepare(self.rates, goal)
             for _attempts in range(BEGINNINGS):
-                if goal <= self.best_bottleneck or self.kicks_left <= 0 or self.stopped:
+                if goal <= self.best_bottleneck or self.perturbations_left <= 0 or self.stopped:
                     break
                 self.builder.write(&self.chance, self.order)
                 self.load(self.order)
@@ -189,7 +189,7 @@ cdef class Search:
             if goal > self.best_bottleneck:
                 unreached = goal
             goal = self.rate_between(self.best_bottleneck, unreached)
-            if goal <= 0 or self.kicks_left <= 0 or self.stopped:
+            if goal <= 0 or self.perturbations_left <= 0 or self.stopped:
                 return
 
     cdef double widest(self, bint into) noexcept nogil:
@@ -248,7 +248,7 @@ cdef class Search:
             self.weight += self.steps[source]
 
     cdef bint attempt(self, double goal, int64_t quota, bint until_reached) noexcept nogil:
-        """Kick the present ring, at most `quota` times. Returns whether the goal is reached."""
+        """Perturb the present ring, at most `quota` times. Returns whether the goal is reached."""
         cdef int source
         cdef int64_t before
         self.aim(goal)
@@ -256,14 +256,14 @@ cdef class Search:
             self.push(self.ring[source])
         self.descend()
         self.note()
-        while quota > 0 and self.kicks_left > 0 and not self.stopped:
+        while quota > 0 and self.perturbations_left > 0 and not self.stopped:
             if until_reached and self.weight < PENALTY:
                 return True
             quota -= 1
-            self.kicks_left -= 1
+            self.perturbations_left -= 1
             before = self.weight
             self.save()
-            self.kick()
+            self.perturb()
             self.descend()
             if self.weight > before:
                 self.restore(before)
@@ -274,12 +274,12 @@ cdef class Search:
     cdef void note(self) noexcept nogil:
         """Keep the ring if it is the best so far."""
         cdef double bottleneck = INFINITY
-        cdef int place
+        cdef int position
         if self.weight >= PENALTY:
             return
-        for place in range(self.count):
+        for position in range(self.count):
             bottleneck = min(
-                bottleneck, self.rates[<Py_ssize_t> self.ring[place] * self.count + self.ring[place + 1]]
+                bottleneck, self.rates[<Py_ssize_t> self.ring[position] * self.count + self.ring[position + 1]]
             )
         if bottleneck > self.best_bottleneck or (
             bottleneck == self.best_bottleneck and self.weight < self.best_total
@@ -305,7 +305,7 @@ cdef class Search:
 
     cdef bint improve(self, int32_t source) noexcept nogil:
         """Make the best exchange that gives `source` a better step, if any helps."""
-        cdef int count = self.count, first = self.place[source] + 1, rank, cut, last
+        cdef int count = self.count, first = self.position[source] + 1, rank, cut, last
         cdef int best_cut = 0, best_last = 0
         # The ring and its steps from the successor of the source on; the source itself is the last.
         cdef const int32_t *ring = self.ring + first
@@ -319,7 +319,7 @@ cdef class Search:
             gain = present - leave[targets[rank]]
             if gain <= 0:
                 break
-            cut = self.place[targets[rank]] - first
+            cut = self.position[targets[rank]] - first
             if cut < 0:
                 cut += count
             gain += steps[cut - 1]
@@ -344,7 +344,7 @@ cdef class Search:
 
     cdef void turn(self, int first, int one, int two, int three) noexcept nogil:
         """Reorder three adjacent stretches, which begin at position `first`, to the order three, two, one."""
-        cdef int length = one + two + three, index, place
+        cdef int length = one + two + three, index, position
         first %= self.count
         memcpy(self.spare, self.ring + first, length * sizeof(int32_t))
         for index in range(three):
@@ -354,27 +354,27 @@ cdef class Search:
         for index in range(one):
             self.put(first + three + two + index, self.spare[index])
         for index in range(-1, length):
-            place = (first + index + self.count) % self.count
-            self.weight -= self.steps[place]
-            self.weigh(place)
-            self.weight += self.steps[place]
+            position = (first + index + self.count) % self.count
+            self.weight -= self.steps[position]
+            self.weigh(position)
+            self.weight += self.steps[position]
         self.push(self.ring[(first - 1 + self.count) % self.count])
         self.push(self.ring[(first + three - 1 + self.count) % self.count])
         self.push(self.ring[(first + three + two - 1 + self.count) % self.count])
         self.push(self.ring[(first + length - 1) % self.count])
 
-    cdef void kick(self) noexcept nogil:
+    cdef void perturb(self) noexcept nogil:
         """Put three short stretches into opposite order, at a slow step if there is one."""
-        cdef int longest = min(STRETCH_MAX, (self.count - 1) // 3), place = draw(&self.chance, self.count), _tries
+        cdef int longest = min(STRETCH_MAX, (self.count - 1) // 3), position = draw(&self.chance, self.count), _tries
         if self.weight >= PENALTY:
             for _tries in range(self.count):
-                if self.steps[place] >= PENALTY:
+                if self.steps[position] >= PENALTY:
                     break
-                place = place + 1 if place + 1 < self.count else 0
+                position = position + 1 if position + 1 < self.count else 0
             # Every other time, the slow step is not at the beginning of the three stretches but within them.
             if draw(&self.chance, 2):
-                place += self.count - draw(&self.chance, longest)
-        self.shuffle(place + 1, longest)
+                position += self.count - draw(&self.chance, longest)
+        self.shuffle(position + 1, longest)
 
     cdef void shuffle(self, int first, int longest) noexcept nogil:
         """Put three stretches of random lengths, which begin at position `first`, into opposite order."""
@@ -385,20 +385,20 @@ cdef class Search:
 
     cdef void go_greedily(self) noexcept nogil:
         """Always step to the fastest target that is left. The result is a start, or one more ring candidate."""
-        cdef int place, rank
+        cdef int position, rank
         cdef int32_t here = 0
-        for place in range(self.count):
-            self.put(place, here)
+        for position in range(self.count):
+            self.put(position, here)
             self.queued[here] = True  # reused here for: members that have a position
             for rank in range(self.count - 1):
                 if not self.queued[self.fastest[<Py_ssize_t> here * self.count + rank]]:
                     here = self.fastest[<Py_ssize_t> here * self.count + rank]
                     break
-        for place in range(self.count):
-            self.queued[place] = False
+        for position in range(self.count):
+            self.queued[position] = False
 
     cdef void scramble(self) noexcept nogil:
-        """Make several kicks all over the ring, for another start that is not completely new."""
+        """Make several perturbations all over the ring, for another start that is not completely new."""
         cdef int _index, longest = (self.count - 1) // 3
         for _index in range(2 + self.count // 20):
             self.shuffle(draw(&self.chance, self.count), longest)
@@ -411,16 +411,16 @@ cdef class Search:
         for index in range(self.count):
             self.put(index, order[index])
 
-    cdef void put(self, int place, int32_t member) noexcept nogil:
-        if place >= self.count:
-            place -= self.count
-        self.ring[place] = self.ring[place + self.count] = member
-        self.place[member] = place
+    cdef void put(self, int position, int32_t member) noexcept nogil:
+        if position >= self.count:
+            position -= self.count
+        self.ring[position] = self.ring[position + self.count] = member
+        self.position[member] = position
 
-    cdef void weigh(self, int place) noexcept nogil:
+    cdef void weigh(self, int position) noexcept nogil:
         """Store the weight of the step that begins at this position."""
-        cdef int64_t weight = self.weights[<Py_ssize_t> self.ring[place] * self.count + self.ring[place + 1]]
-        self.steps[place] = self.steps[place + self.count] = weight
+        cdef int64_t weight = self.weights[<Py_ssize_t> self.ring[position] * self.count + self.ring[position + 1]]
+        self.steps[position] = self.steps[position + self.count] = weight
 
     cdef void push(self, int32_t member) noexcept nogil:
         cdef int end
@@ -433,16 +433,16 @@ cdef class Search:
     cdef void save(self) noexcept nogil:
         memcpy(self.saved_ring, self.ring, 2 * self.count * sizeof(int32_t))
         memcpy(self.saved_steps, self.steps, 2 * self.count * sizeof(int64_t))
-        memcpy(self.saved_place, self.place, self.count * sizeof(int32_t))
+        memcpy(self.saved_position, self.position, self.count * sizeof(int32_t))
 
     cdef void restore(self, int64_t weight) noexcept nogil:
         memcpy(self.ring, self.saved_ring, 2 * self.count * sizeof(int32_t))
         memcpy(self.steps, self.saved_steps, 2 * self.count * sizeof(int64_t))
-        memcpy(self.place, self.saved_place, self.count * sizeof(int32_t))
+        memcpy(self.position, self.saved_position, self.count * sizeof(int32_t))
         self.weight = weight
 
     cdef void sort_targets(self, int source) noexcept nogil:
-        """Sort all targets of a source, the fastest first, equals by number (Shellsort: short, in place)."""
+        """Sort all targets of a source, the fastest first, equals by number (Shellsort: short, in position)."""
         cdef int32_t *targets = self.fastest + <Py_ssize_t> source * self.count
         cdef const double *rates = self.rates + <Py_ssize_t> source * self.count
         cdef int count = self.count - 1, gap = count // 2, index, at

@@ -81,7 +81,7 @@ cdef class PathBuilder:
 
     cdef bint write(self, uint64_t *chance, int32_t *order) noexcept nogil:
         cdef PartialRing *partial = &self.partial
-        cdef int first, here, place = 0
+        cdef int first, here, position = 0
         memcpy(self.partial_memory, self.root_memory, self.nbytes)
         partial.taken = self.root.taken
         while self.choose(chance):
@@ -90,9 +90,9 @@ cdef class PathBuilder:
             partial.preceding[0] = -1  # cut the ring open at its first member
         for first in range(self.count):
             here = first if partial.preceding[first] < 0 else -1
-            while here >= 0 and place < self.count:
-                order[place] = here
-                place += 1
+            while here >= 0 and position < self.count:
+                order[position] = here
+                position += 1
                 here = partial.following[here]
         return partial.taken == self.count
 
