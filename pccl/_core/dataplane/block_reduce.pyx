@@ -24,7 +24,7 @@ cdef inline uint64_t smaller(uint64_t one, uint64_t other) noexcept nogil:
 
 cdef inline uint32_t divisor(const Op *op, uint32_t hop) noexcept nogil:
     """What the sum is divided by at this hop: an average is divided once, by the owner of the chunk; 0: not divided."""
-    return op.plan.world if hop + 2 == op.plan.world and op.op == OP_AVG else 0
+    return op.plan.world if hop + 2 == op.plan.world and op.asked.op == OP_AVG else 0
 
 
 cdef uint32_t encode_pieces(
@@ -53,7 +53,7 @@ cdef uint32_t reduce_pieces(
         if memory.mark != NULL:
             save(memory.mark, memory.out, memory.backup, at + piece)
         reduce_block(
-            op.datatype, op.op, memory.out + at, memory.local + at, source + at, piece // op.itemsize, by
+            op.asked.datatype, op.asked.op, memory.out + at, memory.local + at, source + at, piece // op.itemsize, by
         )
         if wants_crc:
             crc = crc32c(crc, memory.out + at, piece)
@@ -74,7 +74,7 @@ cdef uint32_t reduce_coded_pieces(
         if memory.mark != NULL:
             save(memory.mark, memory.out, memory.backup, at + some * op.itemsize)
         if reduces:
-            reduce_coded(&op.quantizer, op.op, memory.out + at, memory.local + at, coded, some, by)
+            reduce_coded(&op.quantizer, op.asked.op, memory.out + at, memory.local + at, coded, some, by)
             encode_block(&op.quantizer, forward, memory.out + at, some)
             if wants_crc:
                 crc = crc32c(crc, forward, nbytes)

@@ -4,6 +4,7 @@ from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
 from pccl._core.kernels.arithmetic cimport Quantizer
+from pccl._core.protocol.operations cimport PackedOperation
 
 from .inflight cimport InflightBudget, LinkCount
 from .plan cimport Plan
@@ -52,19 +53,9 @@ cdef struct Op:
     uint64_t reduce_ns              # time that receivers spent on sums
     uint64_t begun_ns
     uint32_t rank
-    uint32_t datatype
-    uint32_t op
     uint32_t itemsize
-    uint32_t flags
     uint32_t small                  # 1: overtakes large operations
-    uint32_t send_segment
-    uint32_t recv_segment
-    uint32_t backup_segment
-    uint32_t area_segment           # of a quantized operation: codes lie there between receiver and sender
-    uint64_t send_offset
-    uint64_t recv_offset
-    uint64_t backup_offset
-    uint64_t area_offset
+    PackedOperation asked           # what the training process asked for
     Quantizer quantizer
     Plan plan
 

@@ -102,13 +102,9 @@ cdef class Board:
         self.admitted += blocks_numbered(&plan)
         op.plan = plan
         op.sequence = sequence
-        op.rank, op.datatype, op.op, op.itemsize = rank, asked.datatype, asked.op, itemsize
-        op.flags = asked.flags
+        op.asked, op.quantizer = asked, quantizer
+        op.rank, op.itemsize = rank, itemsize
         op.small = asked.count * itemsize <= SMALL_BYTES_MAX
-        op.send_segment, op.send_offset = asked.send_segment, asked.send_offset
-        op.recv_segment, op.recv_offset = asked.recv_segment, asked.recv_offset
-        op.backup_segment, op.backup_offset = asked.backup_segment, asked.backup_offset
-        op.area_segment, op.area_offset, op.quantizer = asked.area_segment, asked.area_offset, quantizer
         op.moved = op.sent_bytes = op.received_bytes = op.network_ns = op.neighbour_ns = op.reduce_ns = 0
         op.begun_ns = now_ns()
         op.remaining = blocks_handled(&plan, rank)

@@ -47,7 +47,7 @@ cdef struct Loans:
 
 
 # Frames without a block that a sender sends before the next block: introduction, offers and withdrawals.
-cdef struct Notices:
+cdef struct HostFrames:
     char *frames
     uint64_t nbytes                 # of the frames
     uint64_t size                   # of the allocation
@@ -62,13 +62,13 @@ cdef struct NoteBuffer:
 cdef void lend(Loans *loans, uint64_t sequence, uint64_t nbytes) noexcept nogil
 cdef Loan take_back(Loans *loans) noexcept nogil
 
-# Appends a notice. Returns 0, or -1 if there is no memory for it.
-cdef int add_notice(
-    Notices *notices, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes
+# Appends a host frame. Returns 0, or -1 if there is no memory for it.
+cdef int add_host_frame(
+    HostFrames *host_frames, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes
 ) noexcept nogil
 
 # Makes the offer of a segment and appends it. Returns 0, or -1 if there is no memory for it.
-cdef int add_offer(Notices *notices, MappedSegment *mapped, uint32_t serial, uint32_t pid) noexcept nogil
+cdef int add_offer(HostFrames *host_frames, MappedSegment *mapped, uint32_t serial, uint32_t pid) noexcept nogil
 
 # Reads notes from a socket. Returns the result of recv(): bytes, 0 at the end of the stream, or -1 with errno.
 cdef ssize_t receive_notes(NoteBuffer *buffer, int fd) noexcept nogil

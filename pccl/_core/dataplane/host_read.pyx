@@ -47,35 +47,35 @@ cdef Loan take_back(Loans *loans) noexcept nogil:
     return loan
 
 
-cdef int add_notice(
-    Notices *notices, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes
+cdef int add_host_frame(
+    HostFrames *host_frames, uint16_t kind, uint32_t segment, const void *body, uint32_t nbytes
 ) noexcept nogil:
-    cdef uint64_t needed = notices.nbytes + HEADER_BYTES + nbytes
+    cdef uint64_t needed = host_frames.nbytes + HEADER_BYTES + nbytes
     cdef char *grown
     cdef Header header
-    if needed > notices.size:
-        grown = <char *> realloc(notices.frames, needed)
+    if needed > host_frames.size:
+        grown = <char *> realloc(host_frames.frames, needed)
         if grown == NULL:
             return -1
-        notices.frames, notices.size = grown, needed
+        host_frames.frames, host_frames.size = grown, needed
     memset(&header, 0, HEADER_BYTES)
     header.magic, header.kind, header.segment, header.length = FRAME_MAGIC, kind, segment, nbytes
     header.crc = crc32c(0, body, nbytes)
     header.header_crc = crc32c(0, &header, HEADER_BYTES - 4)
-    memcpy(notices.frames + notices.nbytes, &header, HEADER_BYTES)
+    memcpy(host_frames.frames + host_frames.nbytes, &header, HEADER_BYTES)
     if nbytes:  # memcpy() from NULL is undefined even for 0 bytes
-        memcpy(notices.frames + notices.nbytes + HEADER_BYTES, body, nbytes)
-    notices.nbytes = needed
+        memcpy(host_frames.frames + host_frames.nbytes + HEADER_BYTES, body, nbytes)
+    host_frames.nbytes = needed
     return 0
 
 
-cdef int add_offer(Notices *notices, MappedSegment *mapped, uint32_t serial, uint32_t pid) noexcept nogil:
+cdef int add_offer(HostFrames *host_frames, MappedSegment *mapped, uint32_t serial, uint32_t pid) noexcept nogil:
     cdef Offer offer
     mapped.serial = serial
     offer.nbytes, offer.inode, offer.device = mapped.nbytes, mapped.inode, mapped.device
     offer.segment, offer.serial = mapped.segment, serial
     offer.pid, offer.descriptor = pid, mapped.descriptor
-    return add_notice(notices, OFFER, mapped.segment, &offer, sizeof(offer))
+    return add_host_frame(host_frames, OFFER, mapped.segment, &offer, sizeof(offer))
 
 
 cdef ssize_t receive_notes(NoteBuffer *buffer, int fd) noexcept nogil:

@@ -18,7 +18,7 @@ cdef enum:
     ENDED = 2                       # the connection has ended: `problem` says why
     UNMAPPED = 3                    # the segment `wanted` must be mapped first
     FAULT = 4                       # the planned number of frames was reached
-    NOTICE = 5                      # the neighbour offers memory or withdraws it: call `answer_notice`
+    HOST_FRAME = 5                  # the neighbour offers memory or withdraws it: call `answer_host_frame`
 
 # What a frame is.
 cdef enum:
@@ -74,7 +74,6 @@ cdef class LaneEnd:
     cdef public uint64_t frames_until_fault  # 0: no fault is planned
     cdef LaneCount *count
 
-    cdef int run(self) noexcept nogil
     cdef int sleep(self, int timeout_ms) noexcept nogil
     cdef bint has_mail(self) noexcept nogil
     cdef int end(self, int error, const char *reason) noexcept nogil

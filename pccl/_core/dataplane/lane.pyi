@@ -7,7 +7,7 @@ LANE_MAIL: Final[int]
 LANE_ENDED: Final[int]
 LANE_UNMAPPED: Final[int]
 LANE_FAULT: Final[int]
-LANE_NOTICE: Final[int]
+LANE_HOST_FRAME: Final[int]
 
 class LaneEnd:
     frames_until_fault: int
@@ -22,4 +22,3 @@ class LaneEnd:
     def __new__(cls, board: Board, lane: int, sends: bool, mailbox: int, bell: int) -> Self: ...
     def attach(self, fd: int, *, whereabouts: bytes = b"", host_read: bool = False) -> None: ...
     def detach(self) -> None: ...
-    def serve(self) -> int: ...

@@ -2,7 +2,7 @@
 """What the two workers of a lane, `sender` and `receiver`, have in common, and the frame that travels between them.
 
 Both are loops that run without the GIL until there is something for Python: mail, the end of the connection, a segment
-to map or to unmap. Then `serve` returns a code. The caller acts on it and calls `serve` again; an incomplete frame
+to map or to unmap. Then its `serve` returns a code. The caller acts on it and calls `serve` again; an incomplete frame
 continues where it stopped. A worker sleeps on its mailbox, its bell and its connection together, so every event wakes
 it at once and it never polls.
 
@@ -40,7 +40,7 @@ LANE_MAIL = <int> MAIL
 LANE_ENDED = <int> ENDED
 LANE_UNMAPPED = <int> UNMAPPED
 LANE_FAULT = <int> FAULT
-LANE_NOTICE = <int> NOTICE
+LANE_HOST_FRAME = <int> HOST_FRAME
 
 # The descriptors that a worker sleeps on.
 cdef enum:
@@ -95,17 +95,6 @@ cdef class LaneEnd:
         if self.connection >= 0:
             stop_waiting_for(self.wait_set, self.connection)
             self.connection = -1
-
-    def serve(self):
-        """Move frames until there is something for Python to do; returns its code."""
-        cdef int code
-        with nogil:
-            code = self.run()
-        return code
-
-    cdef int run(self) noexcept nogil:
-        """The loop, which Sender and Receiver override; this one only fails."""
-        return self.end(0, b"a lane end that is neither sender nor receiver moves nothing")
 
     @property
     def problem(self):

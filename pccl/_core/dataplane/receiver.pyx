@@ -33,8 +33,8 @@ from .block_reduce cimport BlockMemory, reduce_coded_pieces, reduce_pieces
 from .board cimport ABORTED, BACKED_UP, Op
 from .host_read cimport INTRODUCED, NOTE_MAGIC, RETURNS_AT_ONCE, Note, Offer
 from .lane cimport (
-    BLOCK, FRAME_MAGIC, GO_ON, HEADER_BYTES, HOST_READ, INTRODUCTION, MAIL, NOTICE, OFFER, UNMAPPED, WHEREABOUTS_BYTES,
-    WITHDRAWAL, Header, LaneEnd, Scratch, reserve
+    BLOCK, ENDED, FRAME_MAGIC, GO_ON, HEADER_BYTES, HOST_FRAME, HOST_READ, INTRODUCTION, MAIL, OFFER, UNMAPPED,
+    WHEREABOUTS_BYTES, WITHDRAWAL, Header, LaneEnd, Scratch, reserve
 )
 from .plan cimport BLOCK_BYTES_MAX, block_range, blocks_of, chunk_received
 from .quantization cimport coded_offset
@@ -50,7 +50,7 @@ cdef enum:
     AT_HEADER = 0
     EARLY = 1                       # the header is complete, but its operation has not begun here
     AT_PAYLOAD = 2
-    AT_NOTICE = 3                   # the frame is an introduction, an offer or a withdrawal
+    AT_HOST_FRAME = 3                   # the frame is an introduction, an offer or a withdrawal
 
 
 @cython.final
@@ -89,7 +89,7 @@ cdef class Receiver(LaneEnd):
         self.borrowed.clear()
         LaneEnd.detach(self)
 
-    def answer_notice(self):
+    def answer_host_frame(self):
         """Map the memory that the neighbour offers, if that is possible and wanted, or unmap what it withdraws."""
         cdef Offer offer
         self.stage = AT_HEADER
@@ -111,6 +111,13 @@ cdef class Receiver(LaneEnd):
             accepted = False  # another user or namespace, no such process, or host reads are off: all blocks are sent
         self.write_note(offer.serial, accepted)
 
+    def serve(self):
+        """Move frames until there is something for Python to do; returns its code."""
+        cdef int code
+        with nogil:
+            code = self.run()
+        return code
+
     cdef int run(self) noexcept nogil:
         cdef int code
         while True:
@@ -123,8 +130,8 @@ cdef class Receiver(LaneEnd):
                 code = self.read_header()
             elif self.stage == EARLY:
                 code = self.open_frame()
-            elif self.stage == AT_NOTICE:
-                code = self.read_notice()
+            elif self.stage == AT_HOST_FRAME:
+                code = self.read_host_frame()
             else:
                 code = self.read_payload()
             if code:
@@ -140,7 +147,7 @@ cdef class Receiver(LaneEnd):
         if self.header.header_crc != crc32c(0, &self.header, HEADER_BYTES - 4):
             return self.end(0, b"the received bytes are not a frame")
         self.skip(HEADER_BYTES)
-        return self.open_frame() if self.header.kind <= HOST_READ else self.read_notice()
+        return self.open_frame() if self.header.kind <= HOST_READ else self.read_host_frame()
 
     cdef int read_ahead(self) noexcept nogil:
         """Read what has arrived; sleep if nothing has."""
@@ -163,11 +170,11 @@ cdef class Receiver(LaneEnd):
         self.have += count
         return GO_ON
 
-    cdef int read_notice(self) noexcept nogil:
-        """Read until the notice is complete: the introduction is answered here, the others by `answer_notice`."""
+    cdef int read_host_frame(self) noexcept nogil:
+        """Read until it is complete; the introduction is answered here, the other kinds by `answer_host_frame`."""
         cdef uint64_t nbytes = 0
         cdef bint introduces = self.header.kind == INTRODUCTION, accepted
-        self.stage = AT_NOTICE
+        self.stage = AT_HOST_FRAME
         if introduces:
             nbytes = WHEREABOUTS_BYTES
         elif self.header.kind == OFFER:
@@ -177,9 +184,9 @@ cdef class Receiver(LaneEnd):
         if self.have < nbytes:
             return self.read_ahead()
         if crc32c(0, self.ahead, nbytes) != self.header.crc:
-            return self.end(0, b"a notice whose checksum is wrong")
+            return self.end(0, b"a host frame whose checksum is wrong")
         if not introduces:
-            return NOTICE
+            return HOST_FRAME
         accepted = self.same_host_suspected and memcmp(self.ahead, self.whereabouts, nbytes) == 0
         self.skip(nbytes)
         self.stage = AT_HEADER
@@ -198,8 +205,10 @@ cdef class Receiver(LaneEnd):
         check(self.op == NULL, "a frame begins when the last one has ended")
         self.stage = EARLY
         if sequence > posix.atomic_load_u64(&self.board.shared.commenced):
+            code = self.return_loans()
+            if code:
+                return code
             posix.atomic_add_u32(&self.board.shared.early, 1)
-            self.return_loans()
             # A close that was reported together with the frame is not reported again: the sleep would never end.
             if not self.closed and sequence > posix.atomic_load_u64(&self.board.shared.commenced):
                 self.sleep(-1)
@@ -272,11 +281,11 @@ cdef class Receiver(LaneEnd):
         check(end <= op.plan.count, "a block that is received lies within its tensor")
         memory.count = end - begin
         begin *= op.itemsize
-        memory.local = self.segments.base_of(op.send_segment) + op.send_offset + begin
-        memory.out = self.segments.base_of(op.recv_segment) + op.recv_offset + begin
+        memory.local = self.segments.base_of(op.asked.send_segment) + op.asked.send_offset + begin
+        memory.out = self.segments.base_of(op.asked.recv_segment) + op.asked.recv_offset + begin
         memory.backup, memory.mark = NULL, NULL
-        if op.flags & BACKED_UP:
-            memory.backup = self.segments.base_of(op.backup_segment) + op.backup_offset
+        if op.asked.flags & BACKED_UP:
+            memory.backup = self.segments.base_of(op.asked.backup_segment) + op.asked.backup_offset
             memory.mark = mark_of(memory.backup, &op.plan, op.itemsize, self.header.chunk, self.header.block)
             memory.backup += begin
         return memory
@@ -286,18 +295,18 @@ cdef class Receiver(LaneEnd):
         cdef Op *op = self.op
         cdef uint64_t offset = coded_offset(&op.quantizer, &op.plan, self.header.chunk, self.header.block)
         check(self.header.block < op.plan.blocks_each, "a coded block is one of its plan")
-        return self.segments.base_of(op.area_segment) + op.area_offset + offset
+        return self.segments.base_of(op.asked.area_segment) + op.asked.area_offset + offset
 
     cdef uint32_t missing_segment(self, const Op *op) noexcept nogil:
         """The first segment of an operation that is not mapped here; 0 if all are."""
-        if self.segments.base_of(op.send_segment) == NULL:
-            return op.send_segment
-        if self.segments.base_of(op.recv_segment) == NULL:
-            return op.recv_segment
-        if op.flags & BACKED_UP and self.segments.base_of(op.backup_segment) == NULL:
-            return op.backup_segment
-        if op.quantizer.bits and self.segments.base_of(op.area_segment) == NULL:
-            return op.area_segment
+        if self.segments.base_of(op.asked.send_segment) == NULL:
+            return op.asked.send_segment
+        if self.segments.base_of(op.asked.recv_segment) == NULL:
+            return op.asked.recv_segment
+        if op.asked.flags & BACKED_UP and self.segments.base_of(op.asked.backup_segment) == NULL:
+            return op.asked.backup_segment
+        if op.quantizer.bits and self.segments.base_of(op.asked.area_segment) == NULL:
+            return op.asked.area_segment
         return 0
 
     cdef int read_payload(self) noexcept nogil:
@@ -367,7 +376,8 @@ cdef class Receiver(LaneEnd):
         """Sleep in the middle of a block. On a fast link many bytes wake this worker; after a while, any byte does."""
         cdef int64_t began = now_ns(), waited
         cdef uint64_t missing = self.header.length - self.received
-        self.return_loans()
+        if self.return_loans() != GO_ON:
+            return ENDED
         if not self.slow:
             self.set_low_water(<int> missing if missing < LOW_WATER_BYTES_MAX else LOW_WATER_BYTES_MAX)
         if not self.sleep(-1 if self.slow else LOW_WATER_MS):

@@ -25,7 +25,7 @@ from .backup cimport save_block
 from .block_reduce cimport encode_pieces
 from .board cimport ABORTED, BACKED_UP, Job, Op, lane_bit
 from .host_read cimport (
-    HOST_READ_BYTES_MIN, INTRODUCED, LOANS_MAX, NOTE_MAGIC, Loan, Loans, Note, NoteBuffer, Notices, add_notice,
+    HOST_READ_BYTES_MIN, INTRODUCED, LOANS_MAX, NOTE_MAGIC, Loan, Loans, Note, NoteBuffer, HostFrames, add_host_frame,
     add_offer, lend, receive_notes, remove_notes, take_back
 )
 from .inflight cimport (
@@ -64,7 +64,7 @@ cdef class Sender(LaneEnd):
     cdef const char *payload
     cdef uint64_t payload_left
     cdef uint64_t length
-    cdef Scratch own                # a block that was encoded here, the rest of an aborted one, or notices
+    cdef Scratch own                # a block that was encoded here, the rest of an aborted one, or host frames
     cdef bint blocked               # the socket has been full for a while, and the board says so
     cdef int patience_ms            # until another lane is woken again
     cdef int streak                 # frames since the socket was last full
@@ -78,12 +78,12 @@ cdef class Sender(LaneEnd):
     cdef uint32_t offers            # made on this connection
     cdef bint by_host_read          # the frame being sent is only a header: its block is on loan
     cdef Loans loans
-    cdef Notices notices
+    cdef HostFrames host_frames
     cdef NoteBuffer notes
 
     def __dealloc__(self):
         free(self.own.bytes)
-        free(self.notices.frames)
+        free(self.host_frames.frames)
 
     def attach(self, int fd, *, bytes whereabouts=b"", bint host_read=False):
         """Serve this connection; see LaneEnd."""
@@ -93,8 +93,9 @@ cdef class Sender(LaneEnd):
         self.segments.forget_offers()
         self.same_host_verified = False
         posix.atomic_store_u32(&self.board.shared.same_host_verified, 0)
-        if self.same_host_suspected and add_notice(&self.notices, INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES):
-            raise MemoryError
+        if self.same_host_suspected:
+            if add_host_frame(&self.host_frames, INTRODUCTION, 0, self.whereabouts, WHEREABOUTS_BYTES) != 0:
+                raise MemoryError
         begin_report(&self.report, fd)
         self.far = is_far(&self.report)
         memset(&self.board.shared.budget, 0, sizeof(InflightBudget))  # another edge, another link
@@ -109,7 +110,7 @@ cdef class Sender(LaneEnd):
             self.board.leave(self.job.op)
         self.entered = self.pending = False
         self.header_left = self.payload_left = 0
-        self.loans.count = self.notices.nbytes = self.notes.nbytes = 0
+        self.loans.count = self.host_frames.nbytes = self.notes.nbytes = 0
         self.by_host_read = False
         LaneEnd.detach(self)
         if self.board.has_work():
@@ -118,8 +119,15 @@ cdef class Sender(LaneEnd):
     def withdraw(self, uint32_t segment):
         """Tell the neighbour to unmap a segment, if it was offered."""
         cdef MappedSegment *mapped = self.segments.find(segment)
-        if mapped != NULL and mapped.serial and add_notice(&self.notices, WITHDRAWAL, segment, NULL, 0):
+        if mapped != NULL and mapped.serial and add_host_frame(&self.host_frames, WITHDRAWAL, segment, NULL, 0):
             raise MemoryError
+
+    def serve(self):
+        """Move frames until there is something for Python to do; returns its code."""
+        cdef int code
+        with nogil:
+            code = self.run()
+        return code
 
     cdef int run(self) noexcept nogil:
         cdef int code = GO_ON
@@ -134,8 +142,10 @@ cdef class Sender(LaneEnd):
             if self.readable and self.same_host_suspected:
                 code = self.read_notes()
             elif self.header_left == 0 and self.payload_left == 0:
-                if self.notices.nbytes:
-                    self.send_notices()
+                if self.host_frames.nbytes:
+                    code = self.send_host_frames()
+                    if code:
+                        return code
                     continue
                 if self.loans.count == LOANS_MAX:
                     self.wait_for_return()
@@ -146,7 +156,9 @@ cdef class Sender(LaneEnd):
                         continue
                     self.taken_ns = now_ns()
                     if self.would_be_last():
-                        self.put_back()
+                        code = self.put_back()
+                        if code:
+                            return code
                         continue
                 code = self.prepare()
             else:
@@ -182,13 +194,17 @@ cdef class Sender(LaneEnd):
             self.declining_ns = self.taken_ns
         return <uint64_t> (self.taken_ns - self.declining_ns) < BACKLOG_FRAMES * mine
 
-    cdef void put_back(self) noexcept nogil:
+    cdef int put_back(self) noexcept nogil:
         """Leave the block to faster lanes. This lane is marked as blocked, not as idle, so it is not woken for it."""
+        cdef bint has_room
         self.set_blocked(True)
-        self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.has_crc)
+        has_room = self.board.push(self.job.op, self.job.hop, self.job.block, self.job.crc, self.job.has_crc)
         self.board.leave(self.job.op)
+        if not has_room:
+            return self.end(0, b"the queue of ready blocks is full")
         self.sleep(RECRUIT_MS)
         self.set_blocked(False)
+        return GO_ON
 
     cdef int prepare(self) noexcept nogil:
         """Begin the frame of the block in `job`."""
@@ -219,9 +235,11 @@ cdef class Sender(LaneEnd):
         """Find the bytes to send. Of a quantized operation they lie in its area; the own chunk is encoded now."""
         cdef Op *op = self.job.op
         cdef bint coded = op.quantizer.bits and self.job.hop
-        cdef uint32_t segment = op.area_segment if coded else op.recv_segment if self.job.hop else op.send_segment
+        cdef uint32_t segment = op.asked.recv_segment if self.job.hop else op.asked.send_segment
         cdef uint64_t begin, end
         cdef char *base
+        if coded:
+            segment = op.asked.area_segment
         self.mapped = self.segments.find(segment)
         if self.mapped == NULL:
             self.wanted = segment
@@ -230,10 +248,10 @@ cdef class Sender(LaneEnd):
         block_range(&op.plan, chunk, self.job.block, &begin, &end)
         check(end <= op.plan.count, "a block that is sent lies within its tensor")
         if coded:
-            self.payload = base + op.area_offset + coded_offset(&op.quantizer, &op.plan, chunk, self.job.block)
+            self.payload = base + op.asked.area_offset + coded_offset(&op.quantizer, &op.plan, chunk, self.job.block)
             self.length = self.payload_left = coded_bytes(&op.quantizer, end - begin)
             return GO_ON
-        self.payload = base + (op.recv_offset if self.job.hop else op.send_offset) + begin * op.itemsize
+        self.payload = base + (op.asked.recv_offset if self.job.hop else op.asked.send_offset) + begin * op.itemsize
         if op.quantizer.bits:
             return self.encode(self.payload, end - begin)
         self.length = self.payload_left = (end - begin) * op.itemsize
@@ -243,13 +261,13 @@ cdef class Sender(LaneEnd):
         """Save the own chunk, which the result will overwrite. It is read now anyway, which saves 5 % of the time."""
         cdef Op *op = self.job.op
         cdef char *backup
-        if self.job.hop or self.by_host_read or op.quantizer.bits or not op.flags & BACKED_UP:
+        if self.job.hop or self.by_host_read or op.quantizer.bits or not op.asked.flags & BACKED_UP:
             return GO_ON
-        backup = self.segments.base_of(op.backup_segment)
+        backup = self.segments.base_of(op.asked.backup_segment)
         if backup == NULL:
-            self.wanted, self.payload_left = op.backup_segment, 0
+            self.wanted, self.payload_left = op.asked.backup_segment, 0
             return UNMAPPED
-        save_block(&op.plan, op.itemsize, chunk, self.job.block, self.payload, backup + op.backup_offset)
+        save_block(&op.plan, op.itemsize, chunk, self.job.block, self.payload, backup + op.asked.backup_offset)
         return GO_ON
 
     cdef int encode(self, const char *values, uint64_t count) noexcept nogil:
@@ -317,7 +335,7 @@ cdef class Sender(LaneEnd):
         if self.blocked:
             self.set_blocked(False)
         if self.length == 0:
-            return GO_ON  # the frame was a notice
+            return GO_ON  # the frame was a host frame
         self.count.payload_bytes += self.length
         self.count.frames += 1
         if self.by_host_read:
@@ -346,16 +364,18 @@ cdef class Sender(LaneEnd):
         if not self.host_read or self.mapped == NULL or self.mapped.serial or self.length < HOST_READ_BYTES_MIN:
             return GO_ON
         self.offers += 1
-        if add_offer(&self.notices, self.mapped, self.offers, self.pid) != 0:
+        if add_offer(&self.host_frames, self.mapped, self.offers, self.pid) != 0:
             return self.end(posix.ENOMEM, b"")
         return GO_ON
 
-    cdef void send_notices(self) noexcept nogil:
-        """Begin to send the notices, from memory of this process, which is free between two blocks."""
-        if reserve(&self.own, self.notices.nbytes) == 0:
-            memcpy(self.own.bytes, self.notices.frames, self.notices.nbytes)
-            self.payload, self.payload_left, self.length = self.own.bytes, self.notices.nbytes, 0
-        self.notices.nbytes = 0
+    cdef int send_host_frames(self) noexcept nogil:
+        """Begin to send the host_frames, from memory of this process, which is free between two blocks."""
+        if reserve(&self.own, self.host_frames.nbytes) != 0:
+            return self.end(posix.ENOMEM, b"")
+        memcpy(self.own.bytes, self.host_frames.frames, self.host_frames.nbytes)
+        self.payload, self.payload_left, self.length = self.own.bytes, self.host_frames.nbytes, 0
+        self.host_frames.nbytes = 0
+        return GO_ON
 
     cdef int read_notes(self) noexcept nogil:
         """Read what the neighbour says about blocks and memory."""

@@ -12,7 +12,7 @@ import os
 import socket
 
 from pccl._core.dataplane.inflight import FAR_ROUND_TRIP_US
-from pccl._core.dataplane.lane import LANE_ENDED, LANE_FAULT, LANE_NOTICE, LANE_UNMAPPED
+from pccl._core.dataplane.lane import LANE_ENDED, LANE_FAULT, LANE_HOST_FRAME, LANE_UNMAPPED
 from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
 from pccl._core.protocol.codec import pack, unpack
@@ -72,9 +72,9 @@ class LaneWorker:
                 self._report(self._lane.problem)
             elif code == LANE_UNMAPPED:
                 self._map(self._lane.wanted)
-            elif code == LANE_NOTICE:
+            elif code == LANE_HOST_FRAME:
                 assert isinstance(self._lane, Receiver)
-                self._lane.answer_notice()
+                self._lane.answer_host_frame()
             elif code == LANE_FAULT:
                 assert self._fault is not None
                 self._fault.visits_left = 1

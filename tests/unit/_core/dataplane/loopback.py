@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pccl._core.dataplane.board import BOARD_BYTES, FLAG_BACKED_UP, Board
-from pccl._core.dataplane.lane import LANE_ENDED, LANE_MAIL, LANE_NOTICE, LANE_UNMAPPED
+from pccl._core.dataplane.lane import LANE_ENDED, LANE_MAIL, LANE_HOST_FRAME, LANE_UNMAPPED
 from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
 from pccl._core.kernels.arithmetic import crc32c_of
@@ -157,8 +157,8 @@ class Worker:
             if code == LANE_ENDED:
                 self.problems.append(self.lane.problem)
                 self._detach()
-            elif code == LANE_NOTICE:
-                self.lane.answer_notice()
+            elif code == LANE_HOST_FRAME:
+                self.lane.answer_host_frame()
             elif code == LANE_UNMAPPED:
                 self.wanted.append(self.lane.wanted)
                 assert self.mapping_allowed.wait(PATIENCE)

@@ -396,7 +396,7 @@ def test_a_block_in_memory_that_was_never_offered_ends_the_connection(borrower: 
     ],
     ids=["unknown kind", "withdrawal with a body", "no segment", "damaged"],
 )
-def test_a_senseless_notice_ends_the_connection(borrower: Borrower, data: bytes) -> None:
+def test_a_senseless_host_frame_ends_the_connection(borrower: Borrower, data: bytes) -> None:
     borrower.into.sendall(data)
     eventually(lambda: borrower.member.problems)
 

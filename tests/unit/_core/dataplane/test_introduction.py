@@ -85,7 +85,7 @@ def test_a_sender_that_is_not_believed_goes_on_with_checksums() -> None:
     [
         (frame(0, 0, 0, 0, WHEREABOUTS[1:], kind=INTRODUCTION), "a frame of no known kind"),
         (frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, segment=9), "a frame of no known kind"),
-        (frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, crc=1), "a notice whose checksum is wrong"),
+        (frame(0, 0, 0, 0, WHEREABOUTS, kind=INTRODUCTION, crc=1), "a host frame whose checksum is wrong"),
     ],
 )
 def test_a_senseless_introduction_ends_the_connection(data: bytes, problem: str) -> None:

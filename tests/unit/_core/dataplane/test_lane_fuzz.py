@@ -75,7 +75,7 @@ class Stream:
         self.payload_bytes = sum(len(one) - HEADER_BYTES for one in self.frames)
         harms: list[Callable[[], None]] = [
             *(self._flip, self._rewrite, self._cut, self._repeat, self._reorder, self._omit),
-            *(self._insert_garbage, self._insert_notice, self._lend, self._offer),
+            *(self._insert_garbage, self._insert_host_frame, self._lend, self._offer),
         ]
         for harm in chance.choices(harms, k=chance.randint(0, 4)):
             harm()
@@ -131,8 +131,8 @@ class Stream:
     def _insert_garbage(self) -> None:
         self.frames.insert(self._index(), self._chance.randbytes(self._chance.randint(1, 10_000)))
 
-    def _insert_notice(self) -> None:
-        """Insert a notice frame of any kind, with a body that fits or does not."""
+    def _insert_host_frame(self) -> None:
+        """Insert a host frame of any kind, with a body that fits or does not."""
         kind = self._chance.choice((OFFER, WITHDRAWAL, INTRODUCTION, INTRODUCTION + 1, 0xFFFF))
         body = self._chance.choice((b"", WHEREABOUTS, self._chance.randbytes(OFFERED.size), b"x" * 5000))
         segment = self._chance.choice((0, LENDABLE, 0xFFFFFFFF))
