@@ -24,6 +24,8 @@ import pccl
 from pccl import Attribute, ReduceOp
 from pccl.errors import PeerLostError, TooFewPeersError
 
+from .status_view import count
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -127,8 +129,9 @@ class Bench:
         world, before = self._world(), self._known_world
         self._known_world = world
         if world != before and self._began is not None:
-            who = f"{abs(world - before)} peer{'' if abs(world - before) == 1 else 's'}"
-            self._say(f"{who} {'joined' if world > before else 'was lost between two reduces'}; {world} peers continue")
+            number = abs(world - before)
+            lost = f"{'was' if number == 1 else 'were'} lost between two reduces"
+            self._say(f"{count(number, 'peer')} {'joined' if world > before else lost}; {world} peers continue")
 
     def _world(self) -> int:
         return self._peer.get_attribute(Attribute.LOCAL_WORLD_SIZE)

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from .demo_view import Row, View, plot
+from .demo_view import PeerRow, View, plot
 from .options import exit_codes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class DemoRun:
         self._address = ""
         self._master: subprocess.Popen[bytes] | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, PeerRow] = {}
         self._ring: list[int] = []
         self._marks: dict[str, float] = {}
         self._ends = False  # rings that shrink because peers end are not reported
@@ -106,7 +106,7 @@ class DemoRun:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         if len(self._rows) > len(self._processes):
             self._marks[f"{name} starts"] = self._view.elapsed
-        row = self._rows[name] = Row(name, process.pid)
+        row = self._rows[name] = PeerRow(name, process.pid)
         self._processes[name] = process
         self._listen(process, lambda message: self._on_peer_line(row, message))
         self._view.say(f"peer {name} starts")
@@ -186,7 +186,7 @@ class DemoRun:
             self._ring = [int(peer) for peer in found[1].split(", ")]
             self._view.say(f"the master orders a ring of {len(self._ring)}")
 
-    def _on_peer_line(self, row: Row, message: dict[str, Any]) -> None:
+    def _on_peer_line(self, row: PeerRow, message: dict[str, Any]) -> None:
         row.number = message.get("id", row.number)
         row.state = message.get("state", row.state)
         row.digest = message.get("digest", row.digest)

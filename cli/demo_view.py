@@ -23,7 +23,7 @@ WIDTHS = (4, 8, 5, 9, 8, 6, 34)
 
 
 @dataclass
-class Row:
+class PeerRow:
     """The latest report of one peer."""
 
     name: str
@@ -69,7 +69,7 @@ class View:
         else:
             click.echo(line)
 
-    def draw(self, rows: Iterable[Row], ring: str, *, at_end: bool = False) -> None:
+    def draw(self, rows: Iterable[PeerRow], ring: str, *, at_end: bool = False) -> None:
         """Draw the table over the previous one; in a pipe only at the end."""
         now = time.monotonic()
         if not at_end and (not self._live or now - self._drawn_at < REDRAW_SECONDS):
@@ -87,14 +87,14 @@ def _line(cells: tuple[str, ...]) -> str:
     return "  ".join((first.strip().ljust(WIDTHS[0]), *numbers, last.strip()))
 
 
-def _styled(row: Row) -> str:
+def _styled(row: PeerRow) -> str:
     line = _line(row.cells())
     if row.is_gone:
         return click.style(line, fg="red")
     return click.style(line, fg="green") if row.state == "done" else line
 
 
-def plot(rows: Iterable[Row], path: Path, marks: dict[str, float]) -> str:
+def plot(rows: Iterable[PeerRow], path: Path, marks: dict[str, float]) -> str:
     """Plot the loss of all peers over time, with the events. Returns where the plot is, or how to get it."""
     try:
         import matplotlib as mpl

@@ -15,7 +15,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def render(run: dict[str, Any], address: str) -> str:
     """The whole page."""
     head = (
-        f"run {run['run'][:12]} at {address}, pccl {run['version']} (wire {run['wire_version']}), "
+        f"run {run['run'][:12]} at {address}, pccl {run['version']} (protocol {run['protocol_version']}), "
         f"up {duration(run['uptime_seconds'])}, round {run['round']}, "
         f"{count(run['world'], 'peer')} in {count(run['groups_count'], 'group')}"
     )

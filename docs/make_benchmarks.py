@@ -94,8 +94,9 @@ SECTIONS = (
     ),
     Section(
         "Over a wide-area link",
-        "Which share of a link with a delay does one all-reduce use, by round trip and number of connections: directly "
-        "after another one, and after an idle time?",
+        "Two peers in two network namespaces, over an emulated link of 1 Gbit/s with real TCP (`benchmarks/box`): "
+        "which share of it does one all-reduce use, by round trip and number of connections, directly after "
+        "another one, and after an idle time?",
         "wan",
         wan_tables.connections,
         "connections",
@@ -103,7 +104,8 @@ SECTIONS = (
     ),
     Section(
         "Over a wide-area link, next to Gloo",
-        "The same link, with a smaller tensor, and Gloo in the same rounds.",
+        "The same two peers and the same link, with a smaller tensor. Gloo and pccl take turns in the same "
+        "rounds; times are medians.",
         "wan",
         wan_tables.contenders,
         "gloo",

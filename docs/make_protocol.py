@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pccl._core.master import master_state
 from pccl._core.peer import peer_state
-from pccl._core.protocol.codec import BY_OPCODE, WIRE_VERSION
+from pccl._core.protocol.codec import BY_OPCODE, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HEAD = f"""# The protocol, version {WIRE_VERSION}
+HEAD = f"""# The protocol, version {PROTOCOL_VERSION}
 
 Printed from the tables in the code by `docs/make_protocol.py`.
 
@@ -51,9 +51,9 @@ with the reason why there is no membership; a message of the master that is not 
 def render() -> str:
     """Return the whole page."""
     rows = []
-    for opcode, layout in sorted(BY_OPCODE.items()):
-        fields = ", ".join(f"`{name}` {kind}" for name, kind in zip(layout.names, layout.types, strict=True))
-        rows.append(f"| `{opcode:#04x}` | {layout.cls.__name__} | {layout.direction} | {fields} | {layout.limit} |\n")
+    for opcode, form in sorted(BY_OPCODE.items()):
+        fields = ", ".join(f"`{name}` {kind}" for name, kind in zip(form.names, form.types, strict=True))
+        rows.append(f"| `{opcode:#04x}` | {form.cls.__name__} | {form.direction} | {fields} | {form.limit} |\n")
     parts = [HEAD, *rows, MASTER, _matrix(master_state.TRANSITIONS), PEER, _matrix(peer_state.TRANSITIONS)]
     return "".join(parts)
 

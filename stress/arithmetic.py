@@ -39,7 +39,7 @@ TOLERANCE = 0.02  # of a quantized sum, for each of its members: half a step of 
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class PlannedReduce:
     """One reduce of a round."""
 
     index: int
@@ -64,14 +64,14 @@ class Operation:
         return self.shared and not (self.in_place or self.in_list or self.quantized)
 
 
-def draw_operations(seed: int, group: int, number: int, places: int) -> list[Operation]:
+def draw_operations(seed: int, group: int, number: int, places: int) -> list[PlannedReduce]:
     """The operations of one round of one group."""
     rng = random.Random(f"{seed} {group} {number}")
     listed = rng.random() < 0.4
     operations = []
     for index in range(rng.randint(1, OPERATIONS_MAX)):
         quantized = rng.random() < 0.3
-        operation = Operation(
+        operation = PlannedReduce(
             index,
             max(rng.choice(COUNTS), places),
             "float32" if quantized else rng.choice(("float32", "int32", "int64")),
@@ -103,7 +103,7 @@ def _pattern(count: int, dtype: str) -> Array:
     return made
 
 
-def contribution(operation: Operation, number: int, place: int, places: int, life: int) -> Array:
+def contribution(operation: PlannedReduce, number: int, place: int, places: int, life: int) -> Array:
     """The contribution of a life."""
     tensor: Array = _pattern(operation.count, operation.dtype).copy()
     tensor += np.array(base_of(life, number, operation.index)).astype(operation.dtype)
@@ -133,7 +133,7 @@ def progress_of(target: Array, places: int) -> tuple[int, float]:
     return most, float(counts[most] / max(counts.sum(), 1))
 
 
-def expected(operation: Operation, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:
+def expected(operation: PlannedReduce, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:
     """The exact result for these participants."""
     members = tuple(who)
     total = sum(base_of(life, number, operation.index) for _, life in members)
@@ -146,7 +146,7 @@ def expected(operation: Operation, number: int, places: int, who: Iterable[tuple
     return result
 
 
-def span_allowed(operation: Operation, number: int, lives: Iterable[int], world: int) -> tuple[float, float]:
+def span_allowed(operation: PlannedReduce, number: int, lives: Iterable[int], world: int) -> tuple[float, float]:
     """The range of a quantized result, given the lives of its known members."""
     known = [base_of(life, number, operation.index) for life in lives]
     unknown = max(world - len(known), 0)
@@ -163,7 +163,7 @@ def checksum(*arrays: Array) -> int:
 
 
 def update_state(
-    weights: Array, notes: Array, operation: Operation, result: Array | None, result_checksum: int
+    weights: Array, notes: Array, operation: PlannedReduce, result: Array | None, result_checksum: int
 ) -> None:
     """Update a state with one result, in place. A quantized result needs no array."""
     if operation.quantized:

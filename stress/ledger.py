@@ -27,7 +27,7 @@ from .arithmetic import (
     OPERATIONS_MAX,
     WEIGHTS,
     Array,
-    Operation,
+    PlannedReduce,
     checksum,
     contribution,
     draw_operations,
@@ -112,7 +112,7 @@ class Ledger:
         elif isinstance(fact, Applied):
             self._judge_move(step, fact)
 
-    def _operation(self, group: int, number: int, index: int) -> Operation:
+    def _operation(self, group: int, number: int, index: int) -> PlannedReduce:
         return draw_operations(self._seed, group, number, self._places)[index]
 
     def _add_violation(self, step: Step, law: str, text: str) -> None:
@@ -120,7 +120,7 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------ reduces
 
-    def _judge_sum(self, step: Step, fact: Reduced, operation: Operation) -> None:
+    def _judge_sum(self, step: Step, fact: Reduced, operation: PlannedReduce) -> None:
         key = step.group, fact.round, fact.index
         where = f"operation {fact.index} of round {fact.round}"
         known = self._sums.get(key)
@@ -143,7 +143,7 @@ class Ledger:
             self._judge_untouched(step, fact, where)
         self._mark_retries(step, fact)
 
-    def _judge_exact(self, step: Step, fact: Reduced, operation: Operation, where: str) -> None:
+    def _judge_exact(self, step: Step, fact: Reduced, operation: PlannedReduce, where: str) -> None:
         if fact.world and fact.world != len(fact.who):
             self._add_violation(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.who)} took part")
         others = [life for place, life in fact.who if self._homes.get(life) != (step.group, place)]
@@ -154,7 +154,7 @@ class Ledger:
             text = f"{where}: {list(fact.who)} make {wanted:08x}, the result is {fact.after:08x}"
             self._add_violation(step, "sums", text)
 
-    def _judge_restored(self, step: Step, fact: Reduced, operation: Operation) -> None:
+    def _judge_restored(self, step: Step, fact: Reduced, operation: PlannedReduce) -> None:
         where = f"attempt {fact.attempt} at operation {fact.index} of round {fact.round}"
         if fact.after != fact.before:
             self._add_violation(

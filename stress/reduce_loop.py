@@ -30,7 +30,7 @@ from pccl import (
     TooFewPeersError,
 )
 
-from .arithmetic import Array, Operation, checksum, contribution, draw_operations, participants_of, progress_of
+from .arithmetic import Array, PlannedReduce, checksum, contribution, draw_operations, participants_of, progress_of
 from .records import REDUCE, Reduced, Task
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ ALONE = Result.TOO_FEW_PEERS.value
 
 
 @dataclass(slots=True)
-class PendingReduce:
+class Attempt:
     """One attempt at an operation."""
 
-    operation: Operation
+    operation: PlannedReduce
     attempt: int
     source: Array
     target: Array  # the same if the operation is in place
@@ -61,10 +61,10 @@ class PendingReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReduceOutcome:
     """The result of an operation."""
 
-    operation: Operation
+    operation: PlannedReduce
     tensor: Array
     checksum: int
 
@@ -76,10 +76,10 @@ class ReduceRound:
         self._task = task
         self._step_log = step_log
         self._exhibits = exhibits
-        self._results: list[Outcome] = []
+        self._results: list[ReduceOutcome] = []
         self._number = 0
 
-    def run(self, membership: Communicator, number: int) -> list[Outcome]:
+    def run(self, membership: Communicator, number: int) -> list[ReduceOutcome]:
         """Make the operations of this round. A peer that is alone skips the rest of them."""
         task = self._task
         self._number = number
@@ -95,9 +95,9 @@ class ReduceRound:
 
     # ------------------------------------------------------------------------------------------ one by one
 
-    def _run_async(self, membership: Communicator, operations: list[Operation]) -> None:
+    def _run_async(self, membership: Communicator, operations: list[PlannedReduce]) -> None:
         waiting = deque((operation, 1) for operation in operations)
-        in_flight: deque[PendingReduce] = deque()
+        in_flight: deque[Attempt] = deque()
         alone = False
         while waiting or in_flight:
             if waiting and len(in_flight) < IN_FLIGHT and not alone:
@@ -117,7 +117,7 @@ class ReduceRound:
         if alone:
             raise TooFewPeersError(Result.TOO_FEW_PEERS, REDUCE, "this peer is alone")
 
-    def _prepare(self, operation: Operation, attempt: int) -> PendingReduce:
+    def _prepare(self, operation: PlannedReduce, attempt: int) -> Attempt:
         task = self._task
         values = contribution(operation, self._number, task.place, task.places, task.life)
         source = _tensor(operation)
@@ -125,9 +125,9 @@ class ReduceRound:
         target = source if operation.in_place else _tensor(operation)
         if operation.shows_progress:
             target.fill(0)
-        return PendingReduce(operation, attempt, source, target, checksum(source), time.monotonic_ns())
+        return Attempt(operation, attempt, source, target, checksum(source), time.monotonic_ns())
 
-    def _launch(self, membership: Communicator, operation: Operation, attempt: int) -> PendingReduce:
+    def _launch(self, membership: Communicator, operation: PlannedReduce, attempt: int) -> Attempt:
         pending = self._prepare(operation, attempt)
         try:
             pending.handle = membership.all_reduce_async(
@@ -144,7 +144,7 @@ class ReduceRound:
             raise
         return pending
 
-    def _await(self, pending: PendingReduce, others: Iterable[PendingReduce]) -> int:
+    def _await(self, pending: Attempt, others: Iterable[Attempt]) -> int:
         """Wait for an attempt and report how it ended. Returns its status; raises if the membership has ended."""
         assert pending.handle is not None
         ok, status, info = pending.handle.wait()
@@ -163,7 +163,7 @@ class ReduceRound:
 
     # ------------------------------------------------------------------------------------------ as a list
 
-    def _run_list(self, membership: Communicator, operations: list[Operation]) -> None:
+    def _run_list(self, membership: Communicator, operations: list[PlannedReduce]) -> None:
         prepared = [self._prepare(operation, 0) for operation in operations]
         descriptors = [
             ReduceOpDescriptor.from_numpy(
@@ -191,10 +191,10 @@ class ReduceRound:
 
     # ------------------------------------------------------------------------------------------ what is told
 
-    def _take(self, pending: PendingReduce, world: int) -> None:
+    def _take(self, pending: Attempt, world: int) -> None:
         """Keep and report the result of an operation that succeeded."""
         after = checksum(pending.target)
-        self._results.append(Outcome(pending.operation, pending.target, after))
+        self._results.append(ReduceOutcome(pending.operation, pending.target, after))
         who = () if pending.operation.quantized else participants_of(pending.target, self._task.places)
         span = (float(pending.target.min()), float(pending.target.max())) if pending.operation.quantized else (0.0, 0.0)
         # A source that is not the target is never written: report its checksum of now.
@@ -202,7 +202,7 @@ class ReduceRound:
         fact = Reduced(self._number, pending.operation.index, pending.attempt, True, world, before, after, who, span)
         self._tell(pending, fact)
 
-    def _failed(self, pending: PendingReduce) -> Reduced:
+    def _failed(self, pending: Attempt) -> Reduced:
         """Make the tensor of a failed operation an exhibit; return the fact to report."""
         after = checksum(pending.source)
         exhibit = None
@@ -217,11 +217,11 @@ class ReduceRound:
         fact = Reduced(self._number, operation.index, attempt, False, 0, pending.before, after)
         return replace(fact, exhibit=exhibit, progress=far)
 
-    def _tell(self, pending: PendingReduce, fact: Reduced) -> None:
+    def _tell(self, pending: Attempt, fact: Reduced) -> None:
         self._step_log.record(REDUCE, pending.start_ns, None, None, fact)
 
 
-def _tensor(operation: Operation) -> Array:
+def _tensor(operation: PlannedReduce) -> Array:
     if operation.shared:
         return pccl.empty(operation.count, operation.dtype)
     return np.empty(operation.count, operation.dtype)

@@ -24,7 +24,7 @@ from .records import APPLY, SYNC, Applied, Synced, Task
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .reduce_loop import Outcome
+    from .reduce_loop import ReduceOutcome
     from .step_log import StepLog
 
 WANTED = re.compile(r"checkpoint of revision (\d+)")
@@ -86,7 +86,7 @@ class StateLoop:
             self._step_log.record(SYNC, start_ns, None, None, fact)
             return
 
-    def apply(self, number: int, outcomes: Iterable[Outcome]) -> None:
+    def apply(self, number: int, outcomes: Iterable[ReduceOutcome]) -> None:
         """Update the state with the results of the round's reduces, and report it."""
         before, start_ns = self._checksum(), time.monotonic_ns()
         told = []

@@ -1,7 +1,7 @@
 """Runs the stress test: starts a master and peers, commits the faults of the plan, and replaces dead peers.
 
-One thread, one selector. Reports of processes go to the `Judge`; the `Watcher` reads /proc. A run has two phases:
-faults, then peace, in which all peers must reach one world size before they are asked to leave.
+One thread, one selector. Reports of processes go to the `Judge`; the `ProcessWatcher` reads /proc. A run has two
+phases: faults, then peace, in which all peers must reach one world size before they are asked to leave.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .records import ROUNDS, Reduced, Step, Task, Violation
 from .stalls import Stalls
 from .timed_faults import TICK as TIMED_TICK
 from .timed_faults import TimedFaults
-from .watch import Watcher
+from .watch import ProcessWatcher
 from .zygote import Zygote
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Supervisor:
         self.phase = "starting"
         self._show = show
         self._mark = uuid.uuid4().hex
-        self.watcher = Watcher(self._mark, settings.bounds, self._add_violation)
+        self.watcher = ProcessWatcher(self._mark, settings.bounds, self._add_violation)
         self._stalls = Stalls(self.logs / "master.log", settings.bounds, self._add_violation)
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None

@@ -27,7 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 REMAINS_PAUSE = 0.05  # seconds between two checks for processes that are still ending
 
 
-class Watcher:
+class ProcessWatcher:
     """Checks the processes of a run through /proc."""
 
     def __init__(self, mark: str, bounds: Bounds, add_violation: Callable[[str, str], None]) -> None:

@@ -22,7 +22,7 @@ cdef class ReduceRequest:
     cdef uint8_t datatype
     cdef uint8_t op
     cdef uint8_t algorithm          # of quantization; 0: none
-    cdef uint8_t quantized          # datatype on the wire; 0 without quantization
+    cdef uint8_t quantized          # datatype of the codes; 0 without quantization
 
 
 # A reduce between its launch and its outcome.

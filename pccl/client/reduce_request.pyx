@@ -21,7 +21,7 @@ from operator import index
 
 from pccl._core.dataplane.backup cimport backup_bytes, clear
 from pccl._core.dataplane.board cimport BACKED_UP
-from pccl._core.protocol.operations cimport PackedNumbers, PackedOperation, Reduced
+from pccl._core.protocol.operations cimport PackedNumbers, PackedOperation, PackedReduced
 from pccl._core.records cimport blank, offset_of, put
 from pccl.memory.arena cimport Arena, Piece, default
 from pccl.memory.completion_slots cimport Slot
@@ -48,7 +48,7 @@ cdef enum:
 
 assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
 assert sizeof(PackedNumbers) == NUMBERS.size
-assert sizeof(Reduced) == REDUCED.size + NUMBERS.size
+assert sizeof(PackedReduced) == REDUCED.size + NUMBERS.size
 
 
 # --- The request ---------------------------------------------------------------------------------------------------
@@ -423,10 +423,10 @@ for _position, _name in enumerate(ReduceInfo.__match_args__):
 
 cdef info_of(bytes payload, PackedNumbers *numbers):
     """The ReduceInfo of a successful reduce; `numbers` becomes those of the world in which it ran."""
-    cdef Reduced said
-    if PyBytes_GET_SIZE(payload) != sizeof(Reduced):
-        raise ValueError(f"the actor answered a reduce with {PyBytes_GET_SIZE(payload)} bytes, not {sizeof(Reduced)}")
-    memcpy(&said, PyBytes_AS_STRING(payload), sizeof(Reduced))
+    cdef PackedReduced said
+    if PyBytes_GET_SIZE(payload) != sizeof(PackedReduced):
+        raise ValueError(f"a reduce was answered with {PyBytes_GET_SIZE(payload)} bytes, not {sizeof(PackedReduced)}")
+    memcpy(&said, PyBytes_AS_STRING(payload), sizeof(PackedReduced))
     numbers[0] = said.numbers
     info = blank(ReduceInfo)
     put(info, offsets[0], said.world)

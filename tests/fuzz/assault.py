@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pccl._core.protocol.codec import WIRE_VERSION, WireError, decode
+from pccl._core.protocol.codec import PROTOCOL_VERSION, CodecError, decode
 from pccl._core.protocol.messages import TO_CALLER, TO_OPERATOR, TO_PEER
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import FrameError, FrameReader
@@ -41,7 +41,7 @@ class Attacker:
         self.frames = 0
         self._session = session
         self._unsent = b""
-        self._reader = FrameReader({**TO_CALLER, **TO_PEER, **TO_OPERATOR}, WIRE_VERSION)
+        self._reader = FrameReader({**TO_CALLER, **TO_PEER, **TO_OPERATOR}, PROTOCOL_VERSION)
         self._go_on(None)
 
     def ready(self) -> None:
@@ -52,7 +52,7 @@ class Attacker:
             heard = [decode(opcode, body) for opcode, body in self._reader.feed(data)]
         except BlockingIOError:
             return
-        except (OSError, FrameError, WireError):
+        except (OSError, FrameError, CodecError):
             self.over = True
             return
         for message in heard:

@@ -10,7 +10,7 @@ import random
 import struct
 from typing import Any
 
-from pccl._core.protocol.codec import BY_CLASS, BY_OPCODE, FIXED, SIZED, WIRE_VERSION, encode
+from pccl._core.protocol.codec import BY_CLASS, BY_OPCODE, FIXED, PROTOCOL_VERSION, SIZED, encode
 from pccl.actors.io.framing import HEADER_BYTES, frame
 
 EDGES = (0, 1, 2, 0x7F, 0xFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
@@ -36,7 +36,7 @@ class Drawing:
 
     def framed(self, message: Any) -> bytes:
         """Return the message as a frame, not corrupted."""
-        return frame(*encode(message), WIRE_VERSION)
+        return frame(*encode(message), PROTOCOL_VERSION)
 
     def any_frame(self) -> bytes:
         """Return a well-formed frame of any message in the table, legal at this point or not."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pccl._core.protocol.codec import WIRE_VERSION, decode, encode
+from pccl._core.protocol.codec import PROTOCOL_VERSION, decode, encode
 from pccl._core.protocol.handshake import Caller
 from pccl._core.protocol.messages import TO_CALLER, TO_PEER, JoinLane, Register, Welcome
 from pccl.actors.io.addresses import parse_address
@@ -23,7 +23,7 @@ from .helpers import BOUND
 M = TypeVar("M")
 
 
-def framed(message: Any, version: int = WIRE_VERSION) -> bytes:
+def framed(message: Any, version: int = PROTOCOL_VERSION) -> bytes:
     """Return a message as a frame."""
     return frame(*encode(message), version)
 
@@ -34,7 +34,7 @@ class RawClient:
     def __init__(self, address: str, token: bytes = b"") -> None:
         self._socket = socket.create_connection(parse_address(address), timeout=BOUND)
         self._token = token
-        self._reader = FrameReader({**TO_CALLER, **TO_PEER}, WIRE_VERSION)
+        self._reader = FrameReader({**TO_CALLER, **TO_PEER}, PROTOCOL_VERSION)
         self._heard: list[Any] = []
         self.sent = b""  # everything, for a replay
 

@@ -23,7 +23,7 @@ import torch
 
 from pccl import Communicator, MasterNode, ReduceOp, SharedState, TensorInfo
 from pccl._core.master.events import PeerSaid, PeerWent
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.messages import ClientHello, EdgeLost, ReduceFailed
 from pccl._core.protocol.outcomes import KIND_PLAIN
 from pccl.actors.io.addresses import parse_address
@@ -180,7 +180,9 @@ def test_tokens_that_differ(theirs: str, ours: str) -> None:
 @explains("Different releases")
 def test_a_master_of_another_release() -> None:
     """Goal: both versions are named."""
-    with listening(lambda connection: connection.sendall(framed(ClientHello(bytes(32)), WIRE_VERSION + 1))) as address:
+    with listening(
+        lambda connection: connection.sendall(framed(ClientHello(bytes(32)), PROTOCOL_VERSION + 1))
+    ) as address:
         check("Different releases", fail_to_connect(address))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.peer.events import StateFetched, StateUnfetched
-from pccl._core.protocol.codec import WIRE_VERSION, decode
+from pccl._core.protocol.codec import PROTOCOL_VERSION, decode
 from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
 from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState, Refused
 from pccl._core.protocol.sources import Source
@@ -187,7 +187,7 @@ class Liar:
     def _shake_hands(self, sock: socket.socket) -> None:
         pending = PendingConnections(TOKEN, JoinState, lambda: os.urandom(32), 10**12, 8)
         pending.arrived(1, "here", 0)
-        reader = FrameReader(HANDSHAKE_TO_PEER, WIRE_VERSION)
+        reader = FrameReader(HANDSHAKE_TO_PEER, PROTOCOL_VERSION)
         while 1 in pending:
             data = sock.recv(65536)
             if not data:

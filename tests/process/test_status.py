@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pccl import Attribute, MasterNode
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.master.master_actor import REPORT_NS
@@ -71,7 +71,7 @@ def test_a_run_is_described(master: MasterNode) -> None:
         eventually(lambda: ask(master)["votes"], "the vote is there")
         run = ask(master)
 
-        assert run["wire_version"] == WIRE_VERSION
+        assert run["protocol_version"] == PROTOCOL_VERSION
         assert re.fullmatch(r"\d+\.\d+.*", run["version"])
         groups = {member.peer_id: group for member, group in zip(peers, (0, 0, 4), strict=True)}
         assert {peer["id"]: peer["group"] for peer in run["peers"]} == groups

@@ -22,7 +22,7 @@ from functools import partial
 import pytest
 
 from pccl import Attribute, Communicator, Result
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.messages import Challenge, ClientHello, JoinLane, Refused, Registered, Welcome, Wired
 from pccl._core.records import replace
 from pccl.actors.io.addresses import parse_address
@@ -195,12 +195,12 @@ def test_another_version_is_told_both_versions(run: HealthyRun) -> None:
     """Goal: a caller with another version gets the versions of both sides in the refusal."""
     for port, address in run.ports.items():
         with RawClient(address) as client:
-            client.send(framed(ClientHello(bytes(32)), version=WIRE_VERSION + 1))
+            client.send(framed(ClientHello(bytes(32)), version=PROTOCOL_VERSION + 1))
             refused = client.hear(Refused)
 
         assert refused.result == Result.INVALID_USAGE.value
-        assert f"version {WIRE_VERSION}" in refused.reason
-        assert str(WIRE_VERSION + 1) in refused.reason
+        assert f"version {PROTOCOL_VERSION}" in refused.reason
+        assert str(PROTOCOL_VERSION + 1) in refused.reason
         eventually(lambda: run.lines(port, "version") == [("WARNING", 1)], "it is counted")  # noqa: B023
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pccl._core.master.status_report import report_pages
 from pccl._core.peer.events import AppGone, WorkerDied
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,
@@ -96,7 +96,7 @@ class Faults:
         world = self._world
         state = world.master.state
         before = state.next_deadline_ns, len(state.story)
-        pages = report_pages(state, world.clock.now_ns, version="simulated", wire_version=WIRE_VERSION)
+        pages = report_pages(state, world.clock.now_ns, version="simulated", protocol_version=PROTOCOL_VERSION)
         report = json.loads(b"".join(page.text for page in pages))
         assert report["world"] == len(state.members.accepted), f"a report of {report['world']} members"
         assert before == (state.next_deadline_ns, len(state.story)), "a report changed the master"

@@ -25,7 +25,7 @@ from .backup cimport save_block
 from .block_reduce cimport encode_pieces
 from .board cimport ABORTED, BACKED_UP, Job, Op, lane_bit
 from .host_read cimport (
-    HOST_READ_BYTES_MIN, INTRODUCED, LOANS_MAX, NOTE_MAGIC, Loan, Loans, Note, NoteBuffer, HostFrames, add_host_frame,
+    HOST_READ_BYTES_MIN, INTRODUCED, LOANS_MAX, NOTE_MAGIC, HostFrames, Loan, Loans, Note, NoteBuffer, add_host_frame,
     add_offer, lend, receive_notes, remove_notes, take_back
 )
 from .inflight cimport (
@@ -131,40 +131,29 @@ cdef class Sender(LaneEnd):
 
     cdef int run(self) noexcept nogil:
         cdef int code = GO_ON
-        while True:
+        while code == GO_ON:
             if self.has_mail():
                 return MAIL
             if self.connection < 0:
                 self.sleep(-1)
-                continue
-            if self.closed:
-                return self.end(0, b"closed by the other side")
-            if self.readable and self.same_host_suspected:
+            elif self.closed:
+                code = self.end(0, b"closed by the other side")
+            elif self.readable and self.same_host_suspected:
                 code = self.read_notes()
-            elif self.header_left == 0 and self.payload_left == 0:
-                if self.host_frames.nbytes:
-                    code = self.send_host_frames()
-                    if code:
-                        return code
-                    continue
-                if self.loans.count == LOANS_MAX:
-                    self.wait_for_return()
-                    continue
-                if not self.pending:
-                    if not self.board.take(&self.job):
-                        self.wait_for_work()
-                        continue
-                    self.taken_ns = now_ns()
-                    if self.would_be_last():
-                        code = self.put_back()
-                        if code:
-                            return code
-                        continue
-                code = self.prepare()
-            else:
+            elif self.header_left or self.payload_left:
                 code = self.transmit()
-            if code:
-                return code
+            elif self.host_frames.nbytes:
+                code = self.send_host_frames()
+            elif self.loans.count == LOANS_MAX:
+                self.wait_for_return()
+            elif self.pending:
+                code = self.prepare()
+            elif not self.board.take(&self.job):
+                self.wait_for_work()
+            else:
+                self.taken_ns = now_ns()
+                code = self.put_back() if self.would_be_last() else self.prepare()
+        return code
 
     cdef void wait_for_work(self) noexcept nogil:
         """Sleep until there is work. The idle bit is set before the last check, so no wake-up can be missed."""
@@ -235,11 +224,11 @@ cdef class Sender(LaneEnd):
         """Find the bytes to send. Of a quantized operation they lie in its area; the own chunk is encoded now."""
         cdef Op *op = self.job.op
         cdef bint coded = op.quantizer.bits and self.job.hop
-        cdef uint32_t segment = op.asked.recv_segment if self.job.hop else op.asked.send_segment
+        cdef uint32_t segment = op.asked.send_segment
         cdef uint64_t begin, end
         cdef char *base
-        if coded:
-            segment = op.asked.area_segment
+        if self.job.hop:
+            segment = op.asked.area_segment if coded else op.asked.recv_segment
         self.mapped = self.segments.find(segment)
         if self.mapped == NULL:
             self.wanted = segment
@@ -283,14 +272,12 @@ cdef class Sender(LaneEnd):
         return GO_ON
 
     cdef void write_header(self, uint32_t chunk) noexcept nogil:
-        self.header.magic = FRAME_MAGIC
-        self.header.hop = self.job.hop
+        self.header.magic, self.header.hop = FRAME_MAGIC, self.job.hop
         self.header.kind = HOST_READ if self.by_host_read else PLAIN if self.same_host_verified else BLOCK
         self.header.sequence = self.job.op.sequence
         self.header.segment = self.mapped.segment if self.by_host_read else 0
         self.header.offset = self.payload - self.mapped.base if self.by_host_read else 0
-        self.header.chunk = chunk
-        self.header.block = self.job.block
+        self.header.chunk, self.header.block = chunk, self.job.block
         self.header.length = self.length
         self.header.crc = self.job.crc if self.header.kind == BLOCK else 0
         self.header.header_crc = crc32c(0, &self.header, HEADER_BYTES - 4)

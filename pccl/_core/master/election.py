@@ -95,7 +95,7 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decis
         return Decision(_kick_mixed(votes, popular))
     givers = {peer: vote for peer, vote in votes.items() if vote.strategy != RECEIVE_ONLY}
     if not givers:
-        reason = "every peer of the group called sync_shared_state with RECEIVE_ONLY: nobody would give its state"
+        reason = "every peer of the group called sync_shared_state with RECEIVE_ONLY: no peer may send its state"
         return Decision({}, (INVALID_USAGE, reason))
     whole = {peer: vote for peer, vote in givers.items() if not vote.torn}
     if agreed == NEVER:

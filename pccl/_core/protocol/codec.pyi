@@ -14,13 +14,13 @@ blob = bytes
 bytes16 = bytes
 bytes32 = bytes
 
-WIRE_VERSION: int
+PROTOCOL_VERSION: int
 TEXT_BYTES_MAX: int
 BLOB_BYTES_MAX: int
 FIXED: dict[str, int]
 SIZED: dict[str, int]
 
-class WireError(ValueError): ...
+class CodecError(ValueError): ...
 
 class MessageFormat:
     @property

@@ -5,7 +5,7 @@ A message is declared once, in `messages` or `mailbox`: its opcode, its directio
 decoder, size limit, documentation table, golden bytes and fuzzing all derive from that declaration. The largest size
 of a message follows from its fields, so framing can refuse a length before it allocates anything.
 
-Decoding trusts nothing: a short body, a long body, bad UTF-8, or a flag that is neither 0 nor 1 is a `WireError`.
+Decoding trusts nothing: a short body, a long body, bad UTF-8, or a flag that is neither 0 nor 1 is a `CodecError`.
 No I/O, no clock. Frames (header, checksum, version) are in `framing`.
 """
 
@@ -16,7 +16,7 @@ from libc.string cimport memcpy
 from pccl._core.records cimport blank, fields_of, get as get_field, put as put_field
 from pccl._core.records import record
 
-WIRE_VERSION = 1  # one number for the whole protocol: peers of different versions refuse each other at the first frame
+PROTOCOL_VERSION = 1  # one number for everything: peers of different versions refuse each other at the first frame
 TEXT_BYTES_MAX = 768  # reasons and host names; a longer reason is cut, because only people read it
 BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message of a handshake has one
 
@@ -29,7 +29,7 @@ SIZED = {"text": TEXT_BYTES_MAX, "blob": BLOB_BYTES_MAX}
 cdef dict KINDS = {"flag": FLAG, "bytes16": BYTES, "bytes32": BYTES, "text": TEXT, "blob": BLOB}
 
 
-class WireError(ValueError):
+class CodecError(ValueError):
     """A body that does not parse as the message its opcode names."""
 
 
@@ -123,7 +123,7 @@ cdef bytes as_bytes(MessageFormat form, size_t i, field):
     cdef bytes data = cut_text(field) if form.kinds[i] == TEXT else field if type(field) is bytes else bytes(field)
     cdef size_t size = PyBytes_GET_SIZE(data)
     if size > form.sizes[i] or form.kinds[i] == BYTES and size < form.sizes[i]:
-        raise ValueError(f"{form.cls.__name__}.{form.names[i]} has {size} bytes, the wire takes {form.sizes[i]}")
+        raise ValueError(f"{form.cls.__name__}.{form.names[i]} has {size} bytes, the message takes {form.sizes[i]}")
     return data
 
 
@@ -155,7 +155,7 @@ cdef inline uint8_t *store(uint8_t *at, uint64_t number, size_t size) noexcept n
 
 
 cpdef decode(opcode, bytes body):
-    """The message of this opcode and body. Raises WireError, which says what is wrong with it."""
+    """The message of this opcode and body. Raises CodecError, which says what is wrong with it."""
     return decode_from(opcode, body, 0)
 
 
@@ -169,7 +169,7 @@ cdef decode_from(opcode, bytes data, size_t begin):
         raise TypeError("a message is bytes, not None")
     cdef MessageFormat form = by_opcode.get(opcode)
     if form is None:
-        raise WireError(f"opcode {opcode:#x} is not in the table")
+        raise CodecError(f"opcode {opcode:#x} is not in the table")
     cdef const uint8_t *body = <const uint8_t *> PyBytes_AS_STRING(data) + begin
     cdef size_t length = PyBytes_GET_SIZE(data) - begin
     cdef size_t i, size, offset = 0
@@ -184,7 +184,7 @@ cdef decode_from(opcode, bytes data, size_t begin):
         put_field(value, form.fields.offsets[i], take(form, i, body + offset, size))
         offset += size
     if offset != length:
-        raise WireError(f"{form.cls.__name__} has {length - offset} bytes too many")
+        raise CodecError(f"{form.cls.__name__} has {length - offset} bytes too many")
     return value
 
 
@@ -222,7 +222,7 @@ cdef inline uint64_t load(const uint8_t *at, size_t size) noexcept nogil:
 
 
 cdef broken(MessageFormat form, size_t i, str what):
-    return WireError(f"{form.cls.__name__}.{form.names[i]}: {what}")
+    return CodecError(f"{form.cls.__name__}.{form.names[i]}: {what}")
 
 
 def cut_text(str text not None, Py_ssize_t most=TEXT_BYTES_MAX):

@@ -57,7 +57,7 @@ cdef packed struct PackedNumbers:
 
 
 # The payload of a reduce that succeeded: `events.REDUCED`, then `events.NUMBERS`; a test compares them.
-cdef packed struct Reduced:
+cdef packed struct PackedReduced:
     uint32_t world                  # members that took part
     uint64_t sent                   # bytes
     uint64_t received               # bytes

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from pccl._core.protocol.codec cimport decode, encode_behind
 from pccl.actors.io.framing cimport FRAME_HEADER_BYTES, FrameReader, FrameWriter, seal
 from pccl._core.system cimport posix
-from pccl._core.protocol.codec import WIRE_VERSION, WireError
+from pccl._core.protocol.codec import PROTOCOL_VERSION, CodecError
 from pccl.actors.io.framing import FrameError
 from pccl.options import SEND_QUEUE_BYTES_MAX
 
@@ -40,8 +40,8 @@ cdef class Connection(Watcher):
         self.fd = sock.fileno()
         self.on_message = on_message
         self.on_down = on_down
-        self.reader = FrameReader(limits, WIRE_VERSION, exact)
-        self.writer = FrameWriter(WIRE_VERSION, SEND_QUEUE_BYTES_MAX)
+        self.reader = FrameReader(limits, PROTOCOL_VERSION, exact)
+        self.writer = FrameWriter(PROTOCOL_VERSION, SEND_QUEUE_BYTES_MAX)
         self.wants_write = connecting
         loop.watch(self.fd, self, READABLE | WRITABLE if connecting else READABLE)
 
@@ -144,7 +144,7 @@ cdef class Connection(Watcher):
             self.end("closed", str(error))
         except FrameError as error:
             self.end(error.kind, str(error))
-        except WireError as error:
+        except CodecError as error:
             self.end("body", str(error))
         except OSError as error:
             self.end("error", os.strerror(error.errno or 0))

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.events import DEBUG, INFO, WARNING
 from pccl._core.protocol.handshake import Admit, PendingConnections, Refuse, Say
 from pccl._core.protocol.messages import Refused
@@ -125,7 +125,7 @@ class Listener:
 
     def _broke(self, number: int, kind: str, reason: str) -> None:
         if kind == "version":
-            text = f"this side speaks version {WIRE_VERSION} of pccl's protocol; {reason}"
+            text = f"this side speaks version {PROTOCOL_VERSION} of pccl's protocol; {reason}"
             self._connections[number].send(Refused(INVALID_USAGE, text))
         self._perform(self.pending.refuse(number, kind, reason))
 

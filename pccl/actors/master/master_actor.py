@@ -14,7 +14,7 @@ import socket
 
 from pccl._core.master.events import BeginMoonshot, CancelMoonshot, Dismiss, MoonshotFound, PeerCame, PeerWent, Save
 from pccl._core.master.master_state import MasterState
-from pccl._core.protocol.codec import WIRE_VERSION
+from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.events import DEBUG, ERROR, INFO, Log, Tick
 from pccl._core.protocol.messages import HANDSHAKE_TO_MASTER, TO_MASTER, AskStatus, Kick, Register
 from pccl._core.protocol.outcomes import INVALID_USAGE
@@ -187,7 +187,7 @@ class MasterActor:
 
         connection.become({}, lambda *_: None, lambda *_: None)
         connection.send(welcome)
-        for page in report_pages(self.state, monotonic_ns(), version=self._version, wire_version=WIRE_VERSION):
+        for page in report_pages(self.state, monotonic_ns(), version=self._version, protocol_version=PROTOCOL_VERSION):
             connection.send(page)
         connection.finish(REPORT_NS)
         self._log(DEBUG, f"sent a status report to an operator at {host}")

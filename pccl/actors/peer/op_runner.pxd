@@ -17,4 +17,4 @@ cdef class OpRunner:
 
     cdef _put_up(self)
     cdef _became_drained(self, sequence, worker_set)
-    cdef _call_workers(self)
+    cdef _ask_workers(self)

@@ -9,7 +9,7 @@ let go of it, or its worker set is killed and reaped. If a worker does not let g
 worker set is killed: an abort never waits without a bound.
 
 A worker that was stopped while it held no operation cannot be found that way, but it also makes all peers stall, and
-the peer that times out first need not be the one at fault. So after an abort every worker is called, and must answer.
+the peer that times out first need not be the one at fault. So after an abort every worker is asked, and must answer.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ cdef class OpRunner:
         else:
             self._aborting[sequence] = worker_set
             self._loop.after(0, self.look)
-            self._call_workers()
+            self._ask_workers()
 
     cpdef end(self, sequence):
         """Free the board entry of an operation that has its verdict."""
@@ -121,7 +121,7 @@ cdef class OpRunner:
             grace = f"{ABORT_GRACE_NS // 1_000_000} ms"
             self._feed(WorkerDied(f"a worker did not let go of an aborted operation in {grace}"))
 
-    cdef _call_workers(self):
+    cdef _ask_workers(self):
         if not self._calling:
             self._calling = True
             self._lanes.call()

@@ -40,7 +40,7 @@ DURATION_NS_MAX = 60_000_000_000  # how long a target counts at most: no master 
 REAP_NS = 1_000_000  # a killed process exits within this time
 
 
-class Probe:
+class ProbeEnd:
     """One probe at one of its ends, from the first connection until its worker is reaped."""
 
     def __init__(self, number: int, lanes: int) -> None:
@@ -70,8 +70,8 @@ class Probes:
         self._feed = feed
         self._tell = tell
         self._identity = identity
-        self._own: Probe | None = None
-        self._others: dict[tuple[int, int], Probe] = {}  # (round, source) -> the probe of which this peer is the target
+        self._own: ProbeEnd | None = None
+        self._others: dict[tuple[int, int], ProbeEnd] = {}  # (round, source) -> probe with this peer as its target
         self._killed: set[int] = set()  # pids of workers to be reaped
         self._forked = 0
 
@@ -80,12 +80,12 @@ class Probes:
     def begin(self, action: BeginProbe) -> None:
         """Dial all links; `ProbeDone` follows, but never within this call."""
         identity = self._identity()
-        probe = self._own = Probe(action.round, action.lanes)
+        probe = self._own = ProbeEnd(action.round, action.lanes)
         course = Course(action.milliseconds * 1_000_000, action.milliseconds * 1_000_000 + GRACE_NS)
         for lane in range(action.lanes):
             probe.diallers.append(self._dial(probe, lane, action, course, identity))
 
-    def _dial(self, probe: Probe, lane: int, action: BeginProbe, course: Course, identity: Identity) -> Dialler:
+    def _dial(self, probe: ProbeEnd, lane: int, action: BeginProbe, course: Course, identity: Identity) -> Dialler:
         def hello(proof: bytes) -> JoinProbe:
             ends = (identity.peer, action.target)
             return JoinProbe(proof, identity.run, action.round, *ends, lane, action.lanes, action.milliseconds)
@@ -100,7 +100,7 @@ class Probes:
             timeout_ns=identity.connect_ns,
         )
 
-    def _dialled(self, probe: Probe, lane: int, connection: Connection, course: Course) -> None:
+    def _dialled(self, probe: ProbeEnd, lane: int, connection: Connection, course: Course) -> None:
         sock = connection.detach()
         if probe.over or sock is None or not connection.is_idle():
             if sock is not None:
@@ -117,7 +117,7 @@ class Probes:
             self._drop(self._own)
             self._own = None
 
-    def _own_ended(self, probe: Probe, rate: int, reason: str) -> None:
+    def _own_ended(self, probe: ProbeEnd, rate: int, reason: str) -> None:
         self._drop(probe)
         if self._own is probe:
             self._own = None
@@ -131,7 +131,7 @@ class Probes:
         key = hello.round, hello.source
         probe = self._others.get(key)
         if not reason and probe is None:
-            probe = self._others[key] = Probe(hello.round, hello.lanes)
+            probe = self._others[key] = ProbeEnd(hello.round, hello.lanes)
             limit_ns = self._identity().connect_ns + 2 * GRACE_NS + hello.milliseconds * 1_000_000
             held = probe
             self._loop.after(limit_ns, lambda: self._other_ended(key, held, 0, "it did not end in time"))
@@ -170,7 +170,7 @@ class Probes:
             return "too many peers measure the edge to this peer"
         return ""
 
-    def _other_ended(self, key: tuple[int, int], probe: Probe, rate: int, reason: str) -> None:
+    def _other_ended(self, key: tuple[int, int], probe: ProbeEnd, rate: int, reason: str) -> None:
         if self._others.get(key) is not probe:
             return
         del self._others[key]
@@ -182,7 +182,7 @@ class Probes:
 
     def _fork(
         self,
-        probe: Probe,
+        probe: ProbeEnd,
         kind: str,
         work: Callable[[socket.socket, list[socket.socket], Course], None],
         course: Course,
@@ -223,7 +223,7 @@ class Probes:
         else:
             ended(0, f"{name} ended unexpectedly")
 
-    def _drop(self, probe: Probe) -> None:
+    def _drop(self, probe: ProbeEnd) -> None:
         """End a probe: cancel its diallers, close its connections, kill its worker."""
         if probe.over:
             return

@@ -13,7 +13,7 @@ from tests.unit._core.master.master_harness import SECOND, MasterHarness, of
 
 
 def rendered(harness: MasterHarness, **changes: Any) -> list[str]:
-    run = {"version": "1.2", "wire_version": 1, **status_document(harness.state, harness.now_ns), **changes}
+    run = {"version": "1.2", "protocol_version": 1, **status_document(harness.state, harness.now_ns), **changes}
     return render(run, "10.0.0.7:48148").splitlines()
 
 
@@ -21,7 +21,8 @@ def test_an_empty_run_says_so() -> None:
     """Goal: the text says that the run is empty, so that it does not look like a failed query."""
     lines = rendered(MasterHarness())
 
-    assert lines[0].startswith("run 000102030405 at 10.0.0.7:48148, pccl 1.2 (wire 1), up 0.0 s, round 0, 0 peers in 0")
+    first = "run 000102030405 at 10.0.0.7:48148, pccl 1.2 (protocol 1), up 0.0 s, round 0, 0 peers in 0"
+    assert lines[0].startswith(first)
     assert "no peers: the run is empty" in lines
 
 

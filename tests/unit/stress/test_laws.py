@@ -9,7 +9,7 @@ import pytest
 from pccl.stress.arithmetic import (
     NOTES,
     WEIGHTS,
-    Operation,
+    PlannedReduce,
     ballast_of,
     base_of,
     checksum,
@@ -66,7 +66,7 @@ def facts_of(rounds: int) -> list[Step]:
     return steps
 
 
-def span_of(operation: Operation, number: int) -> tuple[float, float]:
+def span_of(operation: PlannedReduce, number: int) -> tuple[float, float]:
     total = float(sum(base_of(life, number, operation.index) for life in LIVES.values()))
     return total, total + 18
 
@@ -188,7 +188,7 @@ def test_the_list_in_a_result_names_who_took_part() -> None:
 
 def target_of(counts: list[int], *, elements: int = 40_001) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return a target whose chunks have this many contributions, in the ring's order."""
-    operation = Operation(0, elements, "int64", False, False, True, False)
+    operation = PlannedReduce(0, elements, "int64", False, False, True, False)
     borders = [elements * index // len(counts) for index in range(len(counts) + 1)]
     target = np.zeros(elements, np.int64)
     for chunk, count in enumerate(counts):

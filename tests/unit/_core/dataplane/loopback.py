@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pccl._core.dataplane.board import BOARD_BYTES, FLAG_BACKED_UP, Board
-from pccl._core.dataplane.lane import LANE_ENDED, LANE_MAIL, LANE_HOST_FRAME, LANE_UNMAPPED
+from pccl._core.dataplane.lane import LANE_ENDED, LANE_HOST_FRAME, LANE_MAIL, LANE_UNMAPPED
 from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
 from pccl._core.kernels.arithmetic import crc32c_of

@@ -165,7 +165,7 @@ def test_all_receive_only_fails_for_all_and_kicks_nobody() -> None:
 
     assert decision.failure is not None
     assert decision.failure[0] == INVALID_USAGE
-    assert "nobody would give its state" in decision.failure[1]
+    assert "no peer may send its state" in decision.failure[1]
     assert not decision.kicks
 
 

@@ -18,10 +18,10 @@ from pccl._core.protocol.codec import (
     BY_CLASS,
     BY_OPCODE,
     FIXED,
+    PROTOCOL_VERSION,
     SIZED,
     TEXT_BYTES_MAX,
-    WIRE_VERSION,
-    WireError,
+    CodecError,
     cut_text,
     decode,
     encode,
@@ -182,9 +182,9 @@ def test_a_body_of_the_wrong_length_is_refused(opcode: int, value: Any, body: st
     """Goal: no prefix of a message is a message, nor is anything longer."""
     whole = bytes.fromhex(body)
     for length in range(len(whole)):
-        with pytest.raises(WireError, match=type(value).__name__):
+        with pytest.raises(CodecError, match=type(value).__name__):
             decode(opcode, whole[:length])
-    with pytest.raises(WireError, match=type(value).__name__):
+    with pytest.raises(CodecError, match=type(value).__name__):
         decode(opcode, whole + b"\0")
 
 
@@ -200,7 +200,7 @@ def test_a_body_of_the_wrong_length_is_refused(opcode: int, value: Any, body: st
 )
 def test_what_does_not_parse_is_a_wire_error(opcode: int, body: bytes, reason: str) -> None:
     """Goal: malformed bodies have one kind of error, and it says what is wrong."""
-    with pytest.raises(WireError, match=reason):
+    with pytest.raises(CodecError, match=reason):
         decode(opcode, body)
 
 
@@ -217,7 +217,7 @@ def test_long_reasons_are_cut_between_characters() -> None:
 
 def test_an_oversized_blob_is_our_own_mistake() -> None:
     """Goal: data is never cut silently."""
-    with pytest.raises(ValueError, match="the wire takes 8192"):
+    with pytest.raises(ValueError, match="the message takes 8192"):
         encode(mailbox.CallConnect(1, 1, 1, 0, 1, bytes(BLOB_BYTES_MAX + 1), "", 0, b""))
 
 
@@ -259,14 +259,14 @@ def fuzz(frames: int, seed: int) -> Counter[str]:
         data = mutate(random)
         try:
             outcome[read(data, random)] += 1
-        except (FrameError, WireError) as error:
+        except (FrameError, CodecError) as error:
             outcome[type(error).__name__] += 1
     return outcome
 
 
 def read(data: bytes, random: Random) -> str:
     """Feed the bytes whole or in two pieces; return `message` or `incomplete`."""
-    reader = FrameReader(LIMITS, WIRE_VERSION)
+    reader = FrameReader(LIMITS, PROTOCOL_VERSION)
     cut = random.randint(0, len(data))
     found = [*reader.feed(data[:cut]), *reader.feed(data[cut:])]
     for opcode, body in found:
@@ -281,12 +281,12 @@ def mutate(random: Random) -> bytes:
     body = encode(BY_OPCODE[opcode].cls(*[draw(kind, random) for kind in BY_OPCODE[opcode].types]))[1]
     choice = random.randrange(6)
     if choice == 0:
-        return frame(opcode, body, WIRE_VERSION)
+        return frame(opcode, body, PROTOCOL_VERSION)
     if choice == 1:  # a wrong body under a correct checksum
-        return frame(opcode, scratch(body, random), WIRE_VERSION)
+        return frame(opcode, scratch(body, random), PROTOCOL_VERSION)
     if choice == 2:  # another message's body under a correct checksum
-        return frame(random.choice(OPCODES), body, WIRE_VERSION)
-    whole = frame(opcode, body, WIRE_VERSION)
+        return frame(random.choice(OPCODES), body, PROTOCOL_VERSION)
+    whole = frame(opcode, body, PROTOCOL_VERSION)
     if choice == 3:
         return whole[: random.randint(0, len(whole))]
     return scratch(whole, random)
@@ -323,10 +323,10 @@ def draw(kind: str, random: Random) -> Any:
 
 
 def test_mutated_frames_parse_or_fail_cleanly() -> None:
-    """Goal: whatever arrives, a frame either is a message or raises a FrameError or a WireError."""
+    """Goal: whatever arrives, a frame either is a message or raises a FrameError or a CodecError."""
     outcome = fuzz(20_000, seed=1)
 
     assert sum(outcome.values()) == 20_000
     assert outcome["message"] > 100
     assert outcome["FrameError"] > 100
-    assert outcome["WireError"] > 100
+    assert outcome["CodecError"] > 100
