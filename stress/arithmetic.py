@@ -133,9 +133,9 @@ def progress_of(target: Array, places: int) -> tuple[int, float]:
     return most, float(counts[most] / max(counts.sum(), 1))
 
 
-def expected(operation: PlannedReduce, number: int, places: int, who: Iterable[tuple[int, int]]) -> Array:
+def expected(operation: PlannedReduce, number: int, places: int, members: Iterable[tuple[int, int]]) -> Array:
     """The exact result for these participants."""
-    members = tuple(who)
+    members = tuple(members)
     total = sum(base_of(life, number, operation.index) for _, life in members)
     result: Array = _pattern(operation.count, operation.dtype).copy()
     result *= np.array(len(members)).astype(operation.dtype)

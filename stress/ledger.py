@@ -130,9 +130,9 @@ class Ledger:
                 self._judge_exact(step, fact, operation, where)
             while len(self._sums) > OPERATIONS_KEPT:
                 self._sums.popitem(last=False)
-        elif (known.fact.after, known.fact.who) != (fact.after, fact.who):
-            told = f"{fact.after:08x} of {list(fact.who)}"
-            other = f"{known.fact.after:08x} of {list(known.fact.who)} that life {known.first} has"
+        elif (known.fact.after, known.fact.members) != (fact.after, fact.members):
+            told = f"{fact.after:08x} of {list(fact.members)}"
+            other = f"{known.fact.after:08x} of {list(known.fact.members)} that life {known.first} has"
             self._add_violation(step, "sums", f"{where}: its result is {told}, not {other}")
         known.reporters.add(step.life)
         if operation.quantized:
@@ -144,14 +144,14 @@ class Ledger:
         self._mark_retries(step, fact)
 
     def _judge_exact(self, step: Step, fact: Reduced, operation: PlannedReduce, where: str) -> None:
-        if fact.world and fact.world != len(fact.who):
-            self._add_violation(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.who)} took part")
-        others = [life for place, life in fact.who if self._homes.get(life) != (step.group, place)]
-        if others or step.life not in {life for _, life in fact.who}:
-            self._add_violation(step, "sums", f"{where}: {list(fact.who)} took part")
-        wanted = checksum(expected(operation, fact.round, self._places, fact.who))
+        if fact.world and fact.world != len(fact.members):
+            self._add_violation(step, "sums", f"{where}: a world of {fact.world}, but {list(fact.members)} took part")
+        others = [life for place, life in fact.members if self._homes.get(life) != (step.group, place)]
+        if others or step.life not in {life for _, life in fact.members}:
+            self._add_violation(step, "sums", f"{where}: {list(fact.members)} took part")
+        wanted = checksum(expected(operation, fact.round, self._places, fact.members))
         if wanted != fact.after:
-            text = f"{where}: {list(fact.who)} make {wanted:08x}, the result is {fact.after:08x}"
+            text = f"{where}: {list(fact.members)} make {wanted:08x}, the result is {fact.after:08x}"
             self._add_violation(step, "sums", text)
 
     def _judge_restored(self, step: Step, fact: Reduced, operation: PlannedReduce) -> None:
@@ -187,7 +187,7 @@ class Ledger:
     def _mark_retries(self, step: Step, fact: Reduced) -> None:
         if fact.attempt > 1:
             self.paths.append(Path.MADE_AGAIN)
-            if 0 < len(fact.who) <= len(self._members.get(step.group, ())) - 2:
+            if 0 < len(fact.members) <= len(self._members.get(step.group, ())) - 2:
                 self.paths.append(Path.TWO_LOST)
         if step.group in self._alone:
             self._alone.discard(step.group)
@@ -246,7 +246,7 @@ class Ledger:
         """Mark participants of the last round that never reported it as dead; the next round has begun."""
         for index in range(OPERATIONS_MAX):
             known = self._sums.get((group, number, index))
-            if known is not None and not {life for _, life in known.fact.who} <= known.reporters:
+            if known is not None and not {life for _, life in known.fact.members} <= known.reporters:
                 self.paths.append(Path.DIED_AFTER_VOTE)
 
     def _judge_move(self, step: Step, fact: Applied) -> None:
@@ -285,7 +285,7 @@ class Ledger:
             if known is None or known.fact.after != result:
                 return None
             operation = self._operation(group, fact.round, index)
-            exact = None if operation.quantized else expected(operation, fact.round, self._places, known.fact.who)
+            exact = None if operation.quantized else expected(operation, fact.round, self._places, known.fact.members)
             update_state(weights, notes, operation, exact, result)
         notes[0] = fact.revision
         return Content(weights, notes)

@@ -81,7 +81,7 @@ class Reduced:
     world: int  # world size in its ReduceInfo; 0 if it failed
     before: int  # checksum of the tensor when it was launched
     after: int  # the same when it had ended
-    who: tuple[tuple[int, int], ...] = ()  # place and life of all participants, read from the result
+    members: tuple[tuple[int, int], ...] = ()  # place and life of each that took part, read from the result
     span: tuple[float, float] = (0.0, 0.0)  # of a quantized result: smallest and largest element
     exhibit: tuple[int, int] | None = None  # of a failed one: where the tensor lies, untouched, and how long it is
     progress: tuple[int, float] = (0, 0.0)  # of a failed one whose target shows it: see `arithmetic.progress_of`

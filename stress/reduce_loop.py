@@ -195,11 +195,13 @@ class ReduceRound:
         """Keep and report the result of an operation that succeeded."""
         after = checksum(pending.target)
         self._results.append(ReduceOutcome(pending.operation, pending.target, after))
-        who = () if pending.operation.quantized else participants_of(pending.target, self._task.places)
+        members = () if pending.operation.quantized else participants_of(pending.target, self._task.places)
         span = (float(pending.target.min()), float(pending.target.max())) if pending.operation.quantized else (0.0, 0.0)
         # A source that is not the target is never written: report its checksum of now.
         before = pending.before if pending.operation.in_place else checksum(pending.source)
-        fact = Reduced(self._number, pending.operation.index, pending.attempt, True, world, before, after, who, span)
+        fact = Reduced(
+            self._number, pending.operation.index, pending.attempt, True, world, before, after, members, span
+        )
         self._tell(pending, fact)
 
     def _failed(self, pending: Attempt) -> Reduced:

@@ -202,25 +202,25 @@ cdef class ReduceMachine:
         if reduce.phase is WITHDRAWN:
             reduce.ending = (INVALID_USAGE, KIND_CANCELLED, message.reason.encode())
         else:
-            self._judge(reduce, message)
+            self._record_failure(reduce, message)
         self._finish(reduce, False)
         return COMPLETED
 
     def _fail_skipped(self, Reduce reduce, message):
-        self._judge(reduce, message)
+        self._record_failure(reduce, message)
         self._finish(reduce, False)
         return COMPLETED
 
     def _fail_drained(self, Reduce reduce, message):
-        self._judge(reduce, message)
+        self._record_failure(reduce, message)
         self._finish(reduce, True)
         return COMPLETED
 
     def _fail_undrained(self, Reduce reduce, message):
-        self._judge(reduce, message)
+        self._record_failure(reduce, message)
         return FAILED
 
-    def _judge(self, Reduce reduce, message):
+    def _record_failure(self, Reduce reduce, message):
         reduce.ending = (message.result, KIND_COLLECTIVE, self.numbers + message.reason.encode())
 
     def abort(self, message):

@@ -312,7 +312,9 @@ def test_tasks_and_steps_survive_the_pipe() -> None:
     """Goal: reading returns what was written, also errors with line ends."""
     task = Task(3, "a=1\nb=2", "127.0.0.1:1", group=1, seed=9)
     told = [step(1, 1.0, 2.0, numbers()), step(2, 1.0, 2.0, None, CONNECT, "E: two\nlines")]
-    told.append(Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, True, 2, 7, 8, who=((0, 1), (1, 2)), span=(0.5, 1.5))))
+    told.append(
+        Step(1, 0, REDUCE, 1, 2, fact=Reduced(1, 0, 1, True, 2, 7, 8, members=((0, 1), (1, 2)), span=(0.5, 1.5)))
+    )
     told.append(Step(1, 0, SYNC, 1, 2, fact=Synced(1, 0, 7, 1, 8, 0, 100)))
 
     assert Task.decode(task.encode()) == task

@@ -34,7 +34,7 @@ FOREVER = 1 << 62
 def facts_of(rounds: int) -> list[Step]:
     """Return the steps of a run of one group without faults: every member syncs, reduces and goes on, each round."""
     weights, notes = np.zeros(WEIGHTS, np.int64), np.zeros(NOTES, np.int64)
-    who = tuple(sorted(LIVES.items()))
+    members = tuple(sorted(LIVES.items()))
     steps: list[Step] = []
 
     def tell(call: str, facts: dict[int, Reduced | Synced | Applied]) -> None:
@@ -47,13 +47,13 @@ def facts_of(rounds: int) -> list[Step]:
         tell(SYNC, {life: Synced(number, revision, held, revision, held, 0, 0) for life in LIVES.values()})
         results = []
         for operation in draw_operations(SEED, 0, number, PLACES):
-            result = expected(operation, number, PLACES, who)
+            result = expected(operation, number, PLACES, members)
             after = 4711 if operation.quantized else checksum(result)
             tell(REDUCE, {
                 life: Reduced(
                     number, operation.index, 1, True, 3,
                     checksum(contribution(operation, number, place, PLACES, life)), after,
-                    who=() if operation.quantized else who,
+                    members=() if operation.quantized else members,
                     span=span_of(operation, number) if operation.quantized else (0.0, 0.0),
                 )
                 for place, life in LIVES.items()
@@ -86,7 +86,7 @@ def changed(steps: list[Step], call: str, wanted: bool = True, **change: object)
     """Return the same run with one false value in a step of the last member."""
     for index in reversed(range(len(steps))):
         fact = steps[index].fact
-        exact = not isinstance(fact, Reduced) or bool(fact.who) == wanted
+        exact = not isinstance(fact, Reduced) or bool(fact.members) == wanted
         if steps[index].call == call and steps[index].life == 13 and exact:
             steps[index] = replace(steps[index], fact=replace(fact, **change))
             return steps
@@ -102,7 +102,7 @@ def test_a_sound_run_breaks_no_law() -> None:
     ("call", "exact", "change", "law"),
     [
         (REDUCE, True, {"after": 1}, "sums"),
-        (REDUCE, True, {"who": ((0, 11), (1, 12))}, "sums"),
+        (REDUCE, True, {"members": ((0, 11), (1, 12))}, "sums"),
         (REDUCE, False, {"after": 1}, "sums"),
         (REDUCE, False, {"span": (-900.0, 0.0)}, "sums"),
         (REDUCE, True, {"ok": False, "after": 1}, "restoration"),
@@ -122,7 +122,7 @@ def test_a_lie_breaks_the_right_law(call: str, exact: bool, change: dict[str, ob
 def test_a_lie_that_all_tell_is_found() -> None:
     """Goal: equal values are not enough; the content must follow from the participants."""
     steps = [
-        replace(step, fact=replace(step.fact, after=77)) if step.call == REDUCE and step.fact.who else step
+        replace(step, fact=replace(step.fact, after=77)) if step.call == REDUCE and step.fact.members else step
         for step in facts_of(3)
         if isinstance(step.fact, Reduced)
     ]
