@@ -22,6 +22,7 @@ from pccl._core.peer.fetch import (
 )
 from pccl._core.protocol.state_manifest import StateManifest, check_manifest
 from pccl._core.protocol.state_stream import Unit
+from pccl._core.records import replace
 from pccl.options import FETCH_BYTES_AHEAD, FETCH_UNITS_AHEAD
 from tests.unit._core.protocol.manifests import describe, row
 
@@ -271,6 +272,18 @@ def test_a_wrong_table_is_forgiven_once_and_named() -> None:
     sink.tell(2, large(2, 3))
     (failed,) = sink.down(2)
     assert "peer 7: it has another content than the elected one" in failed.reason
+
+
+def test_wrong_blocks_of_a_tensor_that_is_right_here_are_not_fetched() -> None:
+    """Goal: a source that names the right digest of a tensor cannot have wrong blocks written into it."""
+    own, elected = describe(row("a", 1), row("b", 1)), describe(row("a", 1), row("b", 2))
+    sink = Sink(own, elected, [7])
+    sink.up(1)
+    assert sink.tell(1, describe(replace(row("a", 1), blocks=row("a", 9).blocks), row("b", 2))) == [CloseLink(1)]
+    assert sink.orders == {}
+    sink.down(1)
+    sink.up(2)
+    assert sink.tell(2) == [Order(2, (Unit(1, 0, 1, BLOCK),))]
 
 
 def test_a_source_that_the_master_gave_up_is_not_called_again() -> None:

@@ -143,6 +143,8 @@ ELECTED = (row("a", 1, 5), row("b", 3), row("c", 6, unequal=True))
         ((row("a", 1, 9), *ELECTED[1:]), "another content than the elected one"),
         ((replace(ELECTED[0], blocks=row("a", 1, 9).blocks), *ELECTED[1:]), "blocks of its key 'a' do not add up"),
         ((*ELECTED[:2], replace(ELECTED[2], blocks=row("c", 9).blocks)), "blocks of its key 'c' do not add up"),
+        ((ELECTED[0], replace(ELECTED[1], blocks=row("b", 9).blocks), ELECTED[2]), "blocks of its key 'b' do not"),
+        ((*ELECTED[:2], replace(OWN[2], blocks=row("c", 9).blocks)), "blocks of its key 'c' do not add up"),
         ((*ELECTED[:2], row("c", 8, unequal=True)), ""),
     ],
 )
