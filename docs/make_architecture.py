@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import group_phases, master_state
-from pccl._core.peer import peer_state, reduce_machine, ring_links, sync_machine
+from pccl._core.peer import fetch, peer_state, reduce_machine, ring_links, sync_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -118,6 +118,18 @@ SYNC = """
 ### A peer's part in a sync
 
 From the vote to the completion of the last slot (`pccl/_core/peer/sync_machine.pyx`).
+
+"""
+
+FETCH = """
+### A peer's fetch of a state
+
+From the order to the last block (`pccl/_core/peer/fetch.py`), while the sync is *fetching* or *starved*.
+
+"""
+
+FETCH_LINK = """
+Each of its links to a source has phases too. `AskManifest` and `CloseLink` are actions that the fetch decides.
 
 """
 
@@ -306,7 +318,8 @@ def render() -> str:
     """Return the whole page."""
     parts = [HEAD, _rooms(), GRAPH, _graph(), PEER, _diagram(peer_state.TRANSITIONS)]
     parts += [LANE, _diagram(ring_links.TRANSITIONS), REDUCE, _diagram(reduce_machine.TRANSITIONS)]
-    parts += [SYNC, _diagram(sync_machine.TRANSITIONS), MASTER, _diagram(master_state.TRANSITIONS)]
+    parts += [SYNC, _diagram(sync_machine.TRANSITIONS), FETCH, _diagram(fetch.TRANSITIONS)]
+    parts += [FETCH_LINK, _diagram(fetch.LINK_TRANSITIONS), MASTER, _diagram(master_state.TRANSITIONS)]
     parts += [
         TAG,
         _diagram(group_phases.COLLECTIVES),

@@ -15,7 +15,7 @@ import socket
 from functools import partial
 
 from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
-from pccl._core.peer.fetch import AskManifest, CallSource, CloseLink, Done, Order, StateFetch, Stranded
+from pccl._core.peer.fetch import AskManifest, CloseLink, DialSource, Done, Order, StateFetch, Stranded
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import DEBUG, INFO
 from pccl._core.protocol.mailbox import FetchManifest, FetchUnits, ManifestFetched, StateLinkEnded, UnitsMoved
@@ -244,7 +244,7 @@ class Transfers:
             transfer.fetching.check()
         for action in actions:
             kind = type(action)
-            if kind is CallSource:
+            if kind is DialSource:
                 self._loop.after(REDIAL_NS * action.attempt, partial(self._dial, transfer.round, action))
             elif kind is AskManifest:
                 self._order(transfer, action.link, FetchManifest())
@@ -259,7 +259,7 @@ class Transfers:
             elif kind is Stranded:
                 self._later(StateUnfetched(transfer.round, action.reason))
 
-    def _dial(self, number: int, action: CallSource) -> None:
+    def _dial(self, number: int, action: DialSource) -> None:
         transfer = self._rounds.get(number)
         if transfer is None or not transfer.expects(action.link):
             return

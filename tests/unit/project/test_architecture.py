@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.peer import peer_state, reduce_machine, ring_links, sync_machine
+from pccl._core.peer import fetch, peer_state, reduce_machine, ring_links, sync_machine
 from tests import ROOT
 
 PAGE = runpy.run_path(str(ROOT / "docs" / "make_architecture.py"))
@@ -17,6 +17,8 @@ TABLES: dict[str, dict[tuple[str, type[Any]], tuple[Any, tuple[str, ...]]]] = {
     "reduce": reduce_machine.TRANSITIONS,
     "sync": sync_machine.TRANSITIONS,
     "lane": ring_links.TRANSITIONS,
+    "fetch": fetch.TRANSITIONS,
+    "fetch link": fetch.LINK_TRANSITIONS,
 }
 
 
@@ -54,5 +56,5 @@ def test_every_phase_of_a_table_is_reached(name: str) -> None:
     targets = {target for _, next_phases in table.values() for target in next_phases}
 
     assert sources - targets <= {first}
-    assert targets - sources <= {"completed"}
+    assert targets - sources <= {"completed", "closed"}
     assert all(next_phases for _, next_phases in table.values())

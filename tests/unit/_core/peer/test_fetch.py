@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
+from pccl._core.peer.events import ProtocolViolationError
 from pccl._core.peer.fetch import (
     UNIT_BYTES_MAX,
     AskManifest,
-    CallSource,
     CloseLink,
+    DialSource,
     Done,
     Order,
     StateFetch,
@@ -56,7 +57,7 @@ class Sink:
 
     def take(self, actions: list[Any]) -> list[Any]:
         for action in actions:
-            if isinstance(action, CallSource):
+            if isinstance(action, DialSource):
                 self.links[action.link] = action.source
             elif isinstance(action, AskManifest):
                 self.asked.append(action.link)
@@ -90,7 +91,7 @@ def large(blocks: int, version: int) -> StateManifest:
     return describe(row("large", *[version] * blocks))
 
 
-def test_one_source_from_call_to_done() -> None:
+def test_one_source_from_dial_to_done() -> None:
     sink = Sink(describe(row("a", 1, 2, 3), row("b", 1)), describe(row("a", 1, 9, 3), row("b", 1)), [7])
     assert sink.links == {1: 7}
     assert sink.up(1) == [AskManifest(1)]
@@ -165,7 +166,7 @@ def test_a_lost_link_gives_back_only_what_it_had_not_finished() -> None:
     sink.tell(1)
     finished, _ = sink.orders[1]
     sink.fetched(1)
-    assert sink.down(1)[0] == CallSource(3, 7, 1)
+    assert sink.down(1)[0] == DialSource(3, 7, 1)
     while not sink.ends:
         assert finished not in sink.orders[2]
         sink.fetched(2)
@@ -187,13 +188,13 @@ def test_what_a_closing_link_has_under_way_is_nobody_elses_yet() -> None:
     assert sink.take(sink.machine.source_gone(7, 0)) == []
 
 
-def test_a_source_that_cannot_be_reached_is_called_a_few_times() -> None:
+def test_a_source_that_cannot_be_reached_is_dialled_a_few_times() -> None:
     sink = Sink(large(1, 1), large(1, 2), [7], attempts=2)
-    assert sink.down(1, "refused") == [CallSource(2, 7, 1)]
-    assert sink.down(2, "refused") == [CallSource(3, 7, 2)]
+    assert sink.down(1, "refused") == [DialSource(2, 7, 1)]
+    assert sink.down(2, "refused") == [DialSource(3, 7, 2)]
     (failed,) = sink.down(3, "still refused")
     assert failed == Stranded("no peer is left to fetch the state from: peer 7: still refused")
-    assert sink.machine.stranded
+    assert sink.machine.phase == "stranded"
 
 
 def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
@@ -205,7 +206,7 @@ def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
     (stranded,) = sink.down(1)
     assert isinstance(stranded, Stranded)
 
-    assert sink.take(sink.machine.sources_came([8], 0)) == [CallSource(2, 8, 0)]
+    assert sink.take(sink.machine.sources_came([8], 0)) == [DialSource(2, 8, 0)]
     assert sink.up(2) == [Order(2, (Unit(0, 16, 16, 16 * BLOCK),))]
     assert sink.fetched(2) == [Done()]
     assert sink.machine.fetched_bytes == 32 * BLOCK
@@ -245,8 +246,8 @@ def test_a_source_that_is_of_use_may_break_for_ever() -> None:
     sink.tell(link)
     for _ in range(10):
         sink.fetched(link)
-        (called,) = [action for action in sink.down(link) if isinstance(action, CallSource)]
-        link = called.link
+        (dialled,) = [action for action in sink.down(link) if isinstance(action, DialSource)]
+        link = dialled.link
         sink.up(link)
     assert not sink.ends
 
@@ -256,7 +257,7 @@ def test_wrong_bytes_are_forgiven_once() -> None:
     sink.up(*sink.links)
     sink.tell(1)
     (first, second) = [link for link, source in sink.links.items() if source == 7]
-    assert any(isinstance(action, CallSource) for action in sink.down(first, "wrong", lied=True))
+    assert any(isinstance(action, DialSource) for action in sink.down(first, "wrong", lied=True))
     sink.down(second, "wrong", lied=True)
     assert [sink.links[link] for link in sink.closing] == [7]
     sink.down(sink.closing[0])
@@ -267,7 +268,7 @@ def test_a_wrong_table_is_forgiven_once_and_named() -> None:
     sink = Sink(large(2, 1), large(2, 2), [7])
     sink.up(1)
     assert sink.tell(1, large(2, 3)) == [CloseLink(1)]
-    assert sink.down(1) == [CallSource(2, 7, 1)]
+    assert sink.down(1) == [DialSource(2, 7, 1)]
     sink.up(2)
     sink.tell(2, large(2, 3))
     (failed,) = sink.down(2)
@@ -286,12 +287,45 @@ def test_wrong_blocks_of_a_tensor_that_is_right_here_are_not_fetched() -> None:
     assert sink.tell(2) == [Order(2, (Unit(1, 0, 1, BLOCK),))]
 
 
-def test_a_source_that_the_master_gave_up_is_not_called_again() -> None:
+def test_a_source_that_the_master_gave_up_is_not_dialled_again() -> None:
     sink = Sink(large(2, 1), large(2, 2), [7])
     assert sink.take(sink.machine.source_gone(7, 0)) == [CloseLink(1)]
     assert not sink.machine.expects(1)
     (failed,) = sink.down(1)
     assert "it was lost" in failed.reason
+
+
+def test_an_event_that_no_table_allows_is_named() -> None:
+    """Goal: a wrong order of events is an error that says which, and changes nothing."""
+    sink = Sink(large(2, 1), large(2, 2), [7])
+    with pytest.raises(ProtocolViolationError, match="AddSources of a fetch while seeking"):
+        sink.machine.sources_came([8], 0)
+    with pytest.raises(ProtocolViolationError, match="UnitsMoved of a link while dialling"):
+        sink.machine.units_fetched(1, 1, 0)
+    sink.up(1)
+    with pytest.raises(ProtocolViolationError, match="LinkUp of a link while asked"):
+        sink.machine.link_up(1, 0)
+    assert sink.tell(1) == [Order(1, (Unit(0, 0, 2, 2 * BLOCK),))]
+    assert sink.fetched(1) == [Done()]
+
+
+def test_words_that_come_too_late_change_nothing() -> None:
+    """Goal: an actor may report the end of a link twice, and links that are not needed any more still speak."""
+    sink = Sink(large(2, 1), large(2, 2), [7, 8], attempts=0)
+    sink.up(1)
+    sink.take(sink.machine.source_gone(7, 0))
+    assert sink.tell(1) == []
+    sink.down(1)
+    assert sink.take(sink.machine.link_down(1, "again", 0)) == []
+    (stranded,) = sink.down(2)
+    assert isinstance(stranded, Stranded)
+    assert sink.take(sink.machine.link_down(2, "again", 0)) == []
+    assert sink.take(sink.machine.source_gone(8, 0)) == []
+    sink.take(sink.machine.sources_came([9], 0))
+    sink.up(3)
+    sink.tell(3)
+    assert sink.fetched(3) == [Done()]
+    assert sink.take(sink.machine.link_down(3, "broken", 0)) == []
 
 
 # ---------------------------------------------------------------------------------------------- what may differ
@@ -381,7 +415,7 @@ def test_whatever_happens_each_block_is_fetched_once(seed: int) -> None:
             (unit,) = sink.orders[link][:1]
             fetched.update((unit.key, block) for block in range(unit.first, unit.first + unit.count))
             sink.fetched(link)
-        elif not sink.machine._links[link].up:
+        elif sink.machine._links[link].phase == "dialling":
             sink.up(link)
     assert sink.ends == [Done()]
     assert fetched == wanted
