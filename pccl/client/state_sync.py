@@ -16,7 +16,7 @@ from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallManifest, CallSync
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, KIND_DESCRIBE, KIND_PLAIN, split
 from pccl._core.protocol.state_manifest import Row, pack_manifest
-from pccl._core.protocol.state_schema import digest_parts
+from pccl._core.protocol.state_schema import digest_content
 from pccl._core.system.futex import monotonic_ns
 from pccl.errors import PCCLError, error_from_outcome
 from pccl.memory.arena import LARGE_BYTES, default
@@ -136,14 +136,6 @@ class Syncs:
         ended = slot.done
         slot.abandon()
         return ended
-
-
-def digest_content(digests: bytes, compared: tuple[bool, ...]) -> bytes:
-    """The content digest of a vote: over all tensors that peers compare."""
-    if all(compared):
-        return digest_parts([digests])
-    each = (digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
-    return digest_parts(digest for digest, is_compared in zip(each, compared, strict=True) if is_compared)
 
 
 def hash_tensors(infos: tuple[TensorInfo, ...], threads: int) -> bytes:

@@ -20,7 +20,7 @@ from pccl._core.kernels.digest import DIGEST_BYTES, STATE_BLOCK_BYTES, digest_of
 from pccl._core.records import record, replace
 from pccl.options import KEY_BYTES_MAX, KEYS_MAX
 
-from .state_schema import SchemaRow, digest_parts, digest_schema, pack_schema
+from .state_schema import SchemaRow, digest_content, digest_schema, pack_schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class StateManifest:
 
     def content_digest(self) -> bytes:
         """16 bytes that stand for everything that peers compare."""
-        digests = [row.digest.to_bytes(DIGEST_BYTES, "little") for row in self.rows if not row.unequal]
-        return digest_parts(digests)
+        digests = b"".join(row.digest.to_bytes(DIGEST_BYTES, "little") for row in self.rows)
+        return digest_content(digests, [not row.unequal for row in self.rows])
 
 
 def pack_manifest(rows: Sequence[Row]) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from hashlib import blake2b
 
+from pccl._core.kernels.digest import DIGEST_BYTES
 from pccl._core.records import record
 from pccl.options import KEY_BYTES_MAX, KEYS_MAX, SCHEMA_BYTES_MAX
 
@@ -20,7 +21,7 @@ from .operations import DATATYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _ROW = struct.Struct("<HBBQ")  # bytes of the name, datatype, flag, bytes of the content; the name follows
 STATE_DIGEST_BYTES = 16  # of a schema or a content: enough that two different ones never have equal digests by chance
@@ -95,12 +96,15 @@ def unpack_schema(blob: bytes) -> list[SchemaRow]:
 
 def digest_schema(packed: bytes) -> bytes:
     """The digest of a schema, for a vote."""
-    return digest_parts([packed])
+    return blake2b(packed, digest_size=STATE_DIGEST_BYTES).digest()
 
 
-def digest_parts(parts: Iterable[bytes]) -> bytes:
-    """The digest of these bytes, in this order, for a vote."""
-    return blake2b(b"".join(parts), digest_size=STATE_DIGEST_BYTES).digest()
+def digest_content(digests: bytes, compared: Sequence[bool]) -> bytes:
+    """The digest of a content, for a vote: over the digests of all tensors in order, without those that may differ."""
+    if not all(compared):
+        each = (digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
+        digests = b"".join(digest for digest, is_compared in zip(each, compared, strict=True) if is_compared)
+    return blake2b(digests, digest_size=STATE_DIGEST_BYTES).digest()
 
 
 def split_schema(packed: bytes) -> list[bytes]:

@@ -21,7 +21,7 @@ from pccl._core.protocol.state_manifest import (
     pack_manifest,
     run_bytes,
 )
-from pccl._core.protocol.state_schema import unpack_schema
+from pccl._core.protocol.state_schema import digest_content, unpack_schema
 from pccl._core.records import replace
 
 from .manifests import describe, row
@@ -49,6 +49,14 @@ def test_the_layout_is_the_same_whatever_the_content() -> None:
 def test_what_may_differ_is_not_compared() -> None:
     one, other = describe(row("a", 1), row("b", 1, unequal=True)), describe(row("a", 1), row("b", 2, unequal=True))
     assert one.content_digest() == other.content_digest()
+    assert one.content_digest() == describe(row("a", 1)).content_digest()
+
+
+def test_a_manifest_and_a_vote_have_the_same_content_digest() -> None:
+    """Goal: the elected digest, which comes from a vote, is that of the manifests of its sources."""
+    digests = b"".join(one.digest.to_bytes(8, "little") for one in STATE)
+    assert describe(*STATE).content_digest() == digest_content(digests, (True, True, True, False))
+    assert describe(*STATE[:3]).content_digest() == digest_content(digests[:24], (True, True, True))
 
 
 def test_blocks_must_fit_the_tensor() -> None:
