@@ -181,6 +181,23 @@ class Faults:
             for shell in world.shells:
                 shell.program.give_up(0, 1)
 
+    def hits_move(self) -> bool:
+        """Draw whether a link of a transfer breaks while it moves something; random faults seldom hit one."""
+        return not self._world.calm and "disturb" in self._world.plan.faults and self._world.chance(0.1)
+
+    def at_adopted(self, sink: PeerShell, holder: PeerShell, others: int) -> None:
+        """A sink has adopted the manifest of a source, and has that many other sources.
+
+        Often the source dies if there are others; sometimes the sink cannot reach any source again.
+        """
+        world = self._world
+        if world.calm or "disturb" not in world.plan.faults:
+            return
+        if others and holder.alive and world.chance(0.7):
+            self._crash(holder)
+        elif world.chance(0.2):
+            sink.states.fumble()
+
     def at_fetched(self, sink: PeerShell) -> None:
         """A sink has the whole state: sometimes every source dies before the other sinks have it."""
         world = self._world

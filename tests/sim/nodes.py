@@ -264,6 +264,7 @@ class PeerShell(Node):
                 self.control.say_to_master(Fin(reason))
             for end in self.links.values():
                 end.say(Fin(reason))
+            self.states.break_links(reason)
         self.control = None
         self.links.clear()
         self.world.ended(self)

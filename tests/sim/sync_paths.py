@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import events as master_events
 from pccl._core.peer import events as peer_events
+from pccl._core.peer.fetch import FETCHING, SEEKING, STRANDED, CloseLink, DialSource
 from pccl._core.protocol import mailbox, messages
 from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
 
@@ -49,6 +50,13 @@ SYNC_PATHS = frozenset({
     "no sync with reduces under way",
     "no sync beside another call",
     "no topology vote beside a sync",
+    # at a fetch
+    "a link comes before the order to serve",
+    "a source is dialled again",
+    "a link to a source is closed",
+    "a unit is half overwritten",
+    "the holder is lost, and other manifests are asked for",
+    "a stranded fetch goes on",
 })  # fmt: skip
 
 
@@ -157,3 +165,15 @@ def _mark_call(
         mark("no sync with reduces under way" if busy else "no sync beside another call")
     elif call is mailbox.CallTopology and peer_events.Complete in kinds and b"is in sync_shared" in actions[0].payload:
         mark("no topology vote beside a sync")
+
+
+def mark_fetch(before: str, after: str, actions: list[Any], mark: Callable[[str], None]) -> None:
+    """Mark the paths of an event that took a fetch from one phase to another."""
+    if any(type(action) is DialSource and action.attempt for action in actions):
+        mark("a source is dialled again")
+    if any(type(action) is CloseLink for action in actions):
+        mark("a link to a source is closed")
+    if (before, after) == (FETCHING, SEEKING):
+        mark("the holder is lost, and other manifests are asked for")
+    if before == STRANDED and after != STRANDED:
+        mark("a stranded fetch goes on")

@@ -54,7 +54,7 @@ class SyncMachine:
         self._program = program
         self._world = program.world
         random, plan = self._world.random, self._world.plan
-        self.state = State(random.randrange(3) if self._world.chance(plan.dirty) else 0)
+        self.state = State(random.randrange(3) if self._world.chance(plan.dirty) else 0, program.shell.number)
         self.schema = ODD if self._world.chance(plan.odd) else RIGHT
         self.described = 0  # the segment of the latest manifest
         self.jumped = False  # it incremented its revision twice, so it may be kicked
