@@ -51,7 +51,7 @@ class ActorClient:
             gone=self._gone,
             full=self._wait_for_room,
             check=self._check_actor,
-            read_notices=self._read_notices,
+            catch_up=self._catch_up,
             send_descriptors=self._send_descriptors,
             share=self.share,
         )
@@ -61,6 +61,9 @@ class ActorClient:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._awake_ns = self.calls.noticed_ns
+        self._freed: set[int] = (
+            set()
+        )  # segments that the actor still holds, because the mailbox had no room for the news
         self._left = False  # close() was called, perhaps by another thread than the one that waits
         self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.mailbox.setblocking(False)
@@ -120,21 +123,41 @@ class ActorClient:
         self._check_actor(name, None)
 
     def share(self, name: str, segments: Iterable[int], descriptor: Callable[[int], tuple[int, int]]) -> None:
-        """Make segments known to the actor, unless they are known; 0 means no segment."""
+        """Make segments known to the actor, unless they are known; 0 means no segment.
+
+        It waits for room in the mailbox. Freed segments come first, so the actor holds none of them for long.
+        """
         for segment in segments:
             if segment and segment not in self.calls.shared:
+                self._send_freed()
+                while self._freed:
+                    self._wait_for_room(name)
                 fd, nbytes = descriptor(segment)
                 self.calls.post(name, CallShare(segment, nbytes), (fd,))
                 self.calls.shared.add(segment)
 
     def unshare(self, segment: int) -> None:
-        """Tell the actor that a segment was freed. Any thread may call it; it does nothing if the actor is gone."""
+        """Tell the actor that a segment was freed. Any thread may call it; it does nothing if the actor is gone.
+
+        It never waits: if the mailbox is full, the next share, unshare or check of the actor sends the number.
+        """
         if segment in self.calls.shared:
+            self._freed.add(segment)
             self.calls.shared.discard(segment)
+            self._send_freed()
+
+    def _send_freed(self) -> None:
+        """Tell the actor which segments were freed, as far as the mailbox has room."""
+        # Other threads and finalisers may do the same meanwhile. A number that is sent twice does no harm.
+        while segment := next(iter(self._freed), 0):
             try:
                 self.mailbox.send(pack(CallUnshare(segment)))
+            except BlockingIOError:
+                return
             except OSError:
-                pass
+                self._freed.clear()  # the actor is gone, and its memory with it
+                return
+            self._freed.discard(segment)
 
     def give_up(self, slot: Slot) -> None:
         """The caller was interrupted: cancel its call. The slot is free again once the actor has completed it."""
@@ -200,9 +223,9 @@ class ActorClient:
         return WAIT_SLICE_NS if deadline_ns is None else max(min(WAIT_SLICE_NS, deadline_ns - monotonic_ns()), 0)
 
     def _check_actor(self, name: str, slot: Slot | None) -> None:
-        """Between two sleeps: pass on log lines, and raise if the actor is dead or stopped."""
+        """Between two sleeps: catch up with the actor, and raise if it is dead or stopped."""
         # The actor may have completed this call before it ended, so check the mailbox first and the slot afterwards.
-        if not self._read_notices():
+        if not self._catch_up():
             if slot is not None and slot.done:
                 return
             raise self._gone(name)
@@ -222,9 +245,10 @@ class ActorClient:
             )
             raise MasterLostError(Result.INTERNAL_ERROR, name, message)
 
-    def _read_notices(self) -> bool:
-        """Pass the actor's log lines to the user's log. False if the mailbox is closed."""
+    def _catch_up(self) -> bool:
+        """Send what had no room, and pass the actor's log lines to the user's log. False if the mailbox is closed."""
         self.calls.noticed_ns = monotonic_ns()
+        self._send_freed()
         while True:
             try:
                 data = self.mailbox.recv(NOTICE_BYTES_MAX)

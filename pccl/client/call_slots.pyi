@@ -14,7 +14,7 @@ class Callbacks:
     gone: Callable[[str], PCCLError]
     full: Callable[[str], None]
     check: Callable[[str, Slot | None], None]
-    read_notices: Callable[[], bool]
+    catch_up: Callable[[], bool]
     send_descriptors: Callable[[str, bytes, tuple[int, ...]], None]
     share: Callable[[str, Iterable[int], Callable[[int], tuple[int, int]]], None]
 

@@ -39,7 +39,7 @@ class Callbacks:
     gone: object  # (name) -> the exception to raise: the actor or the mailbox is gone
     full: object  # (name): the mailbox is full; return when it may have room
     check: object  # (name, slot): a sleep ended without a result; raise if the actor cannot end the call any more
-    read_notices: object  # (): pass on log lines of the actor
+    catch_up: object  # (): pass on log lines of the actor, and send it what had no room in the mailbox
     send_descriptors: object  # (name, data, fds): post a message with descriptors
     share: object  # (name, segments, descriptor): make segments known to the actor
 
@@ -129,9 +129,9 @@ cdef class CallSlots:
         return result, payload
 
     cdef int collect_notices(self) except -1:
-        """Pass on log lines of the actor from time to time. Runs Python code, so it comes before a result is taken."""
+        """Catch up with the actor from time to time. Runs Python code, so it comes before a result is taken."""
         if now_ns() - self.noticed_ns > self.notice_ns:
-            self.callbacks.read_notices()
+            self.callbacks.catch_up()
         return 0
 
     cdef bytes outcome(self, Slot slot, int32_t *result):

@@ -36,7 +36,7 @@ class Probe:
             gone=lambda name: MasterLostError(Result.INTERNAL_ERROR, name, "gone"),
             full=lambda _: self.receive(),
             check=self.check,
-            read_notices=self.read_notices,
+            catch_up=self.catch_up,
             send_descriptors=self.send_descriptors,
             share=self.share,
         )
@@ -55,7 +55,7 @@ class Probe:
     def check(self, name: str, slot: object) -> None:
         self.checked += 1
 
-    def read_notices(self) -> bool:
+    def catch_up(self) -> bool:
         raise AssertionError("notices are due in 36 years")
 
     def send_descriptors(self, name: str, data: bytes, fds: tuple[int, ...]) -> None:
