@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from pccl._core.protocol.events import NUMBERS
 from pccl._core.protocol.mailbox import CallConnect, CallOptimize, CallPending, CallTopology
 from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import usable_cores
 from pccl.actors.io.addresses import format_address, parse_address, resolve
 from pccl.actors.io.logs import configure_from_environment
 from pccl.client.actor_client import ActorClient
@@ -401,4 +402,4 @@ class Communicator:
 
 def _cores() -> int:
     """How many threads compute digests: a few of them use the whole memory bandwidth."""
-    return min(len(os.sched_getaffinity(0)), DIGEST_THREADS_MAX)
+    return min(usable_cores(), DIGEST_THREADS_MAX)

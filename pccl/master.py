@@ -10,12 +10,12 @@ import errno
 import logging
 import os
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING, Self
 
 from pccl._core.system.process import set_process_name
 from pccl.actors.io.addresses import format_address, parse_address
+from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.listener import bind
 from pccl.actors.io.logs import level_of, show
 from pccl.actors.io.spawn import ActorProcess
@@ -26,6 +26,7 @@ from .options import MASTER_PORT, Options
 from .values import Result
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 READY_TIMEOUT = 10.0  # a master starts in a tenth of a second; a busy machine takes longer
@@ -64,7 +65,7 @@ class MasterNode:
         if self._actor is not None:
             raise UsageError(Result.INVALID_USAGE, "run", f"this master already runs at {self.address}")
         listener = _bind_or_explain(self._host, self._port)
-        self._mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._mailbox, theirs = mailbox_pair()
         with listener, theirs:
             self._port = listener.getsockname()[1]
             self._mailbox.send(self._options.encode().encode())

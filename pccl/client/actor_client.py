@@ -23,6 +23,7 @@ from pccl._core.protocol.messages import Notice
 from pccl._core.protocol.outcomes import split
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.fault_points import planned
+from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.spawn import ActorProcess
 from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
 from pccl.memory.completion_slots import SlotTable
@@ -65,10 +66,10 @@ class ActorClient:
             set()
         )  # segments that the actor still holds, because the mailbox had no room for the news
         self._left = False  # close() was called, perhaps by another thread than the one that waits
-        self.mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.mailbox, theirs = mailbox_pair()
         self.mailbox.setblocking(False)
         self.calls.fd = self.mailbox.fileno()
-        self._life, held = os.pipe2(os.O_CLOEXEC)
+        self._life, held = os.pipe()
         try:
             fds = (theirs.fileno(), table.segment.fd, held)
             self.process = ActorProcess("pccl.actors.peer.peer_actor", fds, fds)

@@ -9,7 +9,7 @@ last view of it: a tensor, a slice, a word that a thread sleeps on.
 
 A populated segment has all its memory pages before it is used, and huge pages if the system has them. They are
 allocated where a lack of memory can still be an error: first we check how much memory is available, because the kernel
-kills a process instead of refusing; then `fallocate` returns an error code, where the first access would raise SIGBUS.
+kills a process instead of refusing; then `reserve_pages` raises an error, where the first access would raise SIGBUS.
 """
 
 import errno
@@ -17,7 +17,7 @@ import os
 from _warnings import warn  # the built-in part of `warnings`, which also works while the interpreter ends
 
 from pccl._core.system.headroom import available_bytes
-from pccl._core.system.mapping import Mapping, create_memory_file, enlarge_pages, is_size_final
+from pccl._core.system.mapping import Mapping, create_memory_file, enlarge_pages, is_size_final, reserve_pages
 
 
 class Segment:
@@ -116,7 +116,7 @@ def _reserve(fd: int, size: int) -> None:
         raise MemoryError(lack)
     enlarge_pages(fd, size)
     try:
-        os.posix_fallocate(fd, 0, size)  # all bytes that have no memory page yet
+        reserve_pages(fd, size)
     except OSError as error:
         if error.errno in (errno.ENOMEM, errno.ENOSPC):
             raise MemoryError(lack) from error

@@ -88,6 +88,14 @@ cdef class Mapping:
             posix.madvise(self.place + begin, offset + nbytes - begin, POPULATE_WRITE)
 
 
+def reserve_pages(int fd, Py_ssize_t nbytes) -> None:
+    """Allocate a memory page for all bytes of a memory file that have none.
+
+    Raises OSError, ENOMEM or ENOSPC, if there is not enough memory; the first access would raise SIGBUS instead.
+    """
+    os.posix_fallocate(fd, 0, nbytes)
+
+
 def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
     """Back memory that has no pages yet with huge pages, as far as the kernel has any; before Linux 6.1 it has none."""
     cdef Mapping whole = Mapping(fd, nbytes)

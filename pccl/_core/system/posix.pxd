@@ -176,7 +176,7 @@ cdef extern from "<sys/socket.h>" nogil:
     cmsghdr *CMSG_FIRSTHDR(msghdr *message)
     unsigned char *CMSG_DATA(cmsghdr *header)
     int SCM_RIGHTS                  # the data are descriptors
-    int MSG_CMSG_CLOEXEC            # received descriptors are not inherited by executed programs
+    int CLOSED_ON_EXEC "MSG_CMSG_CLOEXEC"   # executed programs do not inherit the descriptors that are received
     int MSG_NOSIGNAL                # a closed peer is an error code, not a SIGPIPE
     int MSG_DONTWAIT                # non-blocking, in any mode of the descriptor
     ssize_t recv(int fd, void *buffer, size_t length, int flags)

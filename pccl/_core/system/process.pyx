@@ -1,5 +1,5 @@
 # cython: language_level=3, auto_pickle=False
-"""Process calls: names, the death of a parent, and descriptors that tell when a process ends.
+"""Process calls: names, cores, the death of a parent, and descriptors that tell when a process ends.
 
 Callers decide which processes start and what follows from an end. Another system would need another implementation of
 the same names.
@@ -52,6 +52,11 @@ def address_space_bytes() -> int:
     """How much address space the calling process holds."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
+def usable_cores() -> int:
+    """How many processor cores the calling process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def is_stopped(int pid) -> bool:

@@ -1,5 +1,7 @@
 """Forks a worker: a child of the peer actor with a mailbox, a name for `ps`, and only the descriptors it needs.
 
+Mailboxes are made here too, for all processes; another system would need another implementation of `mailbox_pair`.
+
 Workers are forked without an exec: this takes a millisecond, and all loaded code and mapped memory is there. First the
 worker closes all descriptors of the actor that it does not need, so that it does not keep other connections open. A
 worker dies with its actor. It ends by `_exit`, so that the actor's exit handlers do not run twice.
@@ -25,6 +27,14 @@ LAST_WORDS_MS = 1000  # for the last message of a worker, if its actor is busy
 REAP_INTERVAL_NS = 200_000  # between two looks for a killed process; with a millisecond, small syncs took 10 % longer
 
 
+def mailbox_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new mailbox, of which programs that are executed inherit neither.
+
+    A mailbox keeps messages whole and in order, carries descriptors, and tells each end that the other has closed.
+    """
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def fork(
     loop: Loop,
     name: str,
@@ -37,7 +47,7 @@ def fork(
     The loop calls `on_mail` when the child has written to its mailbox, or is gone. OSError if there is no child.
     """
     actor = os.getpid()  # asked before the fork: the child could only ask what its parent is by then
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = mailbox_pair()
     try:
         pid = os.fork()
     except OSError:

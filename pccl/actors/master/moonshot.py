@@ -32,7 +32,7 @@ from pccl._core.system.process import (
     open_pidfd,
     set_process_name,
 )
-from pccl.actors.io.fork import close_all_but
+from pccl.actors.io.fork import close_all_but, mailbox_pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class _Child:
         self._owner = owner
         self._reason = ""
         master = os.getpid()  # before the fork: later, the child's parent may be another process
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = mailbox_pair()
         self.pid = 0
         try:
             self.pid = os.fork()

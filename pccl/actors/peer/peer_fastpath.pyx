@@ -124,7 +124,7 @@ cdef class PeerFastpath(Watcher):
         memset(&message, 0, sizeof(message))
         message.msg_iov, message.msg_iovlen = &part, 1
         message.msg_control, message.msg_controllen = self.ancillary, sizeof(self.ancillary)
-        count = posix.recvmsg(self.mailbox_fd, &message, posix.MSG_DONTWAIT | posix.MSG_CMSG_CLOEXEC)
+        count = posix.recvmsg(self.mailbox_fd, &message, posix.MSG_DONTWAIT | posix.CLOSED_ON_EXEC)
         if count < 0 and posix.errno in (posix.EAGAIN, posix.EINTR):
             return 0
         if count <= 0:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import struct
 
 from pccl._core.protocol.codec import pack
@@ -32,6 +31,7 @@ from .lane_worker import suit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
 ANSWER = struct.Struct("<QQ")  # bytes that count, and the nanoseconds in which they came
@@ -200,7 +200,7 @@ class ArrivalCount:
 def _drain(connection: socket.socket, waste: bytearray) -> int:
     """Discard what has arrived; return its size. The kernel copies nothing, so the link is measured, not the memory."""
     try:
-        nbytes = connection.recv_into(waste, CHUNK_BYTES, socket.MSG_TRUNC)
+        nbytes = connection.recv_into(waste, CHUNK_BYTES, tcp.DISCARD)
     except BlockingIOError:
         return 0
     if not nbytes:

@@ -37,6 +37,7 @@ from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import LAST_WORDS_MS, MAILBOX_BYTES_MAX
 from pccl.actors.io.ready import wait_writable
+from pccl.actors.io.tcp import MORE_FOLLOWS
 from pccl.memory.segments import Segment
 from pccl.memory.window import WindowError
 
@@ -180,14 +181,14 @@ class ServeWorker:
         self._link.has_moved()
         self._link.visit("answer")
         if request == ASK_MANIFEST:
-            self._send(pack_answer(request, len(self._manifest)), socket.MSG_MORE)
+            self._send(pack_answer(request, len(self._manifest)), MORE_FOLLOWS)
             self._send(self._manifest)
             return
         nbytes = run_bytes(self._own.rows[request.key].nbytes, request.first, request.count)
         self._link.count(nbytes)
         if is_last or self._link.unreported >= REPORT_BYTES:
             self._link.report()
-        self._send(pack_answer(request, nbytes), socket.MSG_MORE)
+        self._send(pack_answer(request, nbytes), MORE_FOLLOWS)
         for piece in self._memory.read(request.key, request.first * STATE_BLOCK_BYTES, nbytes):
             self._send(piece)
 

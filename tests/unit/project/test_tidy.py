@@ -263,6 +263,8 @@ LINUX_ROOMS = {"pccl/_core/system", "pccl/actors/io"}
 LINUX_ONLY = re.compile(
     r"\bepoll_|\beventfd\w*\(|\bmemfd_create|\bpidfd_send_signal|\bprctl\(|\bsyscall\(|\bMADV_|\bF_(?:ADD|GET)_SEALS"
     r"|\bTCP_(?:INFO|USER_TIMEOUT|CONGESTION|NOTSENT_LOWAT)|[\"']/(?:proc|sys)/"
+    r"|\bAF_UNIX|\bSOCK_(?:SEQPACKET|CLOEXEC|NONBLOCK)|\bMSG_(?:MORE|TRUNC|CMSG_CLOEXEC|ZEROCOPY)|\bpipe2\("
+    r"|\bsched_[gs]etaffinity|\b(?:posix_)?fallocate|\bepoll\("
 )
 
 

@@ -10,7 +10,14 @@ import time
 import pytest
 
 from pccl._core.system.futex import Word, monotonic_ns
-from pccl._core.system.process import die_with_parent, end_process, is_stopped, open_pidfd, set_process_name
+from pccl._core.system.process import (
+    die_with_parent,
+    end_process,
+    is_stopped,
+    open_pidfd,
+    set_process_name,
+    usable_cores,
+)
 from tests.readable import is_readable
 
 from .test_futex import SECOND_NS, exit_code, in_child, wait_until
@@ -80,3 +87,14 @@ def test_a_stopped_process_is_known_until_it_is_ended():
         assert not is_stopped(pid)
     finally:
         os.close(fd)
+
+
+def test_a_process_knows_the_cores_it_may_use():
+    """Goal: cores that the process is kept away from do not count."""
+
+    def keep_to_one():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        assert usable_cores() == 1
+
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    assert exit_code(in_child(keep_to_one)) == 0
