@@ -38,6 +38,7 @@ FETCH_BYTES_AHEAD = 16 << 20  # requested on one link and not received: 1 Gbit/s
 FETCH_UNITS_AHEAD = 512  # the same in units, for states of many small tensors
 STATE_LINKS_MAX = 1024  # connections over which other peers may fetch from one peer at a time; each costs a process
 PROBES_MAX = 64  # connections of probes that one peer receives, beyond one full pool
+STATUS_REPORT_TIME = 10.0  # for a status report to arrive: hundreds of kilobytes over a slow link
 GROUPS_MAX = 1 << 16  # distinct peer groups of a run; more is a defect of the caller
 
 
@@ -175,3 +176,11 @@ def token_from_file(path: str) -> str:
 def nanoseconds(seconds: float) -> int:
     """Convert seconds to whole nanoseconds, the unit of the machines; as integers, equal times compare equal."""
     return int(seconds * 1_000_000_000)
+
+
+def link_silence_ns(stall_ns: int) -> int:
+    """How long the other side of a link may acknowledge nothing.
+
+    Shorter than the stall timeout, so that the error names the broken link and not the peer that noticed first.
+    """
+    return stall_ns * 4 // 5

@@ -15,14 +15,12 @@ from pccl.actors.io.addresses import format_address, resolve
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.loop import Loop
 from pccl.errors import MasterConnectionError
-from pccl.options import nanoseconds
+from pccl.options import STATUS_REPORT_TIME, nanoseconds
 from pccl.values import Result
 
 if TYPE_CHECKING:
     from pccl.actors.io.connection import Connection
     from pccl.options import Options
-
-ANSWER_NS = 10_000_000_000  # from the welcome to the last page: hundreds of kilobytes over a slow link
 
 
 def query_status(host: str, port: int, options: Options) -> dict[str, Any]:
@@ -55,7 +53,7 @@ class _Question:
         self._failure = ""
         # The handshake has its own bound at the master; the answer has another one.
         dial_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)
-        self._deadline_ns = monotonic_ns() + dial_ns + ANSWER_NS
+        self._deadline_ns = monotonic_ns() + dial_ns + nanoseconds(STATUS_REPORT_TIME)
         self._dialler = Dialler(
             self._loop,
             addresses,

@@ -51,6 +51,7 @@ from libc.string cimport memcpy
 
 from pccl._core.system cimport posix
 from pccl._core.system.futex cimport (
+    ALL_WAITERS,
     futex_wait,
     futex_wake,
     now_ns,
@@ -64,7 +65,6 @@ from pccl._core.system.futex import Word
 
 from .segments import Segment
 
-SLOT_COUNT = 1024  # un-awaited operations at a time; a memory page is touched only when its slots are used
 SLOT_BYTES = <int> BYTES_EACH
 PAYLOAD_BYTES_MAX = <int> PAYLOAD_MAX
 
@@ -80,7 +80,6 @@ cdef enum:
     SIZE_OFFSET = 12
     BEAT_OFFSET = 64                # a cache line of its own: it is written all the time
     ACTOR_OFFSET = 128
-    EVERYBODY = 0x7FFFFFFF          # wakes all threads that wait for the same slot
 
 cdef bytes MAGIC = b"pcclSLOT"
 cdef bytes ELLIPSIS = "…".encode()
@@ -211,8 +210,8 @@ cdef class SlotTable:
         free(self.idle)
 
     @classmethod
-    def create(cls, Py_ssize_t count=SLOT_COUNT) -> SlotTable:
-        """A table of `count` free slots, for the process that waits."""
+    def create(cls, Py_ssize_t count) -> SlotTable:
+        """A table of `count` free slots, for the process that waits; memory pages are touched when their slots are."""
         if count <= 0:
             raise ValueError(f"a table has at least one slot, not {count}")
         segment = Segment.create("pccl-slots", HEADER_BYTES + count * BYTES_EACH)
@@ -272,7 +271,7 @@ cdef class SlotTable:
         entry.result = result
         entry.length = <uint32_t> PyBytes_GET_SIZE(payload)
         if word_exchange(&entry.state, IS_DONE) == IS_AWAITED:
-            woken = futex_wake(&entry.state, EVERYBODY)
+            woken = futex_wake(&entry.state, ALL_WAITERS)
             if woken < 0:
                 raise_errno(-woken, "waking who waits for a completion slot")
         return True

@@ -54,7 +54,6 @@ _PHASE = 7
 _ORDER = struct.Struct("<IQQ")
 _ORDER_OFFSET = 4
 _BUFFER_HEADER_BYTES = 64  # a cache line of its own
-_ALL_SLEEPERS = 0x7FFFFFFF
 
 
 class WindowError(RuntimeError):
@@ -219,4 +218,4 @@ def _bump(word: Word) -> None:
     """Change a word, and wake all threads that wait for a change."""
     while not word.compare_exchange(value := word.load(), (value + 1) & 0xFFFFFFFF):
         pass
-    word.wake(_ALL_SLEEPERS)
+    word.wake_all()

@@ -22,10 +22,9 @@ from pccl import Attribute, MasterNode
 from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
 from pccl.actors.io.addresses import parse_address
-from pccl.actors.master.master_actor import REPORT_NS
 from pccl.client.status_query import query_status
 from pccl.errors import MasterConnectionError
-from pccl.options import Options
+from pccl.options import STATUS_REPORT_TIME, Options
 from tests.readable import is_readable
 
 from .helpers import (
@@ -127,7 +126,9 @@ def test_an_operator_cannot_vote(master: MasterNode) -> None:
             client.say(VoteTopology(1, 0))
 
             # The master has announced that nothing follows; it closes long before the timeout of a silent operator.
-            eventually(lambda: sockets(master_pid(master)) == before, "it closes the connection", REPORT_NS / 2e9)
+            eventually(
+                lambda: sockets(master_pid(master)) == before, "it closes the connection", STATUS_REPORT_TIME / 2
+            )
         assert ask(master)["votes"] == []
         peers.update()
         assert ask(master)["counters"]["kicked"] == 0

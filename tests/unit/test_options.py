@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pccl.options
 from pccl._core.protocol.mailbox import CallConnect
 from pccl._core.records import replace
-from pccl.options import Options, nanoseconds, token_from_file
+from pccl.options import Options, link_silence_ns, nanoseconds, token_from_file
 
 NAMES = Options.__match_args__
 
@@ -148,3 +148,9 @@ def test_time_is_whole_nanoseconds() -> None:
     """Goal: machines compare times for equality."""
     assert nanoseconds(1.5) == 1_500_000_000
     assert isinstance(nanoseconds(0.1), int)
+
+
+def test_a_silent_link_ends_before_the_reduce_that_uses_it() -> None:
+    stall_ns = nanoseconds(Options().stall_timeout)
+
+    assert 0 < link_silence_ns(stall_ns) < stall_ns

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+NONCE_BYTES = 32  # random, so that none is ever used twice
+PROOF_BYTES = 32  # an HMAC with SHA-256; the first field of every hello
+
 
 @record
 class Say:
@@ -84,7 +87,7 @@ class PendingConnections:
     ) -> None:
         self._token = token
         self._hellos = hellos  # the kinds of hello that this port answers
-        self._nonces = nonces  # returns 32 new bytes per call; a seeded source in tests
+        self._nonces = nonces  # returns NONCE_BYTES new bytes per call; a seeded source in tests
         self._timeout_ns = timeout_ns
         self._most = most
         self.connections: dict[int, PendingConnection] = {}  # in order of arrival, so the first is the oldest
@@ -182,7 +185,7 @@ class Caller:
             raise PermissionError(message.reason)
         if isinstance(message, Challenge) and not self._proof:
             self._answer_nonce = message.nonce
-            self._proof = caller_proof(self._token, self._nonce, message.nonce, self._hello(bytes(32)))
+            self._proof = caller_proof(self._token, self._nonce, message.nonce, self._hello(bytes(PROOF_BYTES)))
             return self._hello(self._proof)
         if isinstance(message, Welcome) and self._proof and not self.done:
             expected = answerer_proof(self._token, self._nonce, self._answer_nonce, self._proof)
@@ -196,7 +199,8 @@ class Caller:
 def caller_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, hello: Any) -> bytes:
     """Return the caller's proof. It covers both nonces, the kind of the hello and its fields after the proof."""
     opcode, body = encode(hello)
-    return hmac.digest(token, b"pccl caller" + caller_nonce + answerer_nonce + bytes([opcode]) + body[32:], "sha256")
+    covered = bytes([opcode]) + body[PROOF_BYTES:]
+    return hmac.digest(token, b"pccl caller" + caller_nonce + answerer_nonce + covered, "sha256")
 
 
 def answerer_proof(token: bytes, caller_nonce: bytes, answerer_nonce: bytes, proof: bytes) -> bytes:

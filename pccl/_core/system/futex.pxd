@@ -28,6 +28,10 @@ cdef inline bint word_compare_exchange(uint32_t *word, uint32_t expected, uint32
 # otherwise the error code: EAGAIN (the word has changed already), EINTR and ETIMEDOUT are normal.
 cdef int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) noexcept nogil
 
+# For `futex_wake`: all threads that sleep on the word.
+cdef enum:
+    ALL_WAITERS = 0x7FFFFFFF
+
 # Wakes at most `count` sleepers and returns how many it woke, or minus the error code.
 cdef int futex_wake(uint32_t *word, int count) noexcept nogil
 

@@ -95,6 +95,10 @@ cdef class Word(Cell):
             raise_errno(-woken, "waking the sleepers of a shared word")
         return woken
 
+    def wake_all(self) -> int:
+        """Wakes all sleepers, in any process, and returns how many it woke."""
+        return self.wake(ALL_WAITERS)
+
     def look(self, uint32_t expected, int64_t duration_ns) -> bool:
         """Polls while the word holds `expected`, at most that long; True if it holds another value now.
 

@@ -13,18 +13,14 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from pccl._core.protocol.codec cimport decode, encode_behind
 from pccl.actors.io.framing cimport FRAME_HEADER_BYTES, FrameReader, FrameWriter, seal
-from pccl._core.system cimport posix
 from pccl._core.protocol.codec import PROTOCOL_VERSION, CodecError
 from pccl.actors.io.framing import FrameError
 from pccl.options import SEND_QUEUE_BYTES_MAX
 
-from .loop cimport Loop, Watcher
+from .loop cimport BROKEN, READABLE, WRITABLE, Loop, Watcher
+from .tcp import MAPPED
 
 LINGER_NS = 1_000_000_000  # how long the last messages may take to arrive before the socket is closed
-
-cdef uint32_t READABLE = posix.EPOLLIN
-cdef uint32_t WRITABLE = posix.EPOLLOUT
-cdef uint32_t BROKEN = posix.EPOLLHUP | posix.EPOLLERR
 
 
 cdef class Connection(Watcher):
@@ -182,4 +178,4 @@ def prepare(sock):
 def host_of(address):
     """Return the host of a socket address; an IPv4 address has IPv4 form also on a dual-stack socket."""
     host = str(address[0])
-    return host[7:] if host.startswith("::ffff:") and "." in host else host.partition("%")[0]
+    return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host.partition("%")[0]

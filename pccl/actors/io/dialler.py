@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 
-from pccl._core.protocol.handshake import Caller
+from pccl._core.protocol.handshake import NONCE_BYTES, Caller
 from pccl._core.protocol.messages import TO_CALLER
 
 from .connection import Connection, prepare
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .loop import Loop
-
-NONCE_BYTES = 32
 
 # Plain words for errors of the system; the system's text follows in brackets.
 PLAIN = {

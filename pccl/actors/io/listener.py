@@ -13,7 +13,7 @@ import socket
 
 from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.events import DEBUG, INFO, WARNING
-from pccl._core.protocol.handshake import Admit, PendingConnections, Refuse, Say
+from pccl._core.protocol.handshake import NONCE_BYTES, Admit, PendingConnections, Refuse, Say
 from pccl._core.protocol.messages import Refused
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
@@ -60,7 +60,7 @@ class Listener:
         self._hosts: dict[int, str] = {}
         self._short_of: str | None = ""  # why accepting failed last time; empty if it did not
         self.pending = PendingConnections(
-            token, tuple(hellos), lambda: os.urandom(32), timeout_ns, PENDING_CONNECTIONS_MAX
+            token, tuple(hellos), lambda: os.urandom(NONCE_BYTES), timeout_ns, PENDING_CONNECTIONS_MAX
         )
         listener.setblocking(False)
         loop.watch(listener.fileno(), lambda _: self._accept())

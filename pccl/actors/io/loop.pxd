@@ -9,6 +9,19 @@ cdef enum:
     EVENTS_MAX = 64                     # per wake-up, so that timers are checked even if the sockets are busy
 
 
+# What a descriptor is watched for, and what happened to it.
+cdef extern from * nogil:
+    """
+    #include <sys/epoll.h>
+    #define PCCL_READABLE EPOLLIN
+    #define PCCL_WRITABLE EPOLLOUT
+    #define PCCL_BROKEN (EPOLLHUP | EPOLLERR)
+    """
+    uint32_t READABLE "PCCL_READABLE"
+    uint32_t WRITABLE "PCCL_WRITABLE"
+    uint32_t BROKEN "PCCL_BROKEN"       # the other side is gone, or the descriptor has failed; always watched for
+
+
 # The interface of an object that is woken when a descriptor is ready; `ready` must be overridden.
 cdef class Watcher:
     cdef int ready(self, uint32_t events) except -1

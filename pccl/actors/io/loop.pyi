@@ -1,8 +1,5 @@
 from collections.abc import Callable
 
-READABLE: int
-WRITABLE: int
-BROKEN: int
 IDLE_NS: int
 
 class Watcher: ...

@@ -18,10 +18,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from pccl._core.system cimport posix
 from pccl._core.system.futex cimport now_ns, raise_errno
 
-READABLE = posix.EPOLLIN
-WRITABLE = posix.EPOLLOUT
-BROKEN = posix.EPOLLHUP | posix.EPOLLERR
-
 IDLE_NS = 1_000_000_000  # the longest sleep: nothing is ever later than this
 cdef int64_t idle_ns = IDLE_NS
 

@@ -21,7 +21,7 @@ from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.listener import Listener
 from pccl.actors.io.loop import Loop
-from pccl.options import nanoseconds
+from pccl.options import STATUS_REPORT_TIME, nanoseconds
 
 from .master_fastpath import MasterFastpath
 from .moonshot import Moonshot
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .state_file import StateFile
 
 RUN_ID_BYTES = 16
-REPORT_NS = 10_000_000_000  # for the operator to read the report: hundreds of kilobytes over a slow link
 
 # Messages in the mailbox of a master that has its own process. One more is the reason why it could not start.
 STATE_FILE = b"state file: "  # followed by its path, if there is one
@@ -189,7 +188,7 @@ class MasterActor:
         connection.send(welcome)
         for page in report_pages(self.state, monotonic_ns(), version=self._version, protocol_version=PROTOCOL_VERSION):
             connection.send(page)
-        connection.finish(REPORT_NS)
+        connection.finish(nanoseconds(STATUS_REPORT_TIME))
         self._log(DEBUG, f"sent a status report to an operator at {host}")
 
     def _broke(self, number: int, kind: str, reason: str) -> None:

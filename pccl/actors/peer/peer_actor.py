@@ -72,7 +72,7 @@ from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
 from pccl.actors.io.loop import IDLE_NS, Loop
 from pccl.memory.completion_slots import SlotTable
-from pccl.options import Options, nanoseconds
+from pccl.options import Options, link_silence_ns, nanoseconds
 
 from .identity import Identity
 from .lane_pool import LanePool
@@ -184,8 +184,7 @@ class PeerActor:
         self._join = call
         options = Options.decode(call.options.decode())
         self._lanes.size = max(call.lanes, 1)
-        # Shorter than the stall timeout, so that the error names the broken link, not the peer that noticed first.
-        self._lanes.patience_ns = nanoseconds(options.stall_timeout) * 4 // 5
+        self._lanes.patience_ns = link_silence_ns(nanoseconds(options.stall_timeout))
         self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)

@@ -16,12 +16,12 @@ from pccl.memory.completion_slots import (
     PAYLOAD_BYTES_MAX,
     PENDING,
     SLOT_BYTES,
-    SLOT_COUNT,
     Slot,
     SlotsExhaustedError,
     SlotTable,
 )
 from pccl.memory.segments import Segment
+from pccl.options import Options
 
 SECOND_NS = 1_000_000_000
 
@@ -80,8 +80,7 @@ def test_layout_is_as_documented(table, actor):
 
 
 def test_default_table_is_touched_lazily():
-    with SlotTable.create() as table:
-        assert table.count == SLOT_COUNT
+    with SlotTable.create(Options().slots) as table:
         table.acquire().abandon()
         assert os.fstat(table.segment.fd).st_blocks * 512 <= 2 * os.sysconf("SC_PAGE_SIZE")
 
