@@ -294,7 +294,7 @@ cdef class PendingReduce:
             self.copy_in()
         elif distance == 0:
             self.backup = arena.take(backup_bytes(asked.elements, asked.itemsize, world))
-            clear(<uintptr_t> self.backup.place, asked.elements, asked.itemsize, world)
+            clear(<uintptr_t> self.backup.start, asked.elements, asked.itemsize, world)
         return 0
 
     @property
@@ -374,7 +374,7 @@ cdef class PendingReduce:
         """End with failure: restore a tensor that was reduced in place. No worker uses its memory any more."""
         self.over = True
         if self.backup is not None:
-            saved = <uintptr_t> self.backup.place
+            saved = <uintptr_t> self.backup.start
             restore(self.request.target, saved, self.request.elements, self.request.itemsize)
         self.release()
 
@@ -394,7 +394,7 @@ cdef class PendingReduce:
 
             copy_to_host(self._staging, self.request.sent, self.nbytes)
         else:
-            copy(<uintptr_t> self._staging.place, self.request.source, self.nbytes)
+            copy(<uintptr_t> self._staging.start, self.request.source, self.nbytes)
         return 0
 
     cdef int copy_out(self) except -1:
@@ -403,7 +403,7 @@ cdef class PendingReduce:
 
             copy_to_device(self.request.received, self._staging, self.nbytes)
         else:
-            copy(self.request.target, <uintptr_t> self._staging.place, self.nbytes)
+            copy(self.request.target, <uintptr_t> self._staging.start, self.nbytes)
         return 0
 
 

@@ -91,7 +91,7 @@ cdef class Region:
         self.number = next(_numbers)
         self.segment = segment
         self.mapping = segment.mapping
-        self.address = <uintptr_t> self.mapping.place
+        self.address = <uintptr_t> self.mapping.start
         self.nbytes = segment.size
         self.is_slab = is_slab
         self.free = {}
@@ -250,7 +250,7 @@ cdef class Arena:
             check(region.live == 0, "a large piece is alone in its segment")
         region.live += 1
         self.bytes_in_use += size
-        piece.place += offset
+        piece.start += offset
         piece.nbytes = size
         piece.offset = offset
         piece.region = region

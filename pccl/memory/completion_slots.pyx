@@ -192,10 +192,10 @@ cdef class SlotTable:
         self.segment = segment
         self.mapping = segment.mapping
         self.actor = Word(self.mapping, ACTOR_OFFSET)
-        self.count = (<uint32_t *> (self.mapping.place + COUNT_OFFSET))[0]
+        self.count = (<uint32_t *> (self.mapping.start + COUNT_OFFSET))[0]
         if self.mapping.nbytes < HEADER_BYTES + <Py_ssize_t> self.count * BYTES_EACH:
             raise ValueError(f"{self.count} slots do not fit into {self.mapping.nbytes} bytes")
-        self.entries = <Entry *> (self.mapping.place + HEADER_BYTES)
+        self.entries = <Entry *> (self.mapping.start + HEADER_BYTES)
         self.idle = <uint32_t *> malloc(2 * sizeof(uint32_t) * max(self.count, 1))
         if self.idle == NULL:
             raise MemoryError
@@ -216,9 +216,9 @@ cdef class SlotTable:
             raise ValueError(f"a table has at least one slot, not {count}")
         segment = Segment.create("pccl-slots", HEADER_BYTES + count * BYTES_EACH)
         cdef Mapping mapping = segment.mapping
-        (<uint32_t *> (mapping.place + COUNT_OFFSET))[0] = <uint32_t> count
-        (<uint32_t *> (mapping.place + SIZE_OFFSET))[0] = BYTES_EACH
-        memcpy(mapping.place, PyBytes_AS_STRING(MAGIC), PyBytes_GET_SIZE(MAGIC))
+        (<uint32_t *> (mapping.start + COUNT_OFFSET))[0] = <uint32_t> count
+        (<uint32_t *> (mapping.start + SIZE_OFFSET))[0] = BYTES_EACH
+        memcpy(mapping.start, PyBytes_AS_STRING(MAGIC), PyBytes_GET_SIZE(MAGIC))
         return cls(segment, acquires=True)
 
     @classmethod
@@ -273,12 +273,12 @@ cdef class SlotTable:
         if word_exchange(&entry.state, IS_DONE) == IS_AWAITED:
             woken = futex_wake(&entry.state, ALL_WAITERS)
             if woken < 0:
-                raise_errno(-woken, "waking who waits for a completion slot")
+                raise_errno(-woken, "waking the threads that wait for a completion slot")
         return True
 
     cpdef beat(self, uint64_t awake_ns):
         """Store that the actor was awake at `awake_ns` of the monotonic clock."""
-        posix.atomic_store_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET), awake_ns)
+        posix.atomic_store_u64(<uint64_t *> (self.mapping.start + BEAT_OFFSET), awake_ns)
 
     @property
     def last_beat_ns(self) -> int:
@@ -286,7 +286,7 @@ cdef class SlotTable:
         return self.beaten_ns()
 
     cdef uint64_t beaten_ns(self) noexcept:
-        return posix.atomic_load_u64(<uint64_t *> (self.mapping.place + BEAT_OFFSET))
+        return posix.atomic_load_u64(<uint64_t *> (self.mapping.start + BEAT_OFFSET))
 
     @property
     def idle_slots(self) -> int:

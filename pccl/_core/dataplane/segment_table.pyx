@@ -45,7 +45,7 @@ cdef class SegmentTable:
         mapping = Mapping(fd, nbytes, populate=True, writable=writable)
         found = os.fstat(fd)
         memset(&entry, 0, sizeof(entry))
-        entry.segment, entry.descriptor, entry.base, entry.nbytes = segment, fd, mapping.place, nbytes
+        entry.segment, entry.descriptor, entry.base, entry.nbytes = segment, fd, mapping.start, nbytes
         entry.inode, entry.device = found.st_ino, found.st_dev
         self.mappings[segment] = mapping
         self.rebuild(&entry)

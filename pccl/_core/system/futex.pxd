@@ -45,7 +45,7 @@ cdef int raise_errno(int code, str doing) except -1
 # A few aligned bytes in a buffer, which stays exported as long as the cell lives.
 cdef class Cell:
     cdef Py_buffer exported         # keeps the memory mapped while a thread may sleep on it
-    cdef void *place                # the first byte of the cell
+    cdef void *start                # the first byte of the cell
 
     cdef int pin(self, object buffer, Py_ssize_t offset, Py_ssize_t size) except -1
 
@@ -53,10 +53,10 @@ cdef class Cell:
 # 32 bits that processes wait on.
 cdef class Word(Cell):
     cdef inline uint32_t *at(self) noexcept nogil:
-        return <uint32_t *> self.place
+        return <uint32_t *> self.start
 
 
 # 64 bits that are read and written atomically: counters and times. A futex has only 32 bits.
 cdef class Stamp(Cell):
     cdef inline uint64_t *at(self) noexcept nogil:
-        return <uint64_t *> self.place
+        return <uint64_t *> self.start

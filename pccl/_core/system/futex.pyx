@@ -57,9 +57,9 @@ cdef class Cell:
         PyObject_GetBuffer(buffer, &self.exported, PyBUF_WRITABLE)
         if offset < 0 or offset > self.exported.len - size:
             raise ValueError(f"{size} bytes at offset {offset} do not lie in a buffer of {self.exported.len} bytes")
-        self.place = <char *> self.exported.buf + offset
+        self.start = <char *> self.exported.buf + offset
         # An atomic access that straddles two cache lines is not atomic, and the kernel refuses such a futex.
-        if <uintptr_t> self.place % size != 0:
+        if <uintptr_t> self.start % size != 0:
             raise ValueError(f"offset {offset} is not aligned to {size} bytes in memory")
         return 0
 

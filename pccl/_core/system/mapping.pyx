@@ -49,32 +49,32 @@ cdef class Mapping:
     def __cinit__(self, int fd, Py_ssize_t nbytes, *, bint populate=False, bint writable=True):
         cdef int flags = posix.MAP_SHARED | posix.MAP_POPULATE if populate else posix.MAP_SHARED
         cdef int access = posix.PROT_READ | posix.PROT_WRITE if writable else posix.PROT_READ
-        cdef void *place
+        cdef void *start
         cdef int code
         if nbytes <= 0:
             raise ValueError(f"a mapping has at least one byte, not {nbytes}")
         with nogil:
-            place = map_aligned(nbytes, access, flags, fd)
+            start = map_aligned(nbytes, access, flags, fd)
             code = posix.errno
-        if place == posix.MAP_FAILED:
+        if start == posix.MAP_FAILED:
             raise_errno(code, f"mapping {nbytes} bytes of shared memory")
-        self.place = <char *> place
+        self.start = <char *> start
         self.nbytes = nbytes
         self.readonly = not writable
 
     def __dealloc__(self):
-        if self.place != NULL:
+        if self.start != NULL:
             # Gigabytes take tens of milliseconds; other threads run meanwhile.
             with nogil:
-                posix.munmap(self.place, self.nbytes)
+                posix.munmap(self.start, self.nbytes)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, self.readonly, flags)
+        PyBuffer_FillInfo(buffer, self, self.start, self.nbytes, self.readonly, flags)
 
     @property
     def address(self) -> int:
         """The address of the first byte in this process."""
-        return <uintptr_t> self.place
+        return <uintptr_t> self.start
 
     def populate(self, Py_ssize_t offset, Py_ssize_t nbytes) -> None:
         """Fill the page tables for bytes that are about to be written: one call instead of a fault for each page.
@@ -85,7 +85,7 @@ cdef class Mapping:
         if offset < 0 or nbytes < 0 or offset > self.nbytes - nbytes:
             raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {self.nbytes} bytes")
         with nogil:
-            posix.madvise(self.place + begin, offset + nbytes - begin, POPULATE_WRITE)
+            posix.madvise(self.start + begin, offset + nbytes - begin, POPULATE_WRITE)
 
 
 def reserve_pages(int fd, Py_ssize_t nbytes) -> None:
@@ -102,10 +102,10 @@ def enlarge_pages(int fd, Py_ssize_t nbytes) -> None:
     cdef Py_ssize_t end = 0
     with nogil:
         # The kernel collapses a page table that has at least one page, and adds the missing ones.
-        while nbytes - end >= HUGE_BYTES and posix.madvise(whole.place + end, PAGE_BYTES, POPULATE_WRITE) == 0:
+        while nbytes - end >= HUGE_BYTES and posix.madvise(whole.start + end, PAGE_BYTES, POPULATE_WRITE) == 0:
             end += HUGE_BYTES
         if end > 0:
-            posix.madvise(whole.place, end, COLLAPSE)
+            posix.madvise(whole.start, end, COLLAPSE)
 
 
 cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept nogil:
@@ -113,7 +113,7 @@ cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept no
     cdef int nothing = posix.MAP_PRIVATE | posix.MAP_ANONYMOUS | posix.MAP_NORESERVE
     cdef size_t pages = (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES, ahead
     cdef char *room
-    cdef void *place
+    cdef void *start
     cdef int code
     if nbytes < HUGE_BYTES:
         return posix.mmap(NULL, nbytes, access, flags, fd, 0)
@@ -121,16 +121,16 @@ cdef void *map_aligned(size_t nbytes, int access, int flags, int fd) noexcept no
     if room == posix.MAP_FAILED:
         return room
     ahead = -<uintptr_t> room & (HUGE_BYTES - 1)
-    place = posix.mmap(room + ahead, nbytes, access, flags | posix.MAP_FIXED, fd, 0)
+    start = posix.mmap(room + ahead, nbytes, access, flags | posix.MAP_FIXED, fd, 0)
     code = posix.errno
-    if place == posix.MAP_FAILED:
+    if start == posix.MAP_FAILED:
         posix.munmap(room, pages + HUGE_BYTES)
     else:
         if ahead:
             posix.munmap(room, ahead)
         posix.munmap(room + ahead + pages, HUGE_BYTES - ahead)
     posix.errno = code
-    return place
+    return start
 
 
 # No garbage collection: an extent refers to a mapping, which refers to nothing.
@@ -142,16 +142,16 @@ cdef class Extent:
         if offset < 0 or nbytes < 0 or offset > mapping.nbytes - nbytes:
             raise ValueError(f"{nbytes} bytes at offset {offset} do not lie in a mapping of {mapping.nbytes} bytes")
         self.mapping = mapping
-        self.place = mapping.place + offset
+        self.start = mapping.start + offset
         self.nbytes = nbytes
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.place, self.nbytes, 0, flags)
+        PyBuffer_FillInfo(buffer, self, self.start, self.nbytes, 0, flags)
 
     @property
     def address(self) -> int:
         """The address of the first byte in this process."""
-        return <uintptr_t> self.place
+        return <uintptr_t> self.start
 
     @property
     def view(self) -> memoryview:

@@ -59,6 +59,7 @@ def test_word_operations():
     assert word.compare_exchange(7, 9)
     assert word.load() == 9
     assert word.wake() == 0
+    assert word.wake_all() == 0
 
 
 def test_stamp_holds_64_bits():
