@@ -46,7 +46,6 @@ BUFFERS = 16  # enough for a few workers to wait for the network while one piece
 BUFFER_BYTES = 1 << 20  # four digest blocks: long enough that the order costs little beside the copy
 HEADER_BYTES = 4096  # a memory page before the first buffer
 WINDOW_BYTES = HEADER_BYTES + BUFFERS * BUFFER_BYTES
-OWNER_MAX = (1 << 29) - 1  # the bits of a word that the phase leaves
 
 FREE, HELD, WANTED, FULL, COPYING, DONE, FAILED, LEFT = range(8)
 

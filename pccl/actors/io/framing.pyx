@@ -172,11 +172,6 @@ cdef class FrameReader:
         """Bytes allocated for reading."""
         return self.room
 
-    @property
-    def broken(self) -> bool:
-        """Whether a bad frame was read: the next call raises FrameError; the socket may never become ready again."""
-        return self.fault is not None
-
     cpdef set_limits(self, dict limits):
         """Replaces the limits, from the present frame on."""
         cdef int64_t fresh[OPCODES]

@@ -60,11 +60,6 @@ class ActorProcess:
             return "still runs, but does not answer"
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        if self._process.poll() is None:
-            self._process.terminate()
-
     def kill(self) -> None:
         """Kill and reap it."""
         if self._process.poll() is None:
