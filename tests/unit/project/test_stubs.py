@@ -1,7 +1,8 @@
-"""Stubs and their compiled modules have the same public names.
+"""Stubs leave nothing out that a compiled module has.
 
-mypy checks types, and `mypy.stubtest` compares signatures on request; that takes half a minute. Comparing names takes a
-millisecond, and finds the most frequent mistake: a missing name after a change of a machine.
+`make lint` runs `mypy.stubtest`, which checks that everything in a stub is in the module, with the same signature. It
+does not check the other direction (`--ignore-missing-stub`), because a compiled module also has names that it imported
+or that are private. These tests check that direction: public classes, and their public attributes.
 """
 
 from __future__ import annotations
@@ -39,20 +40,15 @@ def described_by(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
-def test_a_stub_names_what_is_there(path: Path) -> None:
-    """Goal: every name that a stub gives to editors and mypy exists in the compiled module."""
+def test_a_stub_leaves_no_attribute_out(path: Path) -> None:
+    """Goal: every public attribute of a class that a stub describes is in the stub."""
     module = described_by(path)
-    stub = described(ast.parse(path.read_text()).body)
-
-    assert public(stub) <= public(dir(module))
-    for name, statement in stub.items():
+    for name, statement in described(ast.parse(path.read_text()).body).items():
         if isinstance(statement, ast.ClassDef):
             actual = getattr(module, name)
             inherited = {attribute for base in actual.__mro__[1:] for attribute in dir(base)}
-            claimed, found = public(described(statement.body)) - inherited, public(dir(actual)) - inherited
-            assert found <= claimed, name
-            # Attributes in the dictionary of an instance are not visible on its class.
-            assert actual.__dictoffset__ or claimed <= found, name
+
+            assert public(dir(actual)) - inherited <= public(described(statement.body)), name
 
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -41,7 +42,10 @@ ROOMS = {
     "pccl/torch": ("pccl/_core/kernels", "pccl/_core/system", "pccl/memory", "pccl.values"),
     "pccl/actors": (),
     "pccl/actors/io": (*BASE, "pccl/_core/protocol", "pccl/_core/system"),
-    "pccl/actors/workers": ("pccl/_core*", "pccl/actors/io", "pccl/memory"),
+    "pccl/actors/workers": (
+        *("pccl/_core", "pccl/_core/protocol", "pccl/_core/dataplane", "pccl/_core/kernels", "pccl/_core/system"),
+        *("pccl/actors/io", "pccl/memory"),
+    ),
     "pccl/actors/master": (
         *BASE,
         "pccl/_core/master",
@@ -71,13 +75,6 @@ PURE = {"pccl/_core", "pccl/_core/master", "pccl/_core/peer", "pccl/_core/protoc
 IMPURE = {
     *("asyncio", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "posix", "random", "secrets"),
     *("select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "tempfile", "threading", "time"),
-}
-
-# Started by name from outside: the package itself, `python -m`, console scripts.
-ENTRY_POINTS = {"pccl", "pccl.master", "pccl.cli", "pccl.cli.__main__", "pccl.__main__", "pccl.stress.__main__"}
-# Commands are loaded by name when they are used: the table in cli/__init__.py names the module of each.
-ENTRY_POINTS |= {
-    f"pccl.cli.{module}" for module in re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
 }
 
 LEFTOVERS = re.compile(
@@ -232,6 +229,16 @@ def test_every_folder_is_a_room() -> None:
     expect_none(folders ^ ROOMS.keys())
 
 
+def test_unit_tests_mirror_the_rooms() -> None:
+    """Goal: the tests of a module are found without a search; tests of the repository itself are in `project`."""
+    unit = ROOT / "tests" / "unit"
+    folders = {str(s.path.parent.relative_to(unit)) for s in sources() if s.path.is_relative_to(unit)} - {"."}
+    folders |= {str(parent) for folder in folders for parent in Path(folder).parents} - {"."}
+    rooms = {name.removeprefix("pccl/") for name in ROOMS} - {"pccl"}
+
+    expect_none(folders ^ (rooms | {"project", "benchmarks"}))
+
+
 def test_imports_follow_the_rooms() -> None:
     """Goal: cli, stress -> public -> client -> actors -> memory -> _core; machines know neither each other nor I/O."""
     wrong = [
@@ -281,9 +288,19 @@ def test_linux_has_its_rooms() -> None:
     expect_none(wrong)
 
 
+def entry_points() -> set[str]:
+    """The modules that are started from outside: the package itself, console scripts, `python -m`, commands."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
+    # Commands are loaded by name when they are used: the table in cli/__init__.py names the module of each.
+    commands = re.findall(r': \("(\w+)", "\w+"\)', (ROOT / "cli" / "__init__.py").read_text())
+    mains = {module for module in modules() if module.endswith(".__main__")}
+    return {"pccl", *(script.split(":")[0] for script in scripts), *(f"pccl.cli.{name}" for name in commands), *mains}
+
+
 def test_no_file_is_dead() -> None:
     """Goal: each module is imported by another, named in a string that starts it, or an entry point."""
-    reached = set(ENTRY_POINTS)
+    reached = entry_points()
+    expect_none(f"{module} is an entry point, but there is no such module" for module in reached - modules())
     for source in installed(".py", ".pyx", ".pxd"):
         strings = set(re.findall(r"[\"'](pccl(?:\.\w+)+)[\"']", source.text))
         # A module that imports itself is still dead, and so is a .pyx that only its .pxd names.
@@ -465,6 +482,7 @@ def test_lengths_are_measured_in_both_languages() -> None:
         ("pccl._core.protocol.codec", "pccl.actors.io.loop", False),
         ("pccl.actors.peer.peer_actor", "pccl.client.handle", False),
         ("pccl.actors.workers.lane_worker", "pccl._core.dataplane.sender", True),
+        ("pccl.actors.workers.lane_worker", "pccl._core.peer.calls", False),
         ("pccl.errors", "pccl.communicator", False),
         ("pccl.memory.arena", "pccl.communicator", False),
         ("pccl.cli.demo", "pccl.communicator", True),
