@@ -131,9 +131,10 @@ class Communicator:
         self._reduces.learn(payload)
 
     def update_topology(self) -> None:
-        """Admit waiting peers, drop lost ones and rewire the rings; blocks until all members of all groups call it.
+        """Admit waiting peers into the rings of their groups; blocks until all members of all groups call it.
 
-        Raises `UsageError` while a reduce of this peer is un-awaited.
+        Lost peers are removed at once, without this call. Raises `UsageError` while a reduce of this peer is
+        un-awaited.
         """
         self._update_topology("update_topology", 0, None)
 
@@ -232,7 +233,7 @@ class Communicator:
     ) -> AsyncReduceHandle:
         """Launch a reduce and return at once; `wait()` on the handle returns its result.
 
-        Neither tensor may be touched until then. Any number of reduces may be in flight, each with its own tag.
+        Neither tensor may be touched until then. Up to `Options.slots` reduces may be in flight, each with its own tag.
         """
         asked = request(send, recv, op, tag, operand_descriptor, quantization_options)
         reduces = self._reducing("all_reduce_async")

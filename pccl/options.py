@@ -57,7 +57,7 @@ class Options:
     vote_warning: float = 30.0  # a vote that waits this long logs which peers are missing
     vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else missing peers are kicked
     deadlock_timeout: float = 3.0  # a deadlock is explained after this time
-    stall_timeout: float = 10.0  # aborts a reduce that moves no byte for so long, and for 8 times its longest pause
+    stall_timeout: float = 10.0  # aborts a reduce if no byte moves for this time; 8 times its longest pause if longer
     start_timeout: float = 30.0  # an actor starts in a twentieth of a second; an overloaded machine takes longer
     close_timeout: float = 2.0  # how long close() waits for the actor before it kills it
     probe_time: float = 1.0  # of one edge; the first part, in which TCP windows open, does not count
