@@ -10,18 +10,38 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pccl import Attribute, MasterNode
+from pccl.actors.io.addresses import parse_address
+from pccl.client.status_query import query_status
 
-from .helpers import Script, background, children, eventually, gone, is_asleep, peers_of, running_master, together
+from .helpers import (
+    Script,
+    background,
+    children,
+    eventually,
+    gone,
+    is_asleep,
+    peers_of,
+    quick,
+    running_master,
+    together,
+)
 
 
 @pytest.fixture
 def master() -> Iterator[MasterNode]:
     with running_master() as node:
         yield node
+
+
+def votes(master: MasterNode) -> list[Any]:
+    """The votes that the master holds now."""
+    found: list[Any] = query_status(*parse_address(master.address), quick())["votes"]
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- Ctrl-C
@@ -44,9 +64,12 @@ def test_ctrl_c_ends_a_call_and_the_next_one_works(master: MasterNode, call: str
     with peers_of(master.address, 0) as peers, Script(code, master.address) as script:
         peers[0].wait_for_world_size(2, timeout=15)
         script.expect("calling")
+        eventually(lambda: votes(master), "the master has the vote")
         eventually(lambda: is_asleep(script.pid), "the call waits")
         script.signal(signal.SIGINT)
         script.expect("interrupted")
+        # The withdrawal and the next peer's vote travel on different connections.
+        eventually(lambda: not votes(master), "the master has the withdrawal")
 
         waiting = background(peers[0].update_topology)
         assert not waiting.ended.wait(0.2), "a vote that was given up closed the round"
