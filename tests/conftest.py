@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from .leaks import Footprint
@@ -30,6 +31,14 @@ INHERITED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 def pytest_configure() -> None:
+    """Prepare this process before any test is collected."""
+    # A bound of seconds for one example says how busy the machine is, and nothing about the code.
+    hypothesis.settings.register_profile("no deadline", deadline=None)
+    hypothesis.settings.load_profile("no deadline")
+    restore_signals()
+
+
+def restore_signals() -> None:
     """Start every process of a test with default signal handling, however the tests themselves were started.
 
     A new program inherits ignored signals, but not handlers. So a handler that does nothing keeps the signal without

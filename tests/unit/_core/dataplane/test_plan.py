@@ -19,7 +19,7 @@ worlds = st.one_of(st.integers(1, 8), st.integers(1, 64), st.sampled_from([500, 
 
 
 @given(counts, itemsizes, worlds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_chunks_and_blocks_partition_the_tensor(count: int, itemsize: int, world: int) -> None:
     cut = Cut(count, itemsize, world)
     at = blocks = 0
@@ -40,7 +40,7 @@ def test_chunks_and_blocks_partition_the_tensor(count: int, itemsize: int, world
 
 
 @given(counts, itemsizes, worlds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_chunks_differ_by_one_unit_at_most(count: int, itemsize: int, world: int) -> None:
     cut = Cut(count, itemsize, world)
     lengths = [end - begin for begin, end in map(cut.chunk, range(world))]
@@ -51,7 +51,7 @@ def test_chunks_differ_by_one_unit_at_most(count: int, itemsize: int, world: int
 
 
 @given(counts, itemsizes, worlds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize: int, world: int) -> None:
     cut = Cut(count, itemsize, world)
     nbytes = cut.block * itemsize
@@ -65,7 +65,7 @@ def test_blocks_are_neither_crumbs_nor_larger_than_a_cache(count: int, itemsize:
 
 
 @given(counts, itemsizes, worlds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_blocks_of_a_chunk_are_alike(count: int, itemsize: int, world: int) -> None:
     """Goal: no chunk ends with a very small block that costs a frame, apart from rounding."""
     cut = Cut(count, itemsize, world)
@@ -77,7 +77,7 @@ def test_blocks_of_a_chunk_are_alike(count: int, itemsize: int, world: int) -> N
 
 
 @given(st.integers(0, 1 << 26), itemsizes, st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsize: int, world: int) -> None:
     """Goal: chunk c starts at rank c, each next rank adds its part, and all ranks end with the same result."""
     cut = Cut(count, itemsize, world)
@@ -101,7 +101,7 @@ def test_the_ring_reduces_each_chunk_in_order_and_spreads_it(count: int, itemsiz
 
 
 @given(counts, itemsizes, worlds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_inputs_cut_equally(count: int, itemsize: int, world: int) -> None:
     one, other = Cut(count, itemsize, world), Cut(count, itemsize, world)
 
@@ -110,7 +110,7 @@ def test_equal_inputs_cut_equally(count: int, itemsize: int, world: int) -> None
 
 
 @given(counts, itemsizes, st.integers(1, 3000), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_backup_has_a_mark_for_each_block_of_every_smaller_ring(
     count: int, itemsize: int, world: int, data: st.DataObject
 ) -> None:

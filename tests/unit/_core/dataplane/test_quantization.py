@@ -185,7 +185,7 @@ def test_no_value_is_further_off_than_half_a_step(datatype: DataType, how: Quant
     st.lists(st.floats(-(2**125), 2**125, width=32, allow_subnormal=False), min_size=1, max_size=700),
     st.sampled_from([how for datatype, how in WAYS if datatype is DataType.FLOAT]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_bound_holds_for_any_floats(values: list[float], how: QuantizationOptions) -> None:
     array = np.array(values, np.float32)
     ranges = [np.ptp(array[begin : begin + 512].astype(float)) for begin in range(0, len(array), 512)]
@@ -300,7 +300,7 @@ def test_little_is_added_to_the_codes(datatype: DataType, how: QuantizationOptio
     st.integers(1, 40),
     st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_area_has_a_place_for_each_block_of_every_smaller_ring(
     count: int, way: tuple[DataType, QuantizationOptions], world: int, data: st.DataObject
 ) -> None:

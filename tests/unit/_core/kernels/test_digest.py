@@ -109,7 +109,7 @@ def test_every_address_is_as_good(variant: str, offset: int) -> None:
         assert digest_of(sample(nbytes), offset) == expected(nbytes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.binary(max_size=3 * ROW), repeats=st.integers(1, 6), offset=st.integers(0, 15))
 def test_random_buffers_agree(data: bytes, repeats: int, offset: int) -> None:
     """Goal: the reference and all instruction sets give the same digest for any bytes."""

@@ -246,7 +246,7 @@ def draw_case(seed: int, count: int, choices: tuple[float, ...]) -> tuple[array[
 CHOICES = ((0.0, 1.0), (1.0, 2.0, 3.0), (0.0, 0.5, 8.0, 9.0), tuple(float(rate) for rate in range(1, 99)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**64 - 1), st.integers(2, 24), st.sampled_from(CHOICES))
 def test_never_worse_than_the_present_ring(seed: int, count: int, choices: tuple[float, ...]) -> None:
     """Goal: a better ring, or the same ring from its first member on; never a forbidden edge."""
