@@ -117,9 +117,13 @@ def together(*functions: Callable[[], T], timeout: float = BOUND) -> list[T]:
 
 
 @contextlib.contextmanager
-def running_master(options: Options = QUICK, host: str = "127.0.0.1") -> Iterator[MasterNode]:
-    """A master on a free port of this host."""
-    with MasterNode(f"{host}:0", options=options) as master:
+def running_master(options: Options = QUICK, host: str = "127.0.0.1", port: int = 0) -> Iterator[MasterNode]:
+    """A master on a free port of this host.
+
+    A test that uses the address after the master's end gives a `free_port()`: the system may assign a port that it
+    chose itself to any other process as soon as it is free.
+    """
+    with MasterNode(f"{host}:{port}", options=options) as master:
         yield master
 
 

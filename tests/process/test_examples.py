@@ -20,7 +20,7 @@ import pytest
 from pccl import MasterNode
 
 from .fork_server import ForkServer, fork_server
-from .helpers import QUICK, ROOT, Script, running_master
+from .helpers import QUICK, ROOT, Script, free_port, running_master
 
 PATIENCE = 60.0  # seconds for a process that begins by importing torch, on a machine that is busy with others
 
@@ -145,7 +145,7 @@ def test_an_example_reaches_the_loss_of_one_process_while_peers_come_and_go(
 def test_peers_of_an_example_come_back_to_a_master_that_was_restarted(server: ForkServer) -> None:
     """Goal: they join the new master as newcomers and continue where they were, without a restart."""
     with ExitStack() as stack:
-        with running_master() as master:
+        with running_master(port=free_port()) as master:
             address = master.address
             flags = ("--steps", 60, "--pace", 0.02)
             peers = [stack.enter_context(start(server, "naive_ddp", address, *flags)) for _ in range(2)]

@@ -14,7 +14,7 @@ from pccl import Communicator, MasterNode, Result
 from pccl.errors import UsageError
 from tests import has_ipv6
 
-from .helpers import QUICK, Script, comm, eventually, gone, is_asleep, master_pid, running_master
+from .helpers import QUICK, Script, comm, eventually, free_port, gone, is_asleep, master_pid, running_master
 
 
 def can_connect(address: str) -> bool:
@@ -119,7 +119,7 @@ def test_a_bad_address_is_refused_before_anything_is_started(address: str) -> No
 
 def test_interrupt_frees_the_port_and_may_be_repeated() -> None:
     """Goal: the port is free when interrupt returns, peers or not, and run() may follow."""
-    master = MasterNode("127.0.0.1:0", options=QUICK)
+    master = MasterNode(f"127.0.0.1:{free_port()}", options=QUICK)
     master.interrupt()
     master.run()
     address = master.address
@@ -138,7 +138,7 @@ def test_interrupt_frees_the_port_and_may_be_repeated() -> None:
 
 def fail_beside_a_master(seen: dict[str, int]) -> None:
     """Raise an error while a master runs; leave its port and process id in `seen`."""
-    with running_master() as master:
+    with running_master(port=free_port()) as master:
         seen[master.address] = master_pid(master)
         raise ZeroDivisionError
 

@@ -15,9 +15,10 @@ import pytest
 
 from pccl import Attribute, Communicator, MasterNode, Result
 from pccl._core.protocol.messages import Challenge
+from pccl.actors.io.addresses import parse_address
 from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
 
-from .helpers import Script, background, eventually, peers_of, quick, running_master, together
+from .helpers import Script, background, eventually, free_port, peers_of, quick, running_master, together
 from .raw_client import framed
 
 PATIENT = quick(heartbeat_timeout=60.0)
@@ -34,6 +35,12 @@ CALLS: dict[str, Callable[[Communicator], object]] = {
 def master() -> Iterator[MasterNode]:
     with running_master() as node:
         yield node
+
+
+@pytest.fixture
+def address_without_a_master() -> str:
+    """Return an address at which a test may start a master. No other process listens there meanwhile."""
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
@@ -288,25 +295,21 @@ def test_connect_twice(master: MasterNode) -> None:
         peers[0].update_topology()
 
 
-def test_no_master_there(master: MasterNode) -> None:
+def test_no_master_there(address_without_a_master: str) -> None:
     """Goal: the last failed attempt ends connect with the address and the number of attempts."""
-    address = master.address
-    master.interrupt()
-    peer = Communicator(address, options=quick())
-    with pytest.raises(MasterConnectionError, match=rf"{address} within 2 attempts") as caught:
+    peer = Communicator(address_without_a_master, options=quick())
+    with pytest.raises(MasterConnectionError, match=rf"{address_without_a_master} within 2 attempts") as caught:
         peer.connect(n_attempts=2)
 
     assert caught.value.result is Result.MASTER_CONNECTION_FAILED
 
 
-def test_connect_waits_for_a_master_that_comes_later(master: MasterNode) -> None:
+def test_connect_waits_for_a_master_that_comes_later(address_without_a_master: str) -> None:
     """Goal: attempts are spaced out, so that peers may be started before their master."""
-    address = master.address
-    master.interrupt()
-    with Communicator(address, options=quick()) as peer:
+    with Communicator(address_without_a_master, options=quick()) as peer:
         joining = background(lambda: peer.connect(n_attempts=100))
         eventually(lambda: peer._actor, "the first attempt is under way")
-        with MasterNode(address, options=quick()):
+        with MasterNode(address_without_a_master, options=quick()):
             joining.result()
 
             assert world(peer) == (1, 1, 1, 1)
@@ -362,9 +365,9 @@ def test_a_process_that_ends_without_close_is_dropped_at_once(patient_master: Ma
             assert script.end() == 0
 
 
-def test_the_same_communicator_connects_again_after_its_master_was_lost(master: MasterNode) -> None:
+def test_the_same_communicator_connects_again_after_its_master_was_lost() -> None:
     """Goal: after MasterLostError, connect() alone makes the communicator a member again."""
-    with peers_of(master.address, 0) as peers:
+    with running_master(port=free_port()) as master, peers_of(master.address, 0) as peers:
         address = master.address
         master.interrupt()
         eventually(lambda: isinstance(background(peers[0].update_topology).error(), MasterLostError), "it is noticed")
@@ -387,7 +390,7 @@ def test_the_same_communicator_connects_again_after_it_was_kicked() -> None:
         assert world(first) == world(second) == (2, 2, 1, 2)
 
 
-def test_a_damaged_answer_of_the_master_is_tried_again() -> None:
+def test_a_damaged_answer_of_the_master_is_tried_again(address_without_a_master: str) -> None:
     """Goal: a flipped bit in the handshake is a damaged frame, not another program; the next attempt succeeds."""
     port_is_free = threading.Event()
 
@@ -401,8 +404,8 @@ def test_a_damaged_answer_of_the_master_is_tried_again() -> None:
                 connection.recv(4096)  # until it closes
         port_is_free.set()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = address_without_a_master
+    listener = socket.create_server(parse_address(address))
     threading.Thread(target=answer_badly, args=(listener,), daemon=True).start()
     with Communicator(address, options=quick()) as peer:
         connecting = background(lambda: peer.connect(n_attempts=50))
