@@ -29,6 +29,7 @@ from .helpers import (
     bytes_in_use,
     eventually,
     everybody,
+    is_asleep,
     peers_of,
     ring_order,
     running_master,
@@ -317,12 +318,13 @@ INTERRUPTED = """
     array = pccl.empty(1000)
     array[:] = 1
     for call in ("all_reduce", "wait", "list"):
+        if call == "wait":
+            handle = peer.all_reduce_async(array, array, op=ReduceOp.SUM, tag=2)
         try:
             say("waiting", call)
             if call == "all_reduce":
                 peer.all_reduce(array, array, op=ReduceOp.SUM, tag=1)
             elif call == "wait":
-                handle = peer.all_reduce_async(array, array, op=ReduceOp.SUM, tag=2)
                 handle.wait()
             else:
                 operand = ReduceOperandDescriptor(DataType.FLOAT)
@@ -352,9 +354,9 @@ def test_an_interrupted_reduce() -> None:
             for call in ("all_reduce", "wait", "list"):
                 script.expect(f"waiting {call}")
                 # While it sleeps, which is the harder case; an earlier signal must end the call as well.
-                time.sleep(0.1)
+                eventually(lambda: is_asleep(script.pid), "the call waits")
                 script.signal(signal.SIGINT)
-                script.expect("interrupted", timeout=3)
+                script.expect("interrupted")
             array = filled(1000, 1)
             handle = launch(peer, array, 2)
             script.say()
