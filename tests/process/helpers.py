@@ -28,6 +28,8 @@ import psutil
 
 from pccl import Attribute, Communicator, MasterNode
 from pccl._core.records import replace
+from pccl.actors.io.addresses import parse_address
+from pccl.client.status_query import query_status
 from pccl.memory.arena import default
 from pccl.options import Options
 from tests import ROOT
@@ -135,6 +137,12 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("a thousand ports are taken")
+
+
+def voters(master: MasterNode, call: str, options: Options = QUICK) -> int:
+    """Return how many peers the master knows to be in this call, for example `update_topology`."""
+    votes = query_status(*parse_address(master.address), options)["votes"]
+    return sum(len(vote["present"]) for vote in votes if vote["call"] == call)
 
 
 class Peers(list[Communicator]):

@@ -1,7 +1,8 @@
 """Every wait ends: when processes are stopped, die or are slow, and when calls can never complete together.
 
 A stopped process is the hardest failure to detect: its sockets stay open and it sends nothing. Bounds are those of the
-options, plus the timeouts of the helpers.
+options, plus the timeouts of the helpers. Where a test says *at once*, its heartbeat timeout is a minute: the timeout
+alone could not have caused it within the bound of the test.
 """
 
 from __future__ import annotations
@@ -33,12 +34,21 @@ from .helpers import (
     running_master,
     stopped,
     together,
+    voters,
 )
+
+PATIENT = quick(heartbeat_timeout=60.0)
 
 
 @pytest.fixture
 def master() -> Iterator[MasterNode]:
     with running_master() as node:
+        yield node
+
+
+@pytest.fixture
+def patient_master() -> Iterator[MasterNode]:
+    with running_master(PATIENT) as node:
         yield node
 
 
@@ -102,16 +112,16 @@ def test_a_caller_notices_that_its_own_actor_is_stopped(master: MasterNode) -> N
         together(peers[0].connect, lambda: peers[1].wait_for_world_size(2))
 
 
-def test_a_killed_actor_is_an_error_at_once(master: MasterNode) -> None:
+def test_a_killed_actor_is_an_error_at_once(patient_master: MasterNode) -> None:
     """Goal: the caller learns from which signal its actor died, others lose it at once, and connect() works again."""
-    with peers_of(master.address, 0, 0) as peers:
+    with peers_of(patient_master.address, 0, 0, options=PATIENT) as peers:
         waiting = background(peers[0].update_topology)
         os.kill(actor_pid(peers[0]), signal.SIGKILL)
 
-        error = waiting.error(1.0)
+        error = waiting.error()
         assert isinstance(error, MasterLostError)
         assert "killed by signal 9" in str(error)
-        peers[1].update_topology()
+        background(peers[1].update_topology).result()
         together(peers[0].connect, lambda: peers[1].wait_for_world_size(2))
 
 
@@ -139,26 +149,26 @@ def test_a_stopped_master_is_lost_within_the_timeout(master: MasterNode) -> None
         assert "heartbeat_timeout" in str(errors[0])
 
 
-def test_a_killed_master_is_lost_at_once(master: MasterNode) -> None:
-    """Goal: all blocking calls raise MasterLostError quickly, also in a newcomer that has attempts left."""
-    with peers_of(master.address, 0, 0) as peers:
-        newcomer = peers.newcomer()
+def test_a_killed_master_is_lost_at_once(patient_master: MasterNode) -> None:
+    """Goal: all blocking calls raise MasterLostError at once; a newcomer that waits and a later call fail as well."""
+    with peers_of(patient_master.address, 0, 0, options=PATIENT) as peers:
+        newcomer = peers.newcomer(options=PATIENT)
         joining = background(lambda: newcomer.connect(n_attempts=1))
         eventually(lambda: all(together(*(peer.are_peers_pending for peer in peers[:2]))), "the newcomer is registered")
         calls = [background(peers[0].update_topology), background(lambda: peers[1].wait_for_world_size(3))]
-        os.kill(master_pid(master), signal.SIGKILL)
+        os.kill(master_pid(patient_master), signal.SIGKILL)
 
-        assert [type(call.error(1.0)) for call in calls] == [MasterLostError] * 2  # type: ignore[attr-defined]
-        assert joining.error(1.0) is not None
+        assert [type(call.error()) for call in calls] == [MasterLostError] * 2  # type: ignore[attr-defined]
+        assert joining.error() is not None
         asking = background(peers[0].are_peers_pending)
-        assert asking.error(1.0).result is Result.MASTER_CONNECTION_FAILED  # type: ignore[union-attr]
+        assert asking.error().result is Result.MASTER_CONNECTION_FAILED  # type: ignore[union-attr]
 
 
 def test_each_side_has_its_own_rhythm() -> None:
     """Goal: a peer whose heartbeat timeout is shorter than the master's heartbeat interval still sees no stop."""
-    slow = quick(heartbeat_interval=5.0, heartbeat_timeout=20.0)
-    with running_master(slow) as master, peers_of(master.address, 0, 0, options=quick(heartbeat_timeout=0.5)) as peers:
-        waiting = background(lambda: peers[0].wait_for_world_size(3, timeout=1.5))
+    slow = quick(heartbeat_interval=15.0, heartbeat_timeout=60.0)
+    with running_master(slow) as master, peers_of(master.address, 0, 0) as peers:
+        waiting = background(lambda: peers[0].wait_for_world_size(3, timeout=2 * QUICK.heartbeat_timeout))
 
         error = waiting.error()
         assert error is not None
@@ -172,23 +182,24 @@ def test_a_long_vote_names_who_is_missing(caplog: pytest.LogCaptureFixture) -> N
     """Goal: one warning in the user's own log, with the missing peers and the calls that they are in instead."""
     caplog.set_level(logging.WARNING, "pccl.peer")
     with running_master(quick(vote_warning=0.3)) as master, peers_of(master.address, 0, 0, 0) as peers:
-        waiting = background(peers[0].update_topology)
         missing = sorted(peer.peer_id for peer in peers[1:])
-        line = eventually(
-            lambda: [line for line in caplog.messages if "update_topology has waited" in line], "the warning"
-        )
+        # In the rounds before, one slow member may have been missing; both of them together were not.
+        names = re.escape(f"peers {missing[0]}, {missing[1]} (in no call)")
+        warning = re.compile(rf"update_topology has waited \d+ s for {names}")
+        waiting = background(peers[0].update_topology)
+        eventually(lambda: any(map(warning.fullmatch, caplog.messages)), "the warning")
         together(*(peer.update_topology for peer in peers[1:]))
         waiting.result()
 
-        names = f"peers {missing[0]}, {missing[1]} (in no call)"
-        assert re.fullmatch(rf"update_topology has waited \d s for {re.escape(names)}", line[0])
-        assert len([line for line in caplog.messages if "update_topology has waited" in line]) == 1
+        assert len(list(filter(warning.fullmatch, caplog.messages))) == 1
         assert {record.name for record in caplog.records if "has waited" in record.message} == {"pccl.peer"}
 
 
 def test_a_straggler_is_kicked_when_asked_for() -> None:
     """Goal: vote_timeout ends the wait of the others; the reason names the waiting peers, the call and the time."""
-    with running_master(quick(vote_timeout=0.5)) as master, peers_of(master.address, 0, 0, 0) as peers:
+    # The others must vote within this time, also on a busy machine.
+    limit = 3.0
+    with running_master(quick(vote_timeout=limit)) as master, peers_of(master.address, 0, 0, 0) as peers:
         straggler = peers.pop()
         waiting = sorted(peer.peer_id for peer in peers)
         peers.update()
@@ -198,7 +209,9 @@ def test_a_straggler_is_kicked_when_asked_for() -> None:
         assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
         assert isinstance(error, KickedError)
         names = f"peers {waiting[0]}, {waiting[1]}"
-        assert re.search(rf"straggler: {names} waited 0\.\d s for it in update_topology", error.reason)
+        found = re.search(rf"straggler: {names} waited (\d+\.\d) s for it in update_topology", error.reason)
+        assert found, error.reason
+        assert float(found[1]) >= limit
 
 
 # ---------------------------------------------------------------------------------------------- calls that never meet
@@ -222,7 +235,12 @@ def test_a_peer_that_computes_is_no_deadlock() -> None:
     """Goal: while a member is in no call, the calls of the others may still complete, however long it takes."""
     with running_master(quick(deadlock_timeout=0.2)) as master, peers_of(master.address, 0, 0) as peers:
         waiting = background(peers[0].update_topology)
+        eventually(lambda: voters(master, "update_topology") == 1, "its vote is at the master")
         assert not waiting.ended.wait(1.0)
-        together(peers[0].are_peers_pending, peers[1].are_peers_pending)
+        # In this order: if the second peer asked first, the two would be in calls that never meet, for a moment.
+        asking = background(peers[0].are_peers_pending)
+        eventually(lambda: voters(master, "are_peers_pending") == 1, "its question is at the master")
+        peers[1].are_peers_pending()
+        asking.result()
         peers[1].update_topology()
         waiting.result()
