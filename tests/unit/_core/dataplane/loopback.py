@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl._core.dataplane.board import BOARD_BYTES, FLAG_BACKED_UP, Board
+from pccl._core.dataplane.board import BOARD_BYTES, BOARD_LANES, FLAG_BACKED_UP, Board
 from pccl._core.dataplane.lane import LANE_ENDED, LANE_HOST_FRAME, LANE_MAIL, LANE_UNMAPPED
 from pccl._core.dataplane.receiver import Receiver
 from pccl._core.dataplane.sender import Sender
@@ -38,7 +38,7 @@ NOTE = struct.Struct("<IIII")  # what a receiver writes back: magic, blocks retu
 NOTE_MAGIC = 0x31524350
 INTRODUCED = 0xFFFFFFFF  # instead of the serial of an offer
 # Neighbours on two hosts, on one host, and on one host with host reads.
-OTHER_HOST, SAME_HOST, SAME_HOST_READ = "far", "near", "lending"
+OTHER_HOST, SAME_HOST, SAME_HOST_READ = "other host", "same host", "host read"
 WHEREABOUTS = b"in one and the same test process"
 
 SEND, RECV, BACKUP, AREA = 1, 2, 3, 4  # numbers of segments
@@ -109,6 +109,11 @@ def eventually(condition: Callable[[], Any], what: str = "it") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:.0f} s"
         time.sleep(0.0005)  # only limits how often the condition is checked
+
+
+def has_moved(members: list[Member], sequence: int) -> bool:
+    """Whether one of these members has sent or received bytes of an operation."""
+    return any(member.board.moved(sequence) for member in members)
 
 
 def connect(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
@@ -201,6 +206,10 @@ class Worker:
 
         self._tell(command)
 
+    def look(self) -> None:
+        """Wait until the worker has read its mailbox, so it has finished what it did before."""
+        self._tell(lambda: None)
+
     def detach(self) -> None:
         """Give up the connection, even in the middle of a frame."""
         self._tell(self._detach)
@@ -259,6 +268,19 @@ class Member:
             assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:.0f} s; {self.problems}"
             if poll.poll(1000 * (deadline - time.monotonic())):
                 os.eventfd_read(self.bell)
+
+    def wait_until_idle(self, *lanes: int) -> None:
+        """Wait until the senders of these lanes sleep because there is no block.
+
+        A sender that was just attached, or has just sent, still looks for a block, and would take the next one.
+        """
+        # At the head of the board (`Shared` in board.pxd) are two sets of bits: the senders that have a connection,
+        # and those that are idle.
+        head = memoryview(self._memory)[: 16 + 2 * BOARD_LANES // 8].cast("B")
+        eventually(
+            lambda: all(head[16 + BOARD_LANES // 8 + lane // 8] >> lane % 8 & 1 for lane in lanes),
+            f"senders {lanes} are idle",
+        )
 
     def finish(self, sequence: int) -> None:
         """Wait for the end of an operation."""

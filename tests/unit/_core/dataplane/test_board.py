@@ -20,7 +20,6 @@ from pccl.values import DataType
 
 from .loopback import (
     HEADER_BYTES,
-    PATIENCE,
     SEND,
     Member,
     connect,
@@ -166,13 +165,15 @@ def test_what_was_aborted_is_swept_out_and_the_rest_is_kept() -> None:
         stack.callback(member.close)
         member.memory(SEND, 100)
         near, far = connect()
-        member.worker(False, 0, far)
+        receiver = member.worker(False, 0, far)
         stack.enter_context(near)
         for sequence in (1, 2, 3):
             place = SEND, 10 * sequence
             assert member.board.begin(sequence, operation(2, DataType.UINT8, send=place, recv=place), *RING_OF_TWO)
             near.sendall(frame(sequence, 0, 1, 0, b"\x01"))
         eventually(lambda: member.board.totals() == (0, 3))
+        # A block is counted before it is pushed; a receiver that reads its mail has pushed it.
+        receiver.look()
         member.abort(2)
         member.board.release(2)
         member.board.sweep()
@@ -184,6 +185,7 @@ def test_what_was_aborted_is_swept_out_and_the_rest_is_kept() -> None:
 
 
 WORLD, ROUNDS, OPERATIONS, LANES = 800, 2, 50, 4
+EXCHANGE_SECONDS_MAX = 60.0  # only against hanging: eighty thousand frames take a second on an idle machine
 HOPS = 2 * WORLD - 2
 FRAME = np.dtype(
     [
@@ -227,10 +229,12 @@ def exchange(outs: list[socket.socket], intos: list[socket.socket], sequences: r
         threading.Thread(target=read_all, args=(out, into, got, enough)) for out, into in zip(outs, got, strict=True)
     ]
     threads += [threading.Thread(target=into.sendall, args=(blob,)) for into, blob in zip(intos, blobs, strict=True)]
+    for into in intos:
+        into.settimeout(EXCHANGE_SECONDS_MAX)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(EXCHANGE_SECONDS_MAX)
     assert sum(map(len, got)) == enough
     return b"".join(got)
 
@@ -238,7 +242,7 @@ def exchange(outs: list[socket.socket], intos: list[socket.socket], sequences: r
 def read_all(out: socket.socket, into: bytearray, everybody: list[bytearray], enough: int) -> None:
     """Read until all readers together have enough."""
     out.settimeout(0.01)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EXCHANGE_SECONDS_MAX
     while sum(map(len, everybody)) < enough and time.monotonic() < deadline:
         try:
             into += out.recv(1 << 16)

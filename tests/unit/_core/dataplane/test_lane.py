@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .loopback import (
     Member,
     connect,
     eventually,
+    has_moved,
     lone_member,
     operation,
     read_frame,
@@ -274,6 +276,7 @@ def test_small_operations_go_ahead_of_large_ones() -> None:
 def test_a_fast_link_wakes_one_lane_only() -> None:
     with lone_member(lanes=3) as (member, outs, _):
         member.memory(SEND, 64)
+        member.wait_until_idle(0, 1, 2)
         for sequence in range(1, 101):
             assert member.board.begin(sequence, operation(16), 0, 2)
             assert read_frame(outs[0])[:4] == (sequence, 0, 0, 0)
@@ -289,6 +292,7 @@ def test_a_full_socket_recruits_the_next_lane() -> None:
         data = member.memory(SEND, count)
         data[:] = np.random.default_rng(1).integers(0, 255, count)
         cut = Cut(count, 1, 2)
+        member.wait_until_idle(0, 1)
         assert member.board.begin(1, operation(count, DataType.UINT8), 0, 2)
         blocks = len(cut.blocks(0))
         got = {}
@@ -314,6 +318,7 @@ def test_a_lane_that_goes_hands_its_work_to_a_sleeper() -> None:
         near, far = connect()
         with far:
             senders[0].attach(near)
+            member.wait_until_idle(0, 1)
             assert member.board.begin(2, operation(16), 0, 2)
             assert read_frame(far)[0] == 2
 
@@ -331,20 +336,29 @@ def test_segments_are_asked_for_when_a_block_needs_them() -> None:
 
 
 def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
-    """Goal: whenever an operation is aborted, its tensors have their old bits, and other operations are correct."""
+    """Goal: whenever an operation is aborted, its tensors have their old bits, and other operations are correct.
+
+    Every fourth operation begins at the last rank only after the others have aborted it: it cannot have ended by then.
+    """
     source = random.Random(5)
-    halfway = 0
     with ring_of(3, 2, link=link) as members:
         kept = Tensors(members, DataType.INT32, 200_000, in_place=True, place=0)
         doomed = Tensors(members, DataType.FLOAT, 300_000, in_place=True, place=1)
         for sequence in range(1, 2 * 40, 2):
-            both = [(kept, sequence), (doomed, sequence + 1)]
+            late = sequence % 8 == 1
             for rank in range(3):
-                for tensors, number in both:
-                    tensors.begin(rank, number, ReduceOp.SUM)
-            time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
+                kept.begin(rank, sequence, ReduceOp.SUM)
+                if rank < 2 or not late:
+                    doomed.begin(rank, sequence + 1, ReduceOp.SUM)
+            if late:
+                eventually(partial(has_moved, members[:2], sequence + 1), "a block moves")
+                for member in members[:2]:
+                    assert not member.board.has_ended(sequence + 1)
+                    member.board.abort(sequence + 1)
+                doomed.begin(2, sequence + 1, ReduceOp.SUM)
+            else:
+                time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
             for member in source.sample(members, 3):
-                halfway += 0 < member.board.moved(sequence + 1) and not member.board.has_ended(sequence + 1)
                 member.abort(sequence + 1)
             doomed.restore()
             for member in members:
@@ -353,4 +367,3 @@ def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
             kept.end_all(sequence, ReduceOp.SUM)
             for backup in (*kept.backups, *doomed.backups):
                 backup[:] = 0
-    assert halfway > 20
