@@ -36,6 +36,10 @@ def same(one: StatePeer, other: StatePeer) -> bool:
     return all(np.array_equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 
+def stopped(worker: psutil.Process) -> bool:
+    return bool(worker.status() == psutil.STATUS_STOPPED)
+
+
 def fetch_all(sink: StatePeer, *sources: StatePeer, whole: bool = False) -> None:
     """Fetch from these sources, and expect success."""
     contents = {source.serve().content_digest() for source in sources}
@@ -129,10 +133,35 @@ def test_a_hundred_rounds_leave_nothing_behind() -> None:
 # ---------------------------------------------------------------------------------------------- several sources
 
 
+def resume(workers: list[psutil.Process]) -> None:
+    for worker in workers:
+        worker.resume()
+
+
 def test_all_sources_work() -> None:
+    """Goal: every link of every source is asked for a part of the state.
+
+    Each worker of a source stops before its first answer. One worker of each source is asked for the manifest, and may
+    answer when all links are up: otherwise a quick source could serve everything before the others are connected. The
+    rest is asked for units.
+    """
     state, stale = {"a": content_of(1, 64 * MIB)}, {"a": bytes(64 * MIB)}
-    with peers_with(state, state, state, stale, lanes=6) as (*sources, sink):
-        fetch_all(sink, *sources)
+    faults = dict.fromkeys((1, 2, 3), "state.serve.answer:1:stop")
+    with peers_with(state, state, state, stale, lanes=6, faults=faults, stall=4 * BOUND) as (*sources, sink):
+        content = {source.serve().content_digest() for source in sources}.pop()
+        sink.fetch(content, *sources)
+        eventually(lambda: len(sink.workers()) == 6, "all links are up")
+        workers = [worker for source in sources for worker in source.workers()]
+        asked = eventually(
+            lambda: len(found := list(filter(stopped, workers))) == 3 and found,
+            "every source is asked for its manifest",
+        )
+        resume(asked)
+        others = [worker for worker in workers if worker not in asked]
+        eventually(lambda: all(map(stopped, others)), "every other link is asked for a unit")
+        resume(others)
+        assert sink.hear() == StateFetched(1)
+        assert same(sources[0], sink)
         assert len(sink.workers()) == 6  # two for each source
         assert sink.end().rx_bytes == 64 * MIB
         sent = [source.end().tx_bytes for source in sources]
@@ -153,10 +182,6 @@ def test_several_fetch_from_one() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- deaths
-
-
-def stopped(worker: psutil.Process) -> bool:
-    return bool(worker.status() == psutil.STATUS_STOPPED)
 
 
 @contextlib.contextmanager
@@ -200,7 +225,7 @@ def test_a_source_that_the_master_gave_up_is_left_at_once() -> None:
 
 
 @pytest.mark.parametrize("outside", [set(), {"a", "b"}], ids=["segments", "window"])
-def test_who_has_fetched_serves_those_who_are_stranded(outside: set[str]) -> None:
+def test_a_peer_that_has_fetched_serves_stranded_ones(outside: set[str]) -> None:
     """Goal: the only source dies in the middle; the fetched units stay, and the rest comes from another sink."""
     state = {"a": content_of(1, LARGE), "b": content_of(2, MIB)}
     stale = {name: bytes(len(content)) for name, content in state.items()}
@@ -271,15 +296,20 @@ def test_a_sink_that_dies_leaves_nothing_at_the_source() -> None:
 
 
 def test_an_end_in_the_middle_takes_all_hands_off_the_memory() -> None:
+    """Goal: when the end is reported, no worker is left, and what the source still sends is written nowhere."""
     state, stale = {"a": content_of(1, LARGE)}, {"a": bytes(LARGE)}
-    with peers_with(state, stale, faults={1: "state.serve.answer:3:delay"}) as (source, sink):
+    fault = {1: "state.serve.answer:3:stop"}
+    with peers_with(state, stale, faults=fault, stall=4 * BOUND) as (source, sink):
         sink.fetch(source.serve().content_digest(), source)
         eventually(lambda: sink.tensors["a"][0], "the first bytes are there")
+        eventually(lambda: stopped(source.worker()), "the source pauses")
         sink.tell(EndTransfer(1))
         ended = sink.hear()
         assert isinstance(ended, TransferEnded)
         assert sink.workers() == []
         before = sink.tensors["a"].copy()
+        source.worker().resume()
+        eventually(lambda: not source.workers(), "its worker sends, and ends because nobody reads")
         source.end()
         assert np.array_equal(sink.tensors["a"], before)
 
