@@ -38,12 +38,12 @@ from .helpers import (
 )
 from .raw_client import RawClient
 
-OPTIONS = quick(probe_time=0.2)
-SECONDS_MAX = 2.0  # two rounds of 0.2 s, a loss, and another ring, on a busy machine; 0.7 was measured
+# No loss here is noticed by the heartbeat timeout, nor by that of wiring: both are longer than the helpers wait.
+OPTIONS = quick(probe_time=0.2, heartbeat_timeout=60.0, wire_timeout=60.0)
 WORKERS = ("pccl-probe", "pccl-count")
 
 VICTIM = """
-peer = join(probe_time=0.2)
+peer = join(probe_time=0.2, heartbeat_timeout=60.0, wire_timeout=60.0)
 while True:
     try:
         peer.optimize_topology()
@@ -94,9 +94,10 @@ def reversing_master(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_peers_measure_and_reduce_afterwards(lanes: int) -> None:
     """Goal: the first call measures, the second has nothing to do, the ring works, and no worker is left behind."""
-    with running_master(OPTIONS) as master, peers_of(master.address, 0, 0, 0, 1, lanes=lanes, options=OPTIONS) as peers:
+    options = quick(probe_time=0.5)
+    with running_master(options) as master, peers_of(master.address, 0, 0, 0, 1, lanes=lanes, options=options) as peers:
         first = optimize(peers)
-        assert 0.4 < first < 5, "two rounds of 0.2 s"
+        assert first > 1.0, "two rounds of 0.5 s"
         assert optimize(peers) < first
         assert {member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) for member in peers} == {4}
         reduce(peers[:3], 3)
@@ -152,13 +153,12 @@ POINTS = {
 
 @pytest.mark.parametrize("phase", POINTS)
 def test_a_death_in_any_phase_disturbs_nobody(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the calls of all others return within two seconds, and the ring works at once."""
+    """Goal: the calls of all others return at once, without the help of a timeout, and the ring works."""
     fault, dies = POINTS[phase]
     with reversing_master(monkeypatch) as address, peers_of(address, 0, 0, options=OPTIONS) as peers:
         with Script(VICTIM, address, PCCL_FAULT=fault) as victim:
             eventually(partial(_let_in, peers), "the victim is a member")
-            took = optimize(peers)
-            assert took < SECONDS_MAX
+            optimize(peers)
             if dies:
                 victim.expect("failed")
                 reduce(peers, 2)
@@ -180,11 +180,11 @@ def test_a_vote_that_is_given_up_does_not_count() -> None:
         assert not waiting.ended.wait(0.3)
         peers.dismiss(peers[2])
 
-        assert waiting.result() < 5
+        waiting.result()
         reduce(peers, 2)
 
 
-def test_who_is_alone_is_told_so() -> None:
+def test_a_lone_peer_is_told_that_it_is_alone() -> None:
     with running_master(OPTIONS) as master, peers_of(master.address, 0, options=OPTIONS) as peers:
         with pytest.raises(UsageError, match="at least 2 peers") as caught:
             peers[0].optimize_topology()

@@ -60,6 +60,15 @@ def family(pid: int) -> dict[str, int]:
     return {**actors, **children(actors.get("pccl-peer", 0) or pid)}
 
 
+def workers_of(peer: Communicator) -> dict[str, int]:
+    """Wait for the workers of a peer with two lanes; return their process ids by name.
+
+    A process that was just forked still has the name, and the descriptors, of its actor.
+    """
+    names = {"pccl-send-0", "pccl-send-1", "pccl-recv-0", "pccl-recv-1"}
+    return eventually(lambda: set(found := children(actor_pid(peer))) == names and found, f"the workers are {names}")
+
+
 # ---------------------------------------------------------------------------------------------- what they are
 
 
@@ -68,13 +77,13 @@ def test_processes_have_names(master: MasterNode) -> None:
     with peers_of(master.address, 0, 0, lanes=2) as peers:
         assert comm(master_pid(master)) == "pccl-master"
         assert comm(actor_pid(peers[0])) == "pccl-peer"
-        assert set(children(actor_pid(peers[0]))) == {"pccl-send-0", "pccl-send-1", "pccl-recv-0", "pccl-recv-1"}
+        workers_of(peers[0])
 
 
 def test_an_idle_worker_is_small(master: MasterNode) -> None:
     """Goal: workers share the actor's memory pages; the private memory of each stays small."""
     with peers_of(master.address, 0, 0, lanes=2) as peers:
-        sizes = {name: private_bytes(pid) for name, pid in children(actor_pid(peers[0])).items()}
+        sizes = {name: private_bytes(pid) for name, pid in workers_of(peers[0]).items()}
 
         assert max(sizes.values()) < WORKER_BYTES_MAX, sizes
 
@@ -91,8 +100,9 @@ def test_the_actor_brings_only_what_it_needs(master: MasterNode) -> None:
 def test_workers_inherit_nothing(master: MasterNode) -> None:
     """Goal: a worker holds its mailbox, its one connection and its bells; no listening port, no control link."""
     with peers_of(master.address, 0, 0, lanes=2) as peers:
+        workers = workers_of(peers[0])
         actor = descriptors(actor_pid(peers[0]))
-        for name, pid in children(actor_pid(peers[0])).items():
+        for name, pid in workers.items():
             eventually(lambda pid=pid: len(sockets(pid)) == 1, "it has its connection")
             held = Counter(target.rstrip("0123456789[]") for target in descriptors(pid).values())
 

@@ -300,7 +300,8 @@ def test_a_lost_peer_leaves_every_bit_as_it_was(shared: bool) -> None:
         first, second, victim = sorted(peers, key=lambda member: member.peer_id)
         arrays = [as_array(values, shared=shared or rank == 1) for rank, values in enumerate(given)]
         # The victim's sender is stopped, so the blocks that it should send never arrive, and all others come to a halt.
-        os.kill(children(actor_pid(victim))["pccl-send-0"], signal.SIGSTOP)
+        sender = eventually(lambda: children(actor_pid(victim)).get("pccl-send-0"), "the sender has its name")
+        os.kill(sender, signal.SIGSTOP)
 
         def reduce(peer: Communicator, rank: int) -> ReduceInfo:
             return peer.all_reduce(arrays[rank], arrays[rank], op=ReduceOp.SUM, quantization_options=BYTES)
