@@ -26,11 +26,22 @@ from .reference import Array, contribution, reduced
 
 # How blocks travel: by host reads; through TCP; or through TCP with checksums, as between two hosts, because neighbours
 # recognise another host by its address only.
-LENT, NEAR, FAR = "lent", "near", "far"
-WAYS = {LENT: QUICK, NEAR: replace(QUICK, host_memory=False), FAR: replace(QUICK, advertise="127.0.0.2")}
+HOST_READ, SAME_HOST, OTHER_HOST = "host read", "same host", "other host"
+WAYS = {
+    HOST_READ: QUICK,
+    SAME_HOST: replace(QUICK, host_memory=False),
+    OTHER_HOST: replace(QUICK, advertise="127.0.0.2"),
+}
 
 # Members, connections to each neighbour, and how blocks travel.
-RINGS = [(2, 1, LENT), (2, 1, FAR), (2, 8, LENT), (3, 3, NEAR), (5, 1, LENT), (8, 1, LENT)]
+RINGS = [
+    (2, 1, HOST_READ),
+    (2, 1, OTHER_HOST),
+    (2, 8, HOST_READ),
+    (3, 3, SAME_HOST),
+    (5, 1, HOST_READ),
+    (8, 1, HOST_READ),
+]
 if os.environ.get("PCCL_RINGS") == "all":
     RINGS = [(world, lanes, way) for world in range(2, 9) for lanes in (1, 3, 8) for way in WAYS]
 COUNTS = [0, 1, 7, 1009, 40_009]  # none, fewer than there are peers, primes, and more than a block

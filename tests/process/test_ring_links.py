@@ -230,7 +230,7 @@ def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "127.0.0.1\nERROR a line of its own", "1", "\0", "::1%lo"])
 def test_a_newcomer_that_advertises_no_number_is_refused(master: MasterNode, host: str) -> None:
-    """Goal: what a foreign program says about itself reaches neither the log nor those who would have to dial it."""
+    """Goal: what a foreign program says about itself reaches neither the log nor the peers that would dial it."""
     with peers_of(master.address, 0) as peers, RawClient(master.address) as client:
         client.register(host=host, port=1)
         kick = client.hear(Kick)

@@ -41,7 +41,7 @@ MIB = 1 << 20
 STATE, STALE = {"a": Random(1).randbytes(8 * MIB)}, {"a": bytes(8 * MIB)}
 
 
-# ---------------------------------------------------------------------------------------------- who asks
+# ---------------------------------------------------------------------------------------------- callers
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_without_the_token_there_is_nothing_to_fetch(source: StatePeer) -> None:
         client.handshake(lambda proof: JoinState(proof, RUN, 1, source.peer, 9))
 
 
-def test_who_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
+def test_a_caller_that_speaks_while_it_is_held_is_shut_out(source: StatePeer) -> None:
     caller = Caller(TOKEN, os.urandom(32), lambda proof: JoinState(proof, RUN, 2, source.peer, 9))
     with client_at(source) as client:
         client.say(caller.opening())
@@ -139,7 +139,7 @@ def unread_bytes(port: int, remote_port: int) -> int:
     raise AssertionError(f"no connection from port {remote_port} to port {port}")
 
 
-def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
+def test_a_caller_that_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
     """Goal: a link that takes no byte for the stall limit is closed, whatever was asked for on it."""
     with joined(source) as client:
         client.send(pack_request(UnitRequest(UNIT, 0, 0, 16)) * 100)
@@ -149,7 +149,7 @@ def test_who_asks_and_does_not_read_is_given_up(source: StatePeer) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------- who answers
+# ---------------------------------------------------------------------------------------------- sources
 
 
 class Liar:

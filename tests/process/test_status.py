@@ -146,10 +146,10 @@ def test_an_operator_that_does_not_read_holds_up_nobody(master: MasterNode) -> N
             client.close()
 
 
-# ---------------------------------------------------------------------------------------------- who may ask
+# ---------------------------------------------------------------------------------------------- which callers may ask
 
 
-def test_who_lacks_the_token_learns_nothing() -> None:
+def test_a_caller_without_the_token_learns_nothing() -> None:
     """Goal: the reason, and not a byte about the run."""
     with running_master(quick(token=TOKEN)) as master:
         with pytest.raises(MasterConnectionError, match="the token does not match this run's"):
