@@ -15,7 +15,7 @@ set -uo pipefail
 self=$(readlink -f "$0")
 tree=$(dirname "$(dirname "$self")")
 # From the outermost to the innermost: conditions that need root come before the change of the user.
-CONDITIONS=(twice no_ipv6 no_reaper descriptors ignored_signals umask tmpdir user)
+CONDITIONS=(twice no_ipv6 no_reaper late_reaper descriptors ignored_signals umask tmpdir user)
 SKIPPED=77
 
 skip() {
@@ -50,6 +50,21 @@ no_reaper() {
     python3 -c 'import ctypes, subprocess, sys
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 sys.exit(subprocess.run(sys.argv[1:], check=False, close_fds=False).returncode)' "$@"
+}
+
+# Orphans get a parent that waits for them only every three seconds, as a busy init does: until then a process that has
+# ended is a zombie, and its id is taken.
+late_reaper() {
+    python3 -c 'import ctypes, os, subprocess, sys, time
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+command = subprocess.Popen(sys.argv[1:], close_fds=False).pid
+pid = 0
+while pid != command:
+    if pid == 0:
+        time.sleep(3)
+    pid, status = os.waitpid(-1, os.WNOHANG)
+code = os.waitstatus_to_exitcode(status)
+os._exit(code if code >= 0 else 128 - code)' "$@"
 }
 
 # Every new descriptor has a number that is too large for select(). pytest's workers do not inherit descriptors, so
@@ -101,8 +116,16 @@ user() {
     printf '[safe]\n\tdirectory = *\n' >"$home/.gitconfig"  # so that git clones a tree that another user owns
     chown -R 65534:65534 "$home"
     # Nothing below a folder that only root may read can be used, so these variables avoid such folders.
-    HOME=$home TMPDIR=${TMPDIR:-$home} PYTHON=${PYTHON:-/usr/bin/python3} PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
-        setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
+    local as_user=(
+        env "HOME=$home" "TMPDIR=${TMPDIR:-$home}" "PYTHON=${PYTHON:-/usr/bin/python3}"
+        PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+        setpriv --reuid=65534 --regid=65534 --clear-groups --
+    )
+    # Only root may return to the original network namespace, so the set-up comes before the change of the user.
+    if [[ -n ${online-} && $* == *--fresh-clone ]]; then
+        make_clone && chown 65534:65534 "$clone" && $online "${as_user[@]}" "$self" --set-up "$clone" || return
+    fi
+    "${as_user[@]}" "$@"
 }
 
 # --- One after the other ------------------------------------------------------
@@ -114,20 +137,32 @@ inside() {
     if [[ $next == -- ]]; then exec "$@"; else "$next" "$self" --inside "$@"; fi
 }
 
-# Clone the last commit, as the user that runs the tests, and run `make test` in the clone.
-fresh_clone() {
-    local clone
+# Make the folder of a fresh clone ($clone), which is removed when this shell ends.
+make_clone() {
     clone=$(TMPDIR='' mktemp -d) && chmod 755 "$clone" || return
+    export clone
     # shellcheck disable=SC2064  # the folder as it is now
     trap "rm -rf '$clone'" EXIT
-    git clone --quiet "$tree" "$clone/pccl" && cd "$clone/pccl" || return
-    time { ${online-} make setup && make test; }
+}
+
+# Clone the last commit into this folder, as the user that runs the tests, and install what `make test` needs.
+set_up() {
+    git clone --quiet "$tree" "$1/pccl" && cd "$1/pccl" && make setup
+}
+
+# Run `make test` in a fresh clone, which `user` may have set up.
+fresh_clone() {
+    if [[ -z ${clone-} ]]; then
+        make_clone && time ${online-} "$self" --set-up "$clone" || return
+    fi
+    cd "$clone/pccl" && time make test
 }
 
 case ${1-} in
     --list) printf '%s\n' "${CONDITIONS[@]}"; exit 0 ;;
     --inside) shift; inside "$@"; exit ;;
     --fresh-clone) fresh_clone; exit ;;
+    --set-up) set_up "$2"; exit ;;
 esac
 
 wanted=()
@@ -149,6 +184,7 @@ for condition in ${wanted[*]//+/ }; do
 done
 
 scratch=$(mktemp -d)
+chmod 755 "$scratch"  # so that `user` reaches its home also inside of `twice`
 export scratch
 trap 'rm -rf "$scratch"' EXIT
 verdicts=()
