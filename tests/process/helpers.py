@@ -139,9 +139,9 @@ def free_port() -> int:
     raise AssertionError("a thousand ports are taken")
 
 
-def voters(master: MasterNode, call: str, options: Options = QUICK) -> int:
+def voters(master: MasterNode, call: str) -> int:
     """Return how many peers the master knows to be in this call, for example `update_topology`."""
-    votes = query_status(*parse_address(master.address), options)["votes"]
+    votes = query_status(*parse_address(master.address), QUICK)["votes"]
     return sum(len(vote["present"]) for vote in votes if vote["call"] == call)
 
 

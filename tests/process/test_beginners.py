@@ -393,7 +393,7 @@ def test_a_torch_tensor_that_cannot_be_reduced(pair: Peers) -> None:
         ("A connection between two peers broke", PeerSaid(2, EdgeLost(2, 2, 3, "closed by the other side"))),
     ],
 )
-def test_who_was_lost_is_named(title: str, event: PeerSaid | PeerWent) -> None:
+def test_the_lost_peer_is_named(title: str, event: PeerSaid | PeerWent) -> None:
     """Goal: the verdict names the cause, whichever event is first. In the master's machine, because they race."""
     harness = running(1, 2, 3)
     verdict = sent(harness.wire(harness.feed(event)), ReduceFailed)[1]

@@ -175,7 +175,7 @@ def test_rings_over_known_links_are_measured(tmp_path: Path) -> None:
     assert "optimised over joined" in table
 
 
-def test_who_is_not_root_is_told_so_in_one_line(
+def test_a_user_that_is_not_root_is_told_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -178,7 +178,7 @@ def test_each_side_has_its_own_rhythm() -> None:
 # ---------------------------------------------------------------------------------------------- slow peers
 
 
-def test_a_long_vote_names_who_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_vote_names_the_missing_peers(caplog: pytest.LogCaptureFixture) -> None:
     """Goal: one warning in the user's own log, with the missing peers and the calls that they are in instead."""
     caplog.set_level(logging.WARNING, "pccl.peer")
     with running_master(quick(vote_warning=0.3)) as master, peers_of(master.address, 0, 0, 0) as peers:

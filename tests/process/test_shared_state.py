@@ -174,7 +174,7 @@ def test_one_dirty_key_of_many_is_healed(trio: Peers) -> None:
     assert models[2].own == 8.0, "an up-to-date peer keeps its tensor that may differ"
 
 
-def test_who_forgot_to_push_is_dragged_along(trio: Peers) -> None:
+def test_a_peer_that_forgot_to_push_is_dragged_along(trio: Peers) -> None:
     """Goal: a lower revision is outdated, whatever it holds."""
     models = [Model(1.0) for _ in trio]
     sync_all(trio, models)

@@ -302,7 +302,7 @@ def test_progress_of_what_runs(harness: RunnerHarness) -> None:
     assert harness.taken() == [Traffic(100, 200), ReduceProgress(1, 10), ReduceProgress(2, 20)]
 
 
-def test_who_waits_behind_others_moves_as_they_do() -> None:
+def test_a_reduce_that_waits_behind_others_moves_as_they_do() -> None:
     """Goal: an operation that has not begun does not look stalled while those before it move."""
     harness = RunnerHarness(room=2)
     harness.begin(1, 2, 3)
