@@ -16,6 +16,7 @@ Part of the peer's machine, which passes on what concerns the ring; pure, and kn
 """
 
 from pccl._core.protocol.events import DEBUG, Log, Tick
+from pccl._core.protocol.handshake import PROOF_BYTES
 from pccl._core.protocol.messages import EdgeLost, JoinLane, RingOrder, WireFailed, Wired
 from pccl.options import EARLY_LINKS_MAX, LANES_MAX, nanoseconds
 
@@ -31,7 +32,7 @@ PAUSED = "paused"  # a dial failed; the next one is due at the deadline
 UP = "up"  # a worker serves it
 
 REDIAL_PAUSE_NS = 100_000_000  # a refused lane is dialled again after this: the other side may be about to listen
-NO_PROOF = bytes(32)  # the actor fills it in during the handshake
+NO_PROOF = bytes(PROOF_BYTES)  # the actor fills it in during the handshake
 
 
 cdef class LaneLink:

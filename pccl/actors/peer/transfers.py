@@ -33,7 +33,7 @@ from pccl.actors.workers.state_memory import StateMemory
 from pccl.actors.workers.state_worker import FetchWorker, ServeWorker
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
-from pccl.options import STATE_LINKS_MAX
+from pccl.options import STATE_LINKS_MAX, link_silence_ns
 
 from .transfer_part import StateWorkerHandle, TransferPart
 
@@ -306,7 +306,7 @@ class Transfers:
 
         try:
             # The kernel ends a link that loses all packets before the stall bound does.
-            tcp.limit_silence(sock, identity.stall_ns * 4 // 5)
+            tcp.limit_silence(sock, link_silence_ns(identity.stall_ns))
             kept = [self._life_fd, sock.fileno(), *transfer.memory.descriptors]
             pid, mailbox = fork.fork(self._loop, name, kept, serve, lambda: self._heard(transfer, worker))
         except OSError as error:
