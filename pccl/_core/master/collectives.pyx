@@ -1,10 +1,9 @@
 # cython: language_level=3
 """The collectives of one peer group, from the first member that initiates a tag to the one verdict for all.
 
-    open ──all members, one signature──▶ running ──all ok──▶ done
-      │                                     └──one failed──▶ aborting ──all drained──▶ failed
-      └── signatures differ, given up, alone, deadlock ──▶ failed
-    the ring changes: what is open, running or aborting is interrupted ──the new ring is wired──▶ failed
+A tag is *open* until all members have initiated it with one signature, and *running* until its verdict. If a member
+fails, it is *aborting* until the memory of all members is drained. `group_phases.COLLECTIVES` says which event may lead
+to which phase; docs/architecture.md shows it as a diagram.
 
 **A tag** is held by a member from its vote until the member is sent a verdict; a second vote before that breaks the
 protocol. So a vote that arrives after the ring changed comes either from a member that had not initiated that tag, or

@@ -1,13 +1,11 @@
 # cython: language_level=3
 """The consensus of one peer group: its agreed state, and how it finds the next one.
 
-    votes ──all members──▶ schemas equal? ──no──▶ asked for ──▶ peers with another schema are kicked ──▶ decided again
-                                └──yes──▶ decided ──all equal──▶ agreed
-                                             ├──some lack it──▶ transfer ──all hold it──▶ agreed
-                                             └──impossible──▶ every call fails, nothing changes
+`group_phases.CONSENSUS` says which event may lead to which phase; docs/architecture.md shows it as a diagram.
 
 **The vote** is complete when every member of the group has one. The rules of the decision are in `election`. The
-master never sees content; it sees a schema only when two of them differ, from one holder of each.
+master never sees content; it sees a schema only when two of them differ, from one holder of each: then it kicks the
+peers with another schema than the right one, and decides again.
 
 **A transfer** is among the members that voted. The sources serve, the receivers fetch from all of them at once and
 report when they hold the state. A source that is lost is removed. A receiver that finds no source left reports that and

@@ -1,14 +1,10 @@
 # cython: language_level=3
 """The peer's machine: one membership, from connect() to the end.
 
-    NEW ──connect──▶ DIALLING ──▶ JOINING ──accepted──▶ MEMBER ──▶ GONE
-                        ▲  └─ retry ─┘ │                  (left, kicked, master lost, training process gone)
-                        └──────────────┘
-
 What a member takes part in (its ring, votes, reduces, the shared state) is in `member`: PeerState owns one Member for
 its whole life. This file holds the begin and the end of a membership, the events that are legal in each phase, and all
 that depends on time. The table `TRANSITIONS` at the end names a handler, here or in Member, and the phases that may
-follow.
+follow; docs/architecture.md shows it as a diagram.
 
 **The end** aborts what runs. A slot whose memory workers still hold completes when that memory is drained, and close()
 is answered after that: every thread that waits for a reduce gets its answer first. If the training process is gone, no
