@@ -3,7 +3,8 @@
     python docs/make_architecture.py > docs/architecture.md
 
 A test compares the page with what this prints; another test checks that every file in a walk exists. A transition table
-has a row for each phase and event: the handler, and the phases that may follow. The diagrams show these rows.
+has a row for each phase and event: the handler, if the table has them, and the phases that may follow. The diagrams
+show these rows.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.master import group_phases, master_state
+from pccl._core.master import group_phases, master_state, optimizer, topology_round
 from pccl._core.peer import fetch, peer_state, reduce_machine, ring_links, sync_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    Table = Mapping[tuple[str, type], Any]
+    Table = Mapping[tuple[str, type], tuple[Any, tuple[str, ...]]]
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,20 +137,44 @@ Each of its links to a source has phases too. `AskManifest` and `CloseLink` are 
 MASTER = """
 ## What the master knows about a peer
 
-The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. A newcomer is accepted at the
-end of a topology round: all accepted peers have voted, and all members of changed rings have sent `Wired`.
+The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. *PeerWent* is the end of its
+connection. A *Tick* kicks a peer that is silent for too long, or too slow. A newcomer is accepted at the end of a
+topology round, with the last `Wired`, or with the end of the peer that had not sent it.
+
+"""
+
+ROUND = """
+### A topology round
+
+One for the run (`pccl/_core/master/topology_round.pyx`). An arrow is an event that the machine finds by itself, after
+whatever event made it true: the last vote, the last `Wired`, a loss. *Held*: every voter waits for a larger group.
+*Closed*: the newcomers are in their rings, which are being wired.
+
+"""
+
+OPTIMISATION = """
+### An optimisation of the rings
+
+One for the run as well (`pccl/_core/master/optimizer.pyx`), and never during a topology round that is closed. *Wiring*:
+every group has chosen its ring.
 
 """
 
 TAG = """
-For every group it keeps the tags that members have initiated (`pccl/_core/master/collectives.pyx`). *Interrupted*: the
-ring changed, and the verdict waits until the new ring is wired.
+### A reduce
+
+For every group the master keeps the tags that members have initiated (`pccl/_core/master/collectives.pyx`).
+*Interrupted*: the ring changed, and the verdict waits until the new ring is wired. *PeerWent* is here, and in the next
+diagram, any end of a member of the group. A *Tick* breaks a deadlock, or ends the late probes of an optimisation, which
+then changes the ring.
 
 """
 
 CONSENSUS = """
-For every group it also keeps one consensus on the shared state (`pccl/_core/master/state_consensus.pyx`). *Asking*:
-schemas differ, and the master asks for them so that it can name the difference.
+### The consensus on the shared state
+
+For every group it also keeps one consensus (`pccl/_core/master/state_consensus.pyx`). *Asking*: schemas differ, and the
+master asks for them so that it can name the difference. *Transferring*: the state is elected, and peers fetch it.
 
 """
 
@@ -320,15 +345,8 @@ def render() -> str:
     parts += [LANE, _diagram(ring_links.TRANSITIONS), REDUCE, _diagram(reduce_machine.TRANSITIONS)]
     parts += [SYNC, _diagram(sync_machine.TRANSITIONS), FETCH, _diagram(fetch.TRANSITIONS)]
     parts += [FETCH_LINK, _diagram(fetch.LINK_TRANSITIONS), MASTER, _diagram(master_state.TRANSITIONS)]
-    parts += [
-        TAG,
-        _diagram(group_phases.COLLECTIVES),
-        CONSENSUS,
-        _diagram(group_phases.CONSENSUS),
-        TAIL,
-        *_walks(),
-        END,
-    ]
+    parts += [ROUND, _diagram(topology_round.TRANSITIONS), OPTIMISATION, _diagram(optimizer.TRANSITIONS)]
+    parts += [TAG, _draw(group_phases.COLLECTIVES), CONSENSUS, _draw(group_phases.CONSENSUS), TAIL, *_walks(), END]
     return "".join(parts)
 
 
@@ -404,13 +422,18 @@ def _room_of(names: list[str]) -> str | None:
 
 
 def _diagram(transitions: Table) -> str:
+    """Return the diagram of a table that has handlers too."""
+    return _draw({key: next_phases for key, (_, next_phases) in transitions.items()})
+
+
+def _draw(following: Mapping[tuple[str, type], tuple[str, ...]]) -> str:
     """Return the diagram of a table: its phases, and the events that may lead from one to another."""
     arrows: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (phase, event), (_, next_phases) in transitions.items():
+    for (phase, event), next_phases in following.items():
         for target in next_phases:
             if target != phase:
                 arrows[phase, target].append(event.__name__)
-    first = next(phase for phase, _ in transitions)
+    first = next(phase for phase, _ in following)
     lines = [f"    [*] --> {first}"]
     lines += [f"    {source} --> {target}: {', '.join(events)}" for (source, target), events in arrows.items()]
     return _mermaid("stateDiagram-v2", *lines)

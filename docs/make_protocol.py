@@ -54,7 +54,9 @@ def render() -> str:
     for opcode, form in sorted(BY_OPCODE.items()):
         fields = ", ".join(f"`{name}` {kind}" for name, kind in zip(form.names, form.types, strict=True))
         rows.append(f"| `{opcode:#04x}` | {form.cls.__name__} | {form.direction} | {fields} | {form.limit} |\n")
-    parts = [HEAD, *rows, MASTER, _matrix(master_state.TRANSITIONS), PEER, _matrix(peer_state.TRANSITIONS)]
+    known = {form.cls for form in BY_OPCODE.values()}
+    messages = {pair: row for pair, row in master_state.TRANSITIONS.items() if pair[1] in known}
+    parts = [HEAD, *rows, MASTER, _matrix(messages), PEER, _matrix(peer_state.TRANSITIONS)]
     return "".join(parts)
 
 

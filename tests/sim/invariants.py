@@ -11,6 +11,7 @@ from pccl._core.master import events as master_events
 from pccl._core.master.bandwidths import PROBE
 from pccl._core.master.election import NEVER
 from pccl._core.master.events import PeerSaid, SendTo
+from pccl._core.master.topology_round import CLOSED
 from pccl._core.peer import events as peer_events
 from pccl._core.peer.events import MasterSaid
 from pccl._core.protocol import events
@@ -317,4 +318,4 @@ def check_empty(world: World) -> None:
     assert not any(shell.plane.parts for shell in world.shells if shell.program.closed), "memory was not given back"
     assert not any(shell.states.transfer for shell in world.shells if shell.program.closed), "a transfer goes on"
     assert not any(master.votes.values()), f"votes without voters: {master.votes}"
-    assert not master.members.admission, "a round without members is open"
+    assert master.topology_round.phase != CLOSED, "a round without members is open"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import events as master_events
 from pccl._core.master.master_state import PENDING, TOPOLOGY
+from pccl._core.master.optimizer import IDLE, MEASURING
+from pccl._core.master.topology_round import CLOSED, HELD
 from pccl._core.peer import events as peer_events
 from pccl._core.protocol import events, mailbox, messages
 from pccl._core.protocol.operations import unpack_pairs
@@ -144,10 +146,10 @@ class Paths:
         )
         vote = _vote_of(state, event)
         held, sync = _is_held(state), remember(state, event) if self._syncs else None
-        optimization = state.optimizer.running, bool(state.optimizer.measurements), set(state.optimizer.waiting)
+        optimization = state.optimizer.phase, set(state.optimizer.waiting)
         found = mark_before(state, event, self.mark)
         return (
-            state.members.admission,
+            state.topology_round.phase == CLOSED,
             set(state.members.admitting),
             set(state.members.accepted),
             late,
@@ -161,22 +163,22 @@ class Paths:
     def at_master(self, shell: MasterShell, before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
         """Mark the paths of an event that the master handled."""
         state = shell.state
-        admission, admitting, accepted, late, held, vote, sync, optimization, found = before
+        closed, admitting, accepted, late, held, vote, sync, optimization, found = before
         if sync is not None:
             mark_master(state, sync, event, actions, self.mark)
-        if admission:
+        if closed:
             if accepted - state.members.accepted:
                 self.mark("a member is lost while newcomers are wired")
             if admitting - state.members.admitting - state.members.accepted:
                 self.mark("a newcomer is lost while it is admitted")
-        if accepted and not state.members.accepted and state.members.admission:
+        if accepted and not state.members.accepted and state.topology_round.phase == CLOSED:
             self.mark("an empty run takes those who wait")
         if late:
             self.mark("a sweep after the master's own pause kicks no peer")
-        if type(event) is master_events.PeerCame and held and state.members.admission:
+        if type(event) is master_events.PeerCame and held and state.topology_round.phase == CLOSED:
             self.mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
-            self._at_message(state, event.message, actions, admission, vote)
+            self._at_message(state, event.message, actions, closed, vote)
             if event.conn in state.members.conns:
                 self._at_collective(state, state.members.conns[event.conn].group, event.message, actions)
         lines = [action.line for action in actions if type(action) is events.Log]
@@ -189,12 +191,14 @@ class Paths:
     def _at_optimization(
         self, state: Any, before: tuple[Any, ...], lost: set[int], actions: list[Any], lines: list[str]
     ) -> None:
-        optimizing, measuring, optimizers = before
+        phase, optimizers = before
+        optimizing = phase != IDLE
         if optimizing and lost:
+            measuring = phase == MEASURING
             self.mark(f"a member is lost while {'edges are measured' if measuring else 'an optimised ring is wired'}")
         waiting = state.optimizer.waiting.keys()
         if optimizing and optimizers - lost - waiting and not _sends(actions, messages.OptimizeDone):
-            left = state.optimizer.running
+            left = state.optimizer.phase != IDLE
             self.mark(
                 "an optimisation is given up while it runs" if left else "no member waits for an optimisation any more"
             )
@@ -427,11 +431,7 @@ class Paths:
 
 def _is_held(state: Any) -> bool:
     """Whether the topology vote is unanimous but stays open, though nothing else is missing."""
-    return (
-        not state.members.wiring
-        and bool(state.members.accepted)
-        and len(state.votes[TOPOLOGY]) == len(state.members.accepted)
-    )
+    return state.topology_round.phase == HELD and not state.members.wiring
 
 
 def _vote_of(state: Any, event: Any) -> Any:

@@ -14,6 +14,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from pccl._core.master.optimizer import IDLE
 from pccl._core.protocol.events import Log
 from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, SUCCESS
 from pccl.options import PEER_PORT_FIRST, nanoseconds
@@ -86,7 +87,7 @@ class World:
             actions = self._handle(node, event)
             self.paths.at_master(self.master, before, event, actions)
             invariants.check_master(self, event, actions)
-            if self.master.state.optimizer.running:
+            if self.master.state.optimizer.phase != IDLE:
                 self.faults.at_optimization([action.line for action in actions if type(action) is Log])
             for action in actions:
                 if node.alive:

@@ -1,4 +1,4 @@
-"""The events that the master's machine takes, and the actions that it returns.
+"""The events that the master's machine takes, those that it finds by itself, and the actions that it returns.
 
 Events are facts and actions are orders. Both are frozen records, so tests compare whole lists of them. Connections are
 small numbers that the actor gives out and keeps; the machine never sees a socket.
@@ -49,6 +49,41 @@ class MoonshotFound:
 
     group: int
     ring: tuple[int, ...]
+
+
+# ---------------------------------------------------------------------------------------------- inner events
+
+# A part of the machine finds these by itself after any other event. They stand in its table and carry nothing.
+
+
+@record
+class VoteComplete:
+    """All members have voted, and no ring is being wired."""
+
+
+@record
+class VoteReopened:
+    """A vote that was complete is not any more: a caller gave up, or no member is left."""
+
+
+@record
+class NewcomerWaits:
+    """A peer registered after all members have voted."""
+
+
+@record
+class ProbesOver:
+    """A group has no probe under way, and can go on."""
+
+
+@record
+class RingsWired:
+    """No ring is being wired any more."""
+
+
+@record
+class CallersGone:
+    """No member waits for the answer any more: all callers are gone or gave up."""
 
 
 # ---------------------------------------------------------------------------------------------- actions

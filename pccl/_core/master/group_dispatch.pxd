@@ -17,4 +17,5 @@ cdef class GroupDispatch:
     cdef int _settle_group(self, number) except -1
     cdef int _settle_collectives(self, Group group) except -1
     cdef int _settle_consensus(self, Group group) except -1
+    cdef tuple _numbers(self, Group group)
     cdef int _tell(self, Peer peer, Group group, message) except -1

@@ -129,10 +129,9 @@ cdef class GroupDispatch:
                 self.members.send(peer, World(*self._numbers(group)))
         return self.members.send(peer, message)
 
-    def _numbers(self, Group group):
-        """The numbers of the world as this group sees it now. Newcomers never count."""
-        world, groups, largest = self.members.world()
-        return group.epoch, world, group.size(), groups, largest, self.members.round
+    cdef tuple _numbers(self, Group group):
+        """The numbers of the world as this group sees it now, in the order of World and ReduceFailed."""
+        return *self.members.numbers(group, self.members.world()), self.members.round
 
     cdef int _settle_consensus(self, Group group) except -1:
         """Tell the members what became of their vote; what was agreed is saved before any member relies on it."""

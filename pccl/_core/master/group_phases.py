@@ -1,13 +1,18 @@
-"""The tables of a group's machines: which message may lead from which phase to which, and what handles it.
+"""The tables of a group's machines: which event may lead from which phase to which.
 
-Both have the format of `master_state.TRANSITIONS`: (phase, message of a member) -> (handler, next phases). The next
-phases are those that may follow when the event is over; () if the message comes too late to change anything. PeerWent
-stands for every way in which a member is removed; a sender that is kicked for its message counts as removed.
-`master_check` compares every change with these tables after every event in all tests. Data only.
+(phase, event) -> the phases that may follow when the event is over. An event is a message of any member, or one of:
+
+- PeerWent: a member of this group was removed, in whatever way; a sender that is kicked for its message is removed too.
+- Tick: a sweep broke a deadlock, or ended the probes of an optimisation.
+
+An event that is not here changes no phase. The tables have no handlers: `group_dispatch` passes a message to the group
+of its sender, whatever the phases are, and one message may move many tags. `master_check` compares every change with
+these tables after every event in all tests. Data only.
 """
 
 from __future__ import annotations
 
+from pccl._core.protocol.events import Tick
 from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,
@@ -22,63 +27,64 @@ from pccl._core.protocol.messages import (
     WithdrawReduce,
 )
 
-from .collectives import ABORTING, DONE, FAILED, FREE, INTERRUPTED, OPEN, RUNNING, Collectives
+from .collectives import ABORTING, DONE, FAILED, FREE, INTERRUPTED, OPEN, RUNNING
 from .events import PeerWent
-from .membership import Membership
-from .optimizer import Optimizer
-from .state_consensus import ASKING, IDLE, TRANSFERRING, VOTING, StateConsensus
+from .state_consensus import ASKING, IDLE, TRANSFERRING, VOTING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    Table = dict[tuple[str, type[Any]], tuple[Callable[..., Any], tuple[str, ...]]]
+    PhaseTable = dict[tuple[str, type[Any]], tuple[str, ...]]
 
 # The consensus of a group on its shared state. The removal of a member may complete the vote of the others.
-CONSENSUS: Table = {
-    (IDLE, VoteSync): (StateConsensus.vote, (VOTING, IDLE)),
-    (IDLE, Schema): (StateConsensus.give_schema, ()),
-    (IDLE, Fetched): (StateConsensus.fetched, ()),
-    (IDLE, Withdraw): (StateConsensus.withdraw, ()),
-    (IDLE, PeerWent): (StateConsensus.remove, ()),
-    (VOTING, VoteSync): (StateConsensus.vote, (VOTING, ASKING, TRANSFERRING, IDLE)),
-    (VOTING, Schema): (StateConsensus.give_schema, ()),
-    (VOTING, Fetched): (StateConsensus.fetched, ()),
-    (VOTING, Withdraw): (StateConsensus.withdraw, (VOTING, IDLE)),
-    (VOTING, PeerWent): (StateConsensus.remove, (VOTING, ASKING, TRANSFERRING, IDLE)),
-    (ASKING, VoteSync): (StateConsensus.vote, (ASKING, TRANSFERRING, IDLE)),
-    (ASKING, Schema): (StateConsensus.give_schema, (ASKING, VOTING, TRANSFERRING, IDLE)),
-    (ASKING, Fetched): (StateConsensus.fetched, ()),
-    (ASKING, Withdraw): (StateConsensus.withdraw, (ASKING, VOTING, IDLE)),
-    (ASKING, PeerWent): (StateConsensus.remove, (ASKING, VOTING, TRANSFERRING, IDLE)),
-    (TRANSFERRING, VoteSync): (StateConsensus.vote, (TRANSFERRING,)),
-    (TRANSFERRING, Schema): (StateConsensus.give_schema, ()),
-    (TRANSFERRING, Fetched): (StateConsensus.fetched, (TRANSFERRING, VOTING, IDLE)),
-    (TRANSFERRING, Withdraw): (StateConsensus.withdraw, (TRANSFERRING, VOTING, IDLE)),
-    (TRANSFERRING, PeerWent): (StateConsensus.remove, (TRANSFERRING, VOTING, ASKING, IDLE)),
+CONSENSUS: PhaseTable = {
+    (IDLE, VoteSync): (VOTING, IDLE),
+    (IDLE, Schema): (IDLE,),
+    (IDLE, Fetched): (IDLE,),
+    (IDLE, Withdraw): (IDLE,),
+    (IDLE, PeerWent): (IDLE,),
+    (VOTING, VoteSync): (VOTING, ASKING, TRANSFERRING, IDLE),
+    (VOTING, Schema): (VOTING,),
+    (VOTING, Fetched): (VOTING,),
+    (VOTING, Withdraw): (VOTING, IDLE),
+    (VOTING, PeerWent): (VOTING, ASKING, TRANSFERRING, IDLE),
+    (VOTING, Tick): (VOTING, IDLE),
+    (ASKING, VoteSync): (ASKING, TRANSFERRING, IDLE),
+    (ASKING, Schema): (ASKING, VOTING, TRANSFERRING, IDLE),
+    (ASKING, Fetched): (ASKING,),
+    (ASKING, Withdraw): (ASKING, VOTING, IDLE),
+    (ASKING, PeerWent): (ASKING, VOTING, TRANSFERRING, IDLE),
+    (TRANSFERRING, VoteSync): (TRANSFERRING,),
+    (TRANSFERRING, Schema): (TRANSFERRING,),
+    (TRANSFERRING, Fetched): (TRANSFERRING, VOTING, IDLE),
+    (TRANSFERRING, Withdraw): (TRANSFERRING, VOTING, IDLE),
+    (TRANSFERRING, PeerWent): (TRANSFERRING, VOTING, ASKING, IDLE),
 }
 
-# A tag of a member that remains in the group, whichever member sends the message. A message that is not here changes
-# no tag. The last probe of an optimisation may change the ring while a member that gave the optimisation up reduces.
-COLLECTIVES: Table = {
-    (FREE, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),
-    (OPEN, Initiate): (Collectives.initiate, (OPEN, RUNNING, FAILED)),
-    (OPEN, WithdrawReduce): (Collectives.withdraw, (OPEN, FAILED)),
-    (OPEN, Wired): (Membership.on_wired, (OPEN, RUNNING, INTERRUPTED, FAILED)),
-    (OPEN, Probed): (Optimizer.on_probed, (OPEN, INTERRUPTED)),
-    (OPEN, WireFailed): (Membership.on_wire_failed, (OPEN, INTERRUPTED)),
-    (OPEN, EdgeLost): (Membership.on_edge_lost, (OPEN, INTERRUPTED)),
-    (OPEN, PeerWent): (Collectives.abort, (INTERRUPTED,)),
-    (RUNNING, Finished): (Collectives.finished, (RUNNING, ABORTING, DONE)),
-    (RUNNING, WireFailed): (Membership.on_wire_failed, (RUNNING, INTERRUPTED)),
-    (RUNNING, EdgeLost): (Membership.on_edge_lost, (RUNNING, INTERRUPTED)),
-    (RUNNING, Probed): (Optimizer.on_probed, (RUNNING, INTERRUPTED)),
-    (RUNNING, PeerWent): (Collectives.abort, (INTERRUPTED,)),
-    (ABORTING, Finished): (Collectives.finished, (ABORTING, FAILED)),
-    (ABORTING, WireFailed): (Membership.on_wire_failed, (ABORTING, INTERRUPTED)),
-    (ABORTING, EdgeLost): (Membership.on_edge_lost, (ABORTING, INTERRUPTED)),
-    (ABORTING, Probed): (Optimizer.on_probed, (ABORTING, INTERRUPTED)),
-    (ABORTING, PeerWent): (Collectives.abort, (INTERRUPTED,)),
-    (INTERRUPTED, Wired): (Membership.on_wired, (INTERRUPTED, FAILED)),
+# A tag of a member that remains in the group, whichever member sends the message. The last probe of an optimisation, or
+# the end of a late one, may change the ring while a member that gave the optimisation up reduces.
+COLLECTIVES: PhaseTable = {
+    (FREE, Initiate): (OPEN, RUNNING, FAILED),
+    (OPEN, Initiate): (OPEN, RUNNING, FAILED),
+    (OPEN, WithdrawReduce): (OPEN, FAILED),
+    (OPEN, Wired): (OPEN, RUNNING, INTERRUPTED, FAILED),
+    (OPEN, Probed): (OPEN, INTERRUPTED),
+    (OPEN, WireFailed): (OPEN, INTERRUPTED),
+    (OPEN, EdgeLost): (OPEN, INTERRUPTED),
+    (OPEN, PeerWent): (INTERRUPTED,),
+    (OPEN, Tick): (OPEN, INTERRUPTED, FAILED),
+    (RUNNING, Finished): (RUNNING, ABORTING, DONE),
+    (RUNNING, WireFailed): (RUNNING, INTERRUPTED),
+    (RUNNING, EdgeLost): (RUNNING, INTERRUPTED),
+    (RUNNING, Probed): (RUNNING, INTERRUPTED),
+    (RUNNING, PeerWent): (INTERRUPTED,),
+    (RUNNING, Tick): (RUNNING, INTERRUPTED),
+    (ABORTING, Finished): (ABORTING, FAILED),
+    (ABORTING, WireFailed): (ABORTING, INTERRUPTED),
+    (ABORTING, EdgeLost): (ABORTING, INTERRUPTED),
+    (ABORTING, Probed): (ABORTING, INTERRUPTED),
+    (ABORTING, PeerWent): (INTERRUPTED,),
+    (ABORTING, Tick): (ABORTING, INTERRUPTED),
+    (INTERRUPTED, Wired): (INTERRUPTED, FAILED),
 }

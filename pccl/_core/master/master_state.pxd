@@ -4,21 +4,22 @@ from .ballots cimport Ballots
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
+from .topology_round cimport TopologyRound
 
 cdef class MasterState:
     cdef readonly Membership members    # peers and rings
     cdef readonly Ballots ballots       # votes of all members
     cdef readonly dict votes            # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly Optimizer optimizer   # of the rings
+    cdef readonly TopologyRound topology_round  # admits newcomers
     cdef GroupDispatch dispatch         # passes messages of members to their group
-    cdef dict handlers                  # phase -> message type -> the method that handles it
+    cdef dict handlers                  # phase -> type of a message or event -> the method that handles it
     cdef readonly object options
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions
     cdef object append_story            # its append method, which every event needs
     cdef long long beat_ns              # when the master last sent its own heartbeats
     cdef bint checking                  # run check() after each event
-    cdef readonly bint on_hold          # the topology vote is unanimous, but every voter waits for a larger group
     cdef bint stopped                   # the latest sweep came so late that it kicked no peer
 
     cpdef list handle(self, event, long long now_ns)
@@ -27,7 +28,4 @@ cdef class MasterState:
 
     # Everything that follows from an event.
     cdef int _settle(self) except -1
-    cdef bint _close_round(self) except -1
-    cdef int _open_round(self) except -1
-    cpdef bint _round_is_ripe(self) except -1
     cdef int _answer_pending(self) except -1

@@ -1,17 +1,15 @@
 # cython: language_level=3
 """The master's machine: it decides which calls complete and which peers are admitted. Events in, actions out.
 
-`MasterState` has the parts and joins them: peers and rings (`membership`), votes of all members (`ballots`), the
-optimisation of the rings (`optimizer`), and what members say to their own group (`group_dispatch`).
+`MasterState` has the parts and joins them: peers and rings (`membership`), votes of all members (`ballots`), topology
+rounds (`topology_round`), the optimisation of the rings (`optimizer`), and what members say to their own group
+(`group_dispatch`).
 
 **Phases.** A peer that passed the handshake is *registered*; it becomes *accepted* in a topology round, and is *gone*
 when it is lost, leaves, or is kicked. `TRANSITIONS` says which message is legal in which phase, which part handles it,
-and in which phases its sender may be afterwards. The sender of an illegal message is kicked with a reason.
-
-**A topology round** is unanimous over all accepted peers of all groups. When the last vote is in and no ring is being
-wired, the round closes: every registered peer is put into its group's ring, the changed rings are ordered, and when all
-their members have reported, the newcomers are accepted and all members get the same numbers. A run without members
-admits a registered peer at once. Votes that wait for a larger group keep the round open while there is no newcomer.
+and in which phases its sender may be afterwards; docs/architecture.md shows it as a diagram. The sender of an illegal
+message is kicked with a reason. The topology round, the optimisation, and the consensus and the tags of every group
+have phases and tables of their own.
 
 **A lost member** (closed connection, silence, goodbye, kick) loses its votes and is removed from its ring. The ring is
 ordered anew at once, without a vote; other groups are not affected. The same happens when an edge breaks between two
@@ -24,19 +22,19 @@ one group too: a member in a sync can neither vote on the topology nor reduce me
 affect the sync. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while
 the other is under way.
 
-**After every event** `_settle` does everything that follows: it orders changed rings, completes a closed round, closes
-a unanimous one. The work of an event does not grow with the number of peers, except where all get a message.
+**After every event** `_settle` does everything that follows: it orders changed rings, and lets the topology round, the
+optimisation and the groups go on as far as they can. The work of an event does not grow with the number of peers,
+except where all get a message.
 
 No socket, clock, file, thread or random source in here: time is an argument, the run's name is given.
 """
 
 from collections import deque
 
-from pccl._core.protocol.events import INFO, OPTIMIZE, PENDING, SYNC, TOPOLOGY, WARNING, Tick
+from pccl._core.protocol.events import OPTIMIZE, PENDING, TOPOLOGY, WARNING, Tick
 from pccl._core.protocol.messages import (
-    Accepted, Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer,
-    Probed, TopologyDone, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw,
-    WithdrawReduce,
+    Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer, Probed,
+    VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 from pccl._core.story import attach, show
@@ -46,12 +44,14 @@ from .group cimport Group
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
+from .topology_round cimport TopologyRound
 from .events import MoonshotFound, PeerCame, PeerSaid, PeerWent
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .election import NEVER
 from .master_check import check_master, check_transitions, observe
 from .membership import ACCEPTED, GONE, REGISTERED
+from .topology_round import CLOSED
 
 
 cdef class MasterState:
@@ -62,6 +62,7 @@ cdef class MasterState:
         self.ballots = Ballots(TOPOLOGY, PENDING, OPTIMIZE)
         self.votes = self.ballots.votes
         self.optimizer = Optimizer(self.members, self.ballots)
+        self.topology_round = TopologyRound(self.members, self.ballots, self.optimizer)
         self.dispatch = GroupDispatch(self.members, self.optimizer, self.ballots)
         self.members.on_removed = self._removed
         self.handlers = self._bind_handlers()
@@ -71,11 +72,11 @@ cdef class MasterState:
         self.checking = options.check
         self.beat_ns = now_ns
         self.next_deadline_ns = now_ns + self.members.interval_ns
-        self.on_hold = self.stopped = False
+        self.stopped = False
 
     def _bind_handlers(self):
-        """Return phase -> message type -> bound handler, so that a look-up needs no tuple."""
-        parts = self, self.members, self.optimizer, self.dispatch
+        """Return phase -> type of a message or event -> bound handler, so that a look-up needs no tuple."""
+        parts = self, self.members, self.topology_round, self.optimizer, self.dispatch
         bound = {REGISTERED: {}, ACCEPTED: {}}
         for (phase, kind), (handler, _) in TRANSITIONS.items():
             [part] = [part for part in parts if getattr(type(part), handler.__name__, None) is handler]
@@ -105,10 +106,10 @@ cdef class MasterState:
         elif kind is PeerWent:
             peer = self.members.conns.get(event.conn)
             if peer is not None:
-                self.members.remove(peer, "lost", event.reason)
+                self.handlers[peer.phase][PeerWent](peer, event)
         elif kind is Tick:
             if now_ns >= self.next_deadline_ns:
-                self._sweep()
+                self._sweep(event)
         elif kind is MoonshotFound:
             self.optimizer.take_moonshot(event)
         else:
@@ -117,8 +118,7 @@ cdef class MasterState:
         self.append_story((now_ns, event, actions))
         if self.checking:
             self.check()
-            if before is not None:
-                check_transitions(before, event, TRANSITIONS)
+            check_transitions(self, before, event, TRANSITIONS)
         return actions
 
     cdef int _hear(self, Peer peer, message) except -1:
@@ -136,21 +136,6 @@ cdef class MasterState:
         self.optimizer.remove(peer, in_ring)
 
     # ------------------------------------------------------------------------------------------ votes
-
-    def on_vote_topology(self, Peer peer, message):
-        """A member calls update_topology."""
-        cdef Group group = self.members.groups[peer.group]
-        if group.collectives.holds(peer.id):
-            wrong = "voted on the topology while a reduce of its own has no verdict"
-        elif group.consensus.holds(peer.id):
-            wrong = f"voted on the topology while it is in {SYNC}"
-        elif self.optimizer.involves(peer.id):
-            wrong = f"voted on the topology while it is in {OPTIMIZE}"
-        else:
-            wrong = self.ballots.cast(TOPOLOGY, peer.id, Vote(message.call, message.wanted, self.members.now_ns))
-            self.on_hold = False
-        if wrong:
-            self.members.kick(peer, INVALID_USAGE, wrong)
 
     def on_vote_pending(self, Peer peer, message):
         """A member calls are_peers_pending."""
@@ -170,80 +155,13 @@ cdef class MasterState:
         """Do everything that follows. Each turn of the loop consumes something, so the loop ends."""
         while (
             self.members.order_changed_rings()
-            or self._close_round()
+            or self.topology_round.settle()
             or self.optimizer.settle()
             or self.dispatch.settle()
         ):
             pass
         self._answer_pending()
         return 0
-
-    cdef bint _close_round(self) except -1:
-        """Open or complete an admission. True if something changed."""
-        if self.members.wiring:
-            return False
-        if self.members.admission:
-            self._complete_round()
-            return True
-        if not self._round_is_ripe():
-            return False
-        self._open_round()
-        return True
-
-    cdef int _open_round(self) except -1:
-        """Close the vote: put every newcomer into its group's ring."""
-        cdef Group group
-        self.on_hold = False
-        if self.checking:
-            for group in self.members.groups.values():
-                assert group.collectives.is_idle(), f"a round closed over a reduce of group {group.number}"
-                assert group.consensus.is_idle(), f"a round closed over {SYNC} of group {group.number}"
-        for number in sorted(self.members.admit_registered()):
-            self.optimizer.cancel_moonshot(number)
-        return 0
-
-    cpdef bint _round_is_ripe(self) except -1:
-        cdef Membership members = self.members
-        votes = self.votes[TOPOLOGY]
-        if not members.accepted:
-            return len(members.registered) > 0
-        if len(votes) < len(members.accepted) or self.optimizer.running:
-            return False
-        if members.registered:
-            return True
-        # No newcomer: the round closes unless every voter waits for a larger group. That is computed once, not at every
-        # heartbeat: only another vote can change it, because groups do not grow without newcomers.
-        if not self.on_hold:
-            self.on_hold = not self._is_a_voter_content()
-        return not self.on_hold
-
-    def _is_a_voter_content(self):
-        """Whether the group of one voter is as large as it wants."""
-        for peer_id, vote in self.votes[TOPOLOGY].items():
-            if vote.wanted <= len(self.members.groups[self.members.peers[peer_id].group].ring):
-                return True
-        return False
-
-    def _complete_round(self):
-        """All rings are wired: the newcomers are members, and all voters get the same numbers."""
-        cdef Membership members = self.members
-        admitted = members.accept_admitted()
-        world = members.world()
-        for peer_id in sorted(admitted):
-            members.send(members.peers[peer_id], Accepted(*self._numbers(peer_id, world)))
-        for peer_id, vote in self.ballots.close(TOPOLOGY).items():
-            members.send(members.peers[peer_id], TopologyDone(vote.call, *self._numbers(peer_id, world)))
-        if admitted:
-            sizes = {number: len(group.ring) for number, group in members.groups.items() if group.ring}
-            members.log(INFO, f"admitted {name_peers(sorted(admitted))} world={len(members.accepted)} groups={sizes}")
-
-    def _numbers(self, peer_id, world):
-        """Return the numbers of the world for a member, and note that it knows them from now on."""
-        cdef Peer peer = self.members.peers[peer_id]
-        cdef Group group = self.members.groups[peer.group]
-        count, groups, largest = world
-        peer.told_world = self.members.world_changes
-        return self.members.round, group.epoch, count, group.size(), groups, largest
 
     cdef int _answer_pending(self) except -1:
         cdef Membership members = self.members
@@ -257,7 +175,7 @@ cdef class MasterState:
 
     # ------------------------------------------------------------------------------------------ time
 
-    def _sweep(self):
+    def _sweep(self, tick):
         """Heartbeats, silence, slow wiring, long waits, deadlocks: once an interval, over all peers."""
         cdef Membership members = self.members
         self._forgive_own_pause()
@@ -267,9 +185,10 @@ cdef class MasterState:
             for peer in members.peers.values():
                 members.send(peer, beat)
         if not self.stopped:
-            self._end_the_silent()
+            for peer in list(members.peers.values()):
+                self.handlers[peer.phase][Tick](peer, tick)
             self._end_slow_wiring()
-            self.optimizer.end_late_probes()
+            self.optimizer.sweep(tick)
             self._watch_calls()
             self._warn_newcomers()
             self._break_deadlocks()
@@ -289,12 +208,6 @@ cdef class MasterState:
             for peer in members.peers.values():
                 peer.heard_ns = min(members.now_ns, peer.heard_ns + late_ns)
         self.stopped = late_ns > members.interval_ns and not self.stopped
-
-    def _end_the_silent(self):
-        cdef Membership members = self.members
-        reason = f"nothing heard for {members.silence_ns / 1e9:g} s (heartbeat_timeout)"
-        for peer in [peer for peer in members.peers.values() if members.now_ns - peer.heard_ns >= members.silence_ns]:
-            members.kick(peer, RANK_CONNECTION_LOST, reason)
 
     def _end_slow_wiring(self):
         """Kick peers that have not reported in time: the newcomers among them, and members only if there are none."""
@@ -374,7 +287,7 @@ cdef class MasterState:
         """Return the calls that wait for votes; a closed round only waits for its rings."""
         cdef Membership members = self.members
         calls = self.ballots.open_calls(members.accepted)
-        if members.admission:
+        if self.topology_round.phase is CLOSED:
             calls = [call for call in calls if call.name != TOPOLOGY]
         calls += self.optimizer.open_calls()
         for group in members.groups.values():
@@ -417,19 +330,22 @@ cdef class MasterState:
     def check(self):
         """Invariants between two events; run after every one in all tests."""
         check_master(self)
+        self.topology_round.check()
         self.optimizer.check()
 
 
 # (phase of the sender, message) -> the handler, and the phases that the sender may be in when the event is over; GONE
-# where the handler kicks a sender that breaks a rule. The sender of a message that is not here is kicked. A closed
-# connection, silence and a sweep may end either phase too.
+# where the handler kicks a sender that breaks a rule. The sender of a message that is not here is kicked. PeerWent is
+# the end of its connection. A Tick concerns every peer: it may end a peer, and so complete the round of another one.
 TRANSITIONS = {
     (REGISTERED, Wired): (Membership.on_wired, (REGISTERED, ACCEPTED, GONE)),
     (REGISTERED, WireFailed): (Membership.on_wire_failed, (REGISTERED, GONE)),
     (REGISTERED, EdgeLost): (Membership.on_edge_lost, (REGISTERED, GONE)),
     (REGISTERED, Beat): (Membership.on_beat, (REGISTERED, GONE)),
     (REGISTERED, Leave): (Membership.on_leave, (GONE,)),
-    (ACCEPTED, VoteTopology): (MasterState.on_vote_topology, (ACCEPTED, GONE)),
+    (REGISTERED, PeerWent): (Membership.on_went, (GONE,)),
+    (REGISTERED, Tick): (Membership.on_tick, (REGISTERED, ACCEPTED, GONE)),
+    (ACCEPTED, VoteTopology): (TopologyRound.on_vote, (ACCEPTED, GONE)),
     (ACCEPTED, VotePending): (MasterState.on_vote_pending, (ACCEPTED, GONE)),
     (ACCEPTED, VoteOptimize): (Optimizer.on_vote, (ACCEPTED, GONE)),
     (ACCEPTED, Probed): (Optimizer.on_probed, (ACCEPTED, GONE)),
@@ -446,4 +362,6 @@ TRANSITIONS = {
     (ACCEPTED, EdgeLost): (Membership.on_edge_lost, (ACCEPTED, GONE)),
     (ACCEPTED, Beat): (Membership.on_beat, (ACCEPTED, GONE)),
     (ACCEPTED, Leave): (Membership.on_leave, (GONE,)),
+    (ACCEPTED, PeerWent): (Membership.on_went, (GONE,)),
+    (ACCEPTED, Tick): (Membership.on_tick, (ACCEPTED, GONE)),
 }

@@ -29,8 +29,7 @@ cdef class Membership:
     cdef readonly dict groups           # number -> Group
     cdef readonly set accepted          # ids of members
     cdef readonly set registered        # ids of newcomers that wait for a topology round
-    cdef readonly set admitting         # ids of newcomers of the round that is being wired
-    cdef readonly bint admission        # a closed topology round waits for its rings
+    cdef readonly set admitting         # ids of newcomers of the closed topology round, which is being wired
     cdef readonly object round          # how many topology rounds were completed
     cdef readonly long long world_changes   # how often the numbers of the world have changed, for any group
     cdef readonly object next_id        # the next peer's id
@@ -59,6 +58,7 @@ cdef class Membership:
     cdef set admit_registered(self)
     cdef set accept_admitted(self)
     cdef tuple world(self)
+    cdef tuple numbers(self, Group group, tuple world)
     cdef int resume(self, next_id, round) except -1
 
     # Groups and their rings.

@@ -3,7 +3,7 @@
 
 A peer is *registered* after its handshake, *accepted* when a topology round has wired it into its group's ring, and
 *gone* as soon as it is lost, leaves, or is kicked. Its group's ring is then ordered anew at once; so is a ring whose
-edge broke or whose members cannot reach each other. `master_state` decides when a topology round closes.
+edge broke or whose members cannot reach each other. `topology_round` decides when newcomers are admitted.
 
 Every other part of the master's machine uses this object to send, log, kick, and change rings. The actions of the
 event being handled are collected here. Pure; knows nothing of votes, collectives or the shared state.
@@ -11,7 +11,7 @@ event being handled are collected here. Pure; knows nothing of votes, collective
 
 from pccl._core.protocol.events import INFO, WARNING, Log
 from pccl._core.protocol.messages import Kick, Registered
-from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
+from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 from pccl.options import EDGE_LOSSES_MAX, GROUPS_MAX, LANES_MAX, nanoseconds
 
 from .group cimport Group
@@ -67,7 +67,6 @@ cdef class Membership:
         self.options = options
         self.peers, self.conns, self.groups = {}, {}, {}
         self.accepted, self.registered, self.admitting = set(), set(), set()
-        self.admission = False
         self.round = 0
         self.next_id = 1
         self.reserved_id = 1 + IDS_AT_ONCE
@@ -165,7 +164,6 @@ cdef class Membership:
         cdef Peer peer
         cdef Group group
         numbers = set()
-        self.admission = True
         self.admitting = set(self.registered)
         self.registered.clear()
         for peer_id in sorted(self.admitting):
@@ -191,7 +189,6 @@ cdef class Membership:
             group.accept(peer_id)
             self.unsettled.add(peer.group)
         self.count("admitted", len(admitted))
-        self.admission = False
         self.admitting = set()
         return admitted
 
@@ -200,12 +197,30 @@ cdef class Membership:
         sizes = [size for size in [group.size() for group in self.groups.values()] if size]
         return len(self.accepted), len(sizes), max(sizes, default=0)
 
+    cdef tuple numbers(self, Group group, tuple world):
+        """Return the numbers of the world as the members of a group are told them, without the number of the round.
+
+        `world` is what `world()` returns: it is counted once for all groups.
+        """
+        members, groups, largest = world
+        return group.epoch, members, group.size(), groups, largest
+
     cdef int resume(self, next_id, round) except -1:
         """Continue with the numbers of a master that has ended."""
         self.next_id = next_id
         self.reserved_id = next_id + IDS_AT_ONCE
         self.round = round
         return 0
+
+    def on_went(self, Peer peer, event):
+        """The connection of a peer is gone."""
+        self.remove(peer, "lost", event.reason)
+
+    def on_tick(self, Peer peer, event):
+        """Kick a peer that has been silent for too long."""
+        if self.now_ns - peer.heard_ns >= self.silence_ns:
+            reason = f"nothing heard for {self.silence_ns / 1e9:g} s (heartbeat_timeout)"
+            self.kick(peer, RANK_CONNECTION_LOST, reason)
 
     def on_leave(self, Peer peer, message):
         """A peer leaves."""

@@ -1,15 +1,22 @@
+from collections.abc import Callable
+from typing import Any, Final
+
 from pccl._core.protocol.messages import Probed, VoteOptimize
 
 from .ballots import Ballots, OpenCall, Vote
 from .membership import Membership, Peer
 from .probe_rounds import Measurement
 
+IDLE: Final[str]
+MEASURING: Final[str]
+WIRING: Final[str]
 PROBE_MARGIN: float
+TRANSITIONS: Final[dict[tuple[str, type[Any]], tuple[Callable[..., str], tuple[str, ...]]]]
 
 class Optimizer:
     def __init__(self, members: Membership, ballots: Ballots) -> None: ...
     @property
-    def running(self) -> bool: ...
+    def phase(self) -> str: ...
     @property
     def waiting(self) -> dict[int, Vote]: ...
     @property

@@ -1,13 +1,14 @@
 # cython: language_level=3
 """optimize_topology at the master: from the unanimous vote to rings that suit the rates of the edges.
 
-    voted by all ──▶ measuring ──▶ solved ──▶ wiring, if another ring is better ──▶ answered, when all groups are done
-                     (each group, beside the others)
+The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
+it as a diagram. Some of its events are inner ones, which `settle` finds after every event of the master.
 
 **Measuring** takes several rounds (see `probe_rounds`): a source is told its target, and reports what arrived. Only
 edges whose rate is missing or stale are measured, except pairs that rings avoid. Passive rates come with the
 heartbeats, and keep the edges of the present ring fresh. **Solving** (see `ring_choice`) takes well under a second and
-is done within the event that completes the last round. **Wiring** is the same as for every changed ring.
+is done within the event that completes the last round. **Wiring** is the same as for every changed ring. Groups do not
+wait for each other: one may already be wired while another one measures.
 
 **A loss** in any of these phases is handled as at other times: the ring is ordered anew at once, and the group measures
 the edges that are left. No peer waits for the lost one. A peer that gives the call up is not answered, but takes part
@@ -16,22 +17,29 @@ in the probes until the others are answered; if no peer waits any more, the opti
 **A moonshot** continues the search for a large group after the answer. The ring that it finds is a ring candidate of
 the next optimisation, as long as the group has the same members.
 
-Part of the master's machine; knows nothing of admissions, which are decided in `master_state`.
+Part of the master's machine; knows nothing of admissions, which are decided in `topology_round`.
 """
 
-from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY
-from pccl._core.protocol.messages import CallFailed, OptimizeDone, Probe
+from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY, Tick
+from pccl._core.protocol.messages import CallFailed, OptimizeDone, Probe, Probed
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX
 from pccl.options import nanoseconds
 
 from .group cimport Group
 from .membership cimport Membership, Peer
-from .events import BeginMoonshot, CancelMoonshot
+from .events import BeginMoonshot, CallersGone, CancelMoonshot, PeerWent, ProbesOver, RingsWired, VoteComplete
 from .ballots import OpenCall, Vote
 from .bandwidths import is_rate
 from .probe_rounds import Measurement
 from .ring_choice import choose_ring
+
+IDLE = "idle"  # no optimisation is under way; members may have voted for one
+MEASURING = "measuring"  # the vote is closed, and some group measures its edges
+WIRING = "wiring"  # every group has chosen its ring, and not all of them are wired
+
+# The same, without a look-up by name: every event of the master needs them.
+cdef str idle = IDLE, optimize = OPTIMIZE
 
 PROBE_MARGIN = 1.0  # seconds beyond dialling and sending: for two handshakes, and for machines that are busy
 
@@ -43,7 +51,8 @@ cdef class Optimizer:
         self.members = members
         self.ballots = ballots
         self.votes = ballots.votes
-        self.running = False
+        self.phase = IDLE
+        self.checking = members.options.check
         self.waiting, self.measurements = {}, {}
         self.probe_round = 0
         self.searched = None
@@ -53,7 +62,7 @@ cdef class Optimizer:
 
     cdef bint involves(self, peer_id) except -1:
         """Whether this member is in optimize_topology, and can make no other call."""
-        cdef dict votes = self.votes[OPTIMIZE]
+        cdef dict votes = self.votes[optimize]
         return peer_id in votes or peer_id in self.waiting
 
     def on_vote(self, Peer peer, message):
@@ -80,20 +89,23 @@ cdef class Optimizer:
         return 0
 
     cdef bint _is_ripe(self) except -1:
-        """Whether all members have voted, and no ring is being wired or optimised."""
-        cdef dict votes = self.votes[OPTIMIZE]
-        if not votes or len(votes) != len(self.members.accepted):
-            return False
-        return not (self.members.wiring or self.members.admission or self.running)
+        """Whether all members have voted, and no ring is being wired: so no topology round is closed either."""
+        cdef dict votes = self.votes[optimize]
+        return len(votes) > 0 and len(votes) == len(self.members.accepted) and not self.members.wiring
 
     cdef int remove(self, Peer peer, bint in_ring) except -1:
         """Remove a peer that is gone from the callers, and its edges from the measurement."""
         self.waiting.pop(peer.id, None)
-        if in_ring and peer.group in self.measurements:
-            self.measurements[peer.group].drop(peer.id)
         if in_ring:
+            self._step(PeerWent, peer)
             self.cancel_moonshot(peer.group)
         return 0
+
+    def _drop_edges(self, Peer peer):
+        """Measure no edge of a peer that is gone."""
+        if peer.group in self.measurements:
+            self.measurements[peer.group].drop(peer.id)
+        return MEASURING
 
     def open_calls(self):
         """Return the optimisation under way as an open call, so that notices can say where its callers are."""
@@ -103,49 +115,68 @@ cdef class Optimizer:
     # ------------------------------------------------------------------------------------------ settling
 
     cdef bint settle(self) except -1:
-        """Begin or continue an optimisation. Return True if something changed."""
-        if self.running:
-            return self._carry_on()
-        return self._is_ripe() and self._begin()
-
-    cdef bint _carry_on(self) except -1:
-        """Continue the optimisation under way. Return True if something changed."""
-        cdef Group group
-        if not self.waiting:
-            self._end()
-            return True
-        for number, measurement in sorted(self.measurements.items()):
-            group = self.members.groups.get(number)
-            if group is None or not group.ring:
-                del self.measurements[number]
-            elif measurement.is_over():
-                if number not in self.members.wiring:
-                    del self.measurements[number]
-                    self._adopt(group)
-            elif not measurement.pending:
-                self._begin_probes(group, measurement)
-        if self.members.changed:
-            return True
-        if self.measurements or self.members.wiring:
-            return False
-        self._answer()
+        """Handle the inner event that is due. Return False if there is none."""
+        if self.phase is idle:  # at nearly every event
+            if not self._is_ripe():
+                return False
+            event, argument = VoteComplete, None
+        else:
+            event, argument = self._due()
+            if event is None:
+                return False
+        self._step(event, argument)
         return True
 
-    def _begin(self):
+    cpdef int _step(self, subject, argument) except -1:
+        """Take the optimisation through the table. A handler returns the next phase."""
+        entry = TRANSITIONS.get((self.phase, subject))
+        assert entry is not None, f"{subject.__name__} is not in the table of an optimisation that is {self.phase}"
+        handler, next_phases = <tuple> entry
+        phase = handler(self, argument)
+        if self.checking:
+            assert phase in next_phases, f"{subject.__name__} while {self.phase} led the optimisation to {phase}"
+        self.phase = phase
+        return 0
+
+    cdef tuple _due(self):
+        """Return the inner event of an optimisation under way, and its argument; (None, None) if none is due."""
+        if not self.waiting:
+            return CallersGone, None
+        if self.phase is WIRING:
+            return (None, None) if self.members.wiring else (RingsWired, None)
+        for number, measurement in sorted(self.measurements.items()):
+            # A ring that is being wired, because it lost a member, is not changed before it is whole.
+            if not measurement.pending and not (measurement.is_over() and number in self.members.wiring):
+                return ProbesOver, number
+        return None, None
+
+    def _begin(self, argument):
+        """Close the vote, and plan which edges each group measures."""
         votes = self.ballots.close(OPTIMIZE)
         if len(votes) < 2:
             for peer_id, vote in votes.items():
                 reason = f"{OPTIMIZE} needs at least 2 peers in the run, and there is 1: let others join first"
                 self.members.send(self.members.peers[peer_id], CallFailed(vote.call, INVALID_USAGE, reason))
-            return True
-        self.running = True
+            return IDLE
         self.waiting = votes
         now_ns = self.members.now_ns
         for number, group in self.members.groups.items():
             if len(group.ring) > 1:
                 missing = set(group.bandwidths.missing(group.ring, now_ns)) - group.forbidden(now_ns)
                 self.measurements[number] = Measurement(group.ring, missing, self.members.options.probe_rounds)
-        return True
+        return MEASURING if self.measurements else WIRING
+
+    def _go_on(self, number):
+        """Begin the next round of a group; after its last one, choose its ring."""
+        cdef Group group = self.members.groups.get(number)
+        measurement = self.measurements[number]
+        if not measurement.is_over():
+            self._begin_probes(group, measurement)
+            return MEASURING
+        del self.measurements[number]
+        if group is not None and group.ring:  # else: all its members are gone
+            self._adopt(group)
+        return MEASURING if self.measurements else WIRING
 
     def _begin_probes(self, Group group, measurement):
         """Begin the next round: tell every source its target."""
@@ -168,22 +199,38 @@ cdef class Optimizer:
         if not is_rate(rate):
             self.members.kick(peer, INVALID_USAGE, f"measured {rate} bytes/s, which is impossible")
             return
+        self._step(Probed, (peer, message))
+
+    def _take_rate(self, tuple report):
+        """Keep the rate of an edge, unless its round is over."""
+        cdef Peer peer
+        peer, message = report
         measurement = self.measurements.get(peer.group)
         if measurement is not None and measurement.take(message.round, (peer.id, message.target)):
-            self._learn_rate(self.members.groups[peer.group], peer.id, message.target, rate, message.reason)
+            group, rate = self.members.groups[peer.group], message.bytes_per_second
+            self._learn_rate(group, peer.id, message.target, rate, message.reason)
+        return MEASURING
+
+    def _ignore(self, argument):
+        """Nothing is measured: a report comes too late, a peer that is gone has no edge to drop, no probe is late."""
+        return self.phase
 
     def _learn_rate(self, Group group, source, target, rate, str reason):
         group.bandwidths.put(source, target, rate, self.members.now_ns)
         if not rate:
             self.members.log(INFO, f"edge={source}->{target} group={group.number} not measured reason={reason!r}")
 
-    cdef int end_late_probes(self) except -1:
+    cdef int sweep(self, tick) except -1:
+        """Time has passed."""
+        return self._step(Tick, tick)
+
+    def _end_late_probes(self, tick):
         """End the rounds that last too long: their missing probes count as failed."""
         for number, measurement in sorted(self.measurements.items()):
             if measurement.pending and self.members.now_ns >= measurement.deadline_ns:
                 for source, target in measurement.give_up():
                     self._learn_rate(self.members.groups[number], source, target, 0, "no report in time")
-        return 0
+        return MEASURING
 
     cdef long long next_deadline_ns(self, long long latest_ns) except? -1:
         """Return the earliest deadline of a round, or the given time if that is earlier."""
@@ -204,23 +251,23 @@ cdef class Optimizer:
         self.members.disturb(group, "the ring was optimised")
         self.members.log(INFO, f"group={group.number} takes another ring: {reason}")
 
-    def _answer(self):
+    def _answer(self, argument):
         """Answer all callers: every ring is chosen and wired."""
+        cdef Membership members = self.members
         cdef Peer peer
-        cdef Group group
-        world, groups, largest = self.members.world()
+        world = members.world()
         for peer_id, vote in self.waiting.items():
-            peer = self.members.peers[peer_id]
-            group = self.members.groups[peer.group]
-            numbers = self.members.round, group.epoch, world, group.size(), groups, largest
-            self.members.send(peer, OptimizeDone(vote.call, *numbers))
-            peer.told_world = self.members.world_changes
+            peer = members.peers[peer_id]
+            numbers = members.numbers(members.groups[peer.group], world)
+            members.send(peer, OptimizeDone(vote.call, members.round, *numbers))
+            peer.told_world = members.world_changes
         self._begin_moonshot()
-        self._end()
+        return self._end(argument)
 
-    def _end(self):
-        self.running = False
+    def _end(self, argument):
+        """Drop what is left of the optimisation."""
         self.waiting, self.measurements = {}, {}
+        return IDLE
 
     # ------------------------------------------------------------------------------------------ moonshots
 
@@ -251,10 +298,12 @@ cdef class Optimizer:
     def check(self):
         """Invariants between two events."""
         members, votes = self.members, self.votes
-        assert not self._is_ripe(), f"a unanimous {OPTIMIZE} was left open"
-        assert self.running or not (self.waiting or self.measurements), "something is left of an optimisation"
-        assert not self.running or self.waiting, "an optimisation that no peer waits for"
-        assert not self.running or self.measurements or members.wiring, f"{OPTIMIZE} was not answered"
+        assert self.phase is not IDLE or not self._is_ripe(), f"a unanimous {OPTIMIZE} was left open"
+        assert self.phase is not IDLE or not self.waiting, "a peer waits for an optimisation that is over"
+        assert (self.phase is MEASURING) == bool(self.measurements), f"{self.phase}, and measures {self.measurements}"
+        if self.phase is not IDLE:
+            event, _ = self._due()
+            assert event is None, f"{event.__name__} while {self.phase}, and the optimisation did not go on"
         assert self.waiting.keys() <= members.accepted, "a peer that is no member waits for an optimisation"
         assert not self.waiting.keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
         assert not votes[OPTIMIZE].keys() & votes[TOPOLOGY].keys(), "a member is in two calls"
@@ -264,3 +313,21 @@ cdef class Optimizer:
                 measurement.check(set(members.groups[number].ring))
             else:
                 assert number in members.wiring, f"group {number}: measured, and nothing followed"
+
+
+# (phase, event) -> (handler, phases that may follow). A pair that is not here is an error.
+TRANSITIONS = {
+    (IDLE, VoteComplete): (Optimizer._begin, (MEASURING, WIRING, IDLE)),
+    (MEASURING, Probed): (Optimizer._take_rate, (MEASURING,)),
+    (MEASURING, Tick): (Optimizer._end_late_probes, (MEASURING,)),
+    (MEASURING, PeerWent): (Optimizer._drop_edges, (MEASURING,)),
+    (MEASURING, ProbesOver): (Optimizer._go_on, (MEASURING, WIRING)),
+    (MEASURING, CallersGone): (Optimizer._end, (IDLE,)),
+    (WIRING, RingsWired): (Optimizer._answer, (IDLE,)),
+    (WIRING, CallersGone): (Optimizer._end, (IDLE,)),
+    **{
+        (phase, event): (Optimizer._ignore, (phase,))
+        for phase in (IDLE, WIRING)
+        for event in (Probed, Tick, PeerWent)
+    },
+}

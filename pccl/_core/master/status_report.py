@@ -24,6 +24,7 @@ from pccl._core.records import record
 
 from .ballots import OpenCall, name_missing
 from .deadlock import name_peers
+from .topology_round import CLOSED, HELD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _votes(state: MasterState) -> list[WaitingCall]:
     for name, votes in state.votes.items():
         if votes:
             since = {peer: vote.since_ns for peer, vote in votes.items()}
-            closed = name == TOPOLOGY and members.admission
+            closed = name == TOPOLOGY and state.topology_round.phase == CLOSED
             missing = frozenset() if closed else frozenset(members.accepted - votes.keys())
             calls.append(WaitingCall(name, None, min(since.values()), since, missing))
     if state.optimizer.waiting:
@@ -206,9 +207,9 @@ def _vote(state: MasterState, call: WaitingCall, votes: list[WaitingCall], now_n
     elif call.name == OPTIMIZE:
         measuring = sorted(number for number, one in state.optimizer.measurements.items() if not one.is_over())
         reason = f"all have voted; groups {measuring} measure their edges" if measuring else "the rings are being wired"
-    elif call.group is None and state.members.admission:
+    elif call.group is None and state.topology_round.phase == CLOSED:
         reason = "all have voted; the rings are being wired"
-    elif call.group is None and state.on_hold:
+    elif call.group is None and state.topology_round.phase == HELD:
         reason = "all have voted, and each waits for a larger group (wait_for_world_size)"
     else:
         reason = "all have voted; the ring is being wired"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pccl._core.master import optimizer, topology_round
 from pccl._core.peer import fetch, peer_state, reduce_machine, ring_links, sync_machine
 from tests import ROOT
 
@@ -19,6 +20,8 @@ TABLES: dict[str, dict[tuple[str, type[Any]], tuple[Any, tuple[str, ...]]]] = {
     "lane": ring_links.TRANSITIONS,
     "fetch": fetch.TRANSITIONS,
     "fetch link": fetch.LINK_TRANSITIONS,
+    "topology round": topology_round.TRANSITIONS,
+    "optimisation": optimizer.TRANSITIONS,
 }
 
 

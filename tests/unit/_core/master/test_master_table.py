@@ -11,7 +11,7 @@ from pccl._core.master.master_state import TRANSITIONS
 from pccl._core.master.membership import ACCEPTED, REGISTERED
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BY_OPCODE
-from pccl._core.protocol.events import WARNING, Log
+from pccl._core.protocol.events import WARNING, Log, Tick
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures
 
 from .master_harness import INVALID_USAGE, MasterHarness, of, sent
@@ -35,6 +35,7 @@ MESSAGES = {
     m.Schema: m.Schema(1, 0, 1, b""),
     m.Fetched: m.Fetched(1, 0, True, ""),
 }
+EVENTS = {PeerWent: PeerWent(3, "closed"), Tick: Tick()}  # that concern a peer, and are no messages of it
 
 
 def in_phase(phase: str) -> MasterHarness:
@@ -56,10 +57,10 @@ def test_every_row_of_the_table_is_legal(phase: str, kind: type[Any]) -> None:
         for peer in (1, 2, 3):
             harness.reduce(peer, 4)
 
-    actions = harness.say(3, MESSAGES[kind])
+    actions = harness.feed(EVENTS[kind]) if kind in EVENTS else harness.say(3, MESSAGES[kind])
 
     assert not sent(actions, m.Kick)
-    assert (3 in harness.state.members.peers) == (kind is not m.Leave)
+    assert (3 in harness.state.members.peers) == (kind not in (m.Leave, PeerWent))
 
 
 ILLEGAL = [

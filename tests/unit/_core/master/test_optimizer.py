@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pccl._core.master.events import BeginMoonshot, CancelMoonshot, MoonshotFound, PeerWent
+from pccl._core.master.optimizer import IDLE
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import Log
 
@@ -67,7 +68,7 @@ def test_an_optimisation_measures_solves_wires_and_answers() -> None:
     epoch = harness.state.members.groups[0].epoch
     assert sent(done, m.OptimizeDone) == {peer: m.OptimizeDone(7, 2, epoch, 4, 4, 1, 4) for peer in (1, 2, 3, 4)}
     assert harness.state.optimizer.probe_round == 4
-    assert not harness.state.optimizer.running
+    assert harness.state.optimizer.phase == IDLE
 
 
 def test_fresh_edges_are_not_measured_again() -> None:
@@ -231,7 +232,7 @@ def test_nobody_is_left_who_waits() -> None:
     harness.say(1, m.Withdraw(7))
     harness.say(2, m.Withdraw(7))
 
-    assert not harness.state.optimizer.running
+    assert harness.state.optimizer.phase == IDLE
     assert measure(harness, first, {}) == []
     assert set(probes(vote(harness, 1, 2, call=8))) == {1}
 

@@ -1,0 +1,19 @@
+# The topology round, from its votes to its wired rings; the bodies are in topology_round.pyx.
+
+from .ballots cimport Ballots
+from .membership cimport Membership, Peer
+from .optimizer cimport Optimizer
+
+cdef class TopologyRound:
+    cdef Membership members             # peers and rings
+    cdef Ballots ballots                # votes of all members
+    cdef Optimizer optimizer            # of the rings: never at the same time
+    cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
+    cdef readonly str phase             # VOTING, HELD or CLOSED
+    cdef bint checking                  # compare every phase with the table
+
+    cdef bint settle(self) except -1
+    cpdef int _step(self, subject) except -1
+    cdef _due(self)
+    cdef bint _is_complete(self) except -1
+    cdef tuple _numbers(self, Peer peer, tuple world)
