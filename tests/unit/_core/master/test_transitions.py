@@ -259,8 +259,8 @@ def test_the_life_of_an_optimisation() -> None:
     assert sent(first, m.Probe)
 
 
-def test_an_optimised_ring_is_wired_before_the_answer() -> None:
-    """Goal: the phase between the choice of the rings and the answer has a name."""
+def wiring() -> tuple[MasterHarness, list[Any]]:
+    """Return a harness in which all members wait for an optimised ring, and the actions that ordered the ring."""
     harness = of(1, 2, 3, 4)
     actions = [action for peer in (1, 2, 3, 4) for action in harness.say(peer, m.VoteOptimize(7))]
     while orders := sent(actions, m.Probe):
@@ -271,9 +271,41 @@ def test_an_optimised_ring_is_wired_before_the_answer() -> None:
             for action in harness.say(peer, m.Probed(order.round, order.target, rate, ""))
         ]
     assert harness.state.optimizer.phase == optimizer.WIRING
-    assert harness.say(1, m.Probed(1, 2, 10, "")) == []  # a report that comes too late
-    harness.wire(actions)
+    return harness, actions
+
+
+def test_an_optimised_ring_is_wired_before_the_answer() -> None:
+    """Goal: the phase between the choice of the rings and the answer has a name, and ignores late reports."""
+    harness, orders = wiring()
+
+    assert harness.say(1, m.Probed(1, 2, 10, "")) == []
+    assert set(sent(harness.wire(orders), m.OptimizeDone)) == {1, 2, 3, 4}
     assert harness.state.optimizer.phase == optimizer.IDLE
+
+
+def test_an_optimisation_without_callers_ends_while_its_rings_are_wired() -> None:
+    """Goal: when all callers give up, the ring is wired all the same, and no member is answered."""
+    harness, orders = wiring()
+    for peer in (1, 2, 3, 4):
+        assert harness.state.optimizer.phase == optimizer.WIRING
+        harness.say(peer, m.Withdraw(7))
+
+    assert harness.state.optimizer.phase == optimizer.IDLE
+    assert harness.wire(orders) == []
+
+
+def test_a_sweep_may_accept_a_newcomer() -> None:
+    """Goal: the round of a newcomer is completed by the Tick that kicks the last peer that had not reported."""
+    harness = of(1)
+    harness.come(2)
+    harness.come(3, group=1)
+    orders = sent(harness.say(1, m.VoteTopology(1, 0)), m.RingOrder)
+    for peer in (1, 2):
+        harness.say(peer, m.Wired(orders[peer].epoch))
+    assert harness.state.members.peers[2].phase == REGISTERED
+
+    assert set(sent(harness.pass_time(11, silent=(3,)), m.Accepted)) == {2}
+    assert harness.state.members.peers[2].phase == ACCEPTED
 
 
 def fail_one(harness: MasterHarness) -> None:
