@@ -62,7 +62,7 @@ cdef class Optimizer:
 
     cdef bint involves(self, peer_id) except -1:
         """Whether this member is in optimize_topology, and can make no other call."""
-        cdef dict votes = self.votes[optimize]
+        cdef dict votes = <dict> self.votes[optimize]
         return peer_id in votes or peer_id in self.waiting
 
     def on_vote(self, Peer peer, message):
@@ -90,7 +90,7 @@ cdef class Optimizer:
 
     cdef bint _is_ripe(self) except -1:
         """Whether all members have voted, and no ring is being wired: so no topology round is closed either."""
-        cdef dict votes = self.votes[optimize]
+        cdef dict votes = <dict> self.votes[optimize]
         return len(votes) > 0 and len(votes) == len(self.members.accepted) and not self.members.wiring
 
     cdef int remove(self, Peer peer, bint in_ring) except -1:
