@@ -115,7 +115,7 @@ def _mark_word(message: Any, mark: Callable[[str], None]) -> None:
 _REASONS = {
     "every peer that had the state": "every source is lost, and all calls fail",
     "it cannot fetch the shared state": "a receiver that cannot fetch is kicked",
-    "with RECEIVE_ONLY: nobody": "no peer may send its state",
+    "with RECEIVE_ONLY: no peer": "no peer may send its state",
     " in sync_shared_state;": "a sync and another call never meet",
     "its shared state is laid out differently": "an odd schema is kicked",
     "its shared state is at revision": "a revision beyond is kicked",
