@@ -163,6 +163,7 @@ UNSANITIZED := _core/kernels/test_arithmetic.py::test_the_environment_chooses \
   _core/kernels/test_digest_cuda.py::test_it_compiles_for_devices \
   _core/kernels/test_digest_cuda.py::test_it_links_with_the_runtime \
   memory/test_arena.py::test_steady_state_neither_faults_nor_maps \
+  memory/test_segments.py::test_populated_memory_is_touched_without_faults \
   memory/test_segments.py::test_some_pages_can_be_populated_ahead_of_writing
 
 sanitize: build/sanitize
