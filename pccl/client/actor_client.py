@@ -62,9 +62,7 @@ class ActorClient:
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._awake_ns = self.calls.noticed_ns
-        self._freed: set[int] = (
-            set()
-        )  # segments that the actor still holds, because the mailbox had no room for the news
+        self._freed: set[int] = set()  # segments that the actor still holds: the mailbox had no room to say it
         self._left = False  # close() was called, perhaps by another thread than the one that waits
         self.mailbox, theirs = mailbox_pair()
         self.mailbox.setblocking(False)
@@ -149,16 +147,19 @@ class ActorClient:
 
     def _send_freed(self) -> None:
         """Tell the actor which segments were freed, as far as the mailbox has room."""
-        # Other threads and finalisers may do the same meanwhile. A number that is sent twice does no harm.
-        while segment := next(iter(self._freed), 0):
+        while self._freed:
+            try:
+                segment = self._freed.pop()
+            except KeyError:
+                return  # another thread, or a finaliser, was faster
             try:
                 self.mailbox.send(pack(CallUnshare(segment)))
             except BlockingIOError:
+                self._freed.add(segment)
                 return
             except OSError:
                 self._freed.clear()  # the actor is gone, and its memory with it
                 return
-            self._freed.discard(segment)
 
     def give_up(self, slot: Slot) -> None:
         """The caller was interrupted: cancel its call. The slot is free again once the actor has completed it."""
