@@ -150,30 +150,6 @@ def test_a_sweep_is_compared_with_the_tables(monkeypatch: pytest.MonkeyPatch, na
         crossed().pass_time(60)
 
 
-@pytest.mark.parametrize(
-    ("phase", "finished"),
-    [(collectives.OPEN, None), (collectives.RUNNING, True), (collectives.ABORTING, False)],
-)
-def test_a_sweep_that_changes_the_ring_is_in_the_table(phase: str, finished: bool | None) -> None:
-    """Goal: late probes end at a Tick; the ring that follows interrupts members that gave the optimisation up."""
-    harness = of(1, 2, 3, 4)
-    harness.admit(5, group=1)
-    actions = [action for peer in (1, 2, 3, 4, 5) for action in harness.say(peer, m.VoteOptimize(7))]
-    for peer in (1, 2, 3, 4):
-        harness.say(peer, m.Withdraw(7))
-    for peer in (1,) if finished is None else (1, 2, 3, 4):
-        harness.reduce(peer, 5)
-    if finished is not None:
-        harness.say(1, m.Finished(1, finished, "x"))
-    assert phases_of(harness) == {phase}
-    while orders := sent(actions, m.Probe):  # the slow steps of the present ring have no report
-        reports = [(peer, order) for peer, order in orders.items() if (peer, order.target) not in SLOW]
-        actions = [a for peer, order in reports for a in harness.say(peer, m.Probed(order.round, order.target, 9, ""))]
-        actions = actions if sent(actions, m.Probe) else harness.pass_time(10)
-
-    assert phases_of(harness) == {collectives.INTERRUPTED}
-
-
 def test_many_tags_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a run with hundreds of tags in flight is not slowed down; the bound is over all groups."""
     harness = of(1, 2)
