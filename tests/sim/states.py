@@ -31,7 +31,7 @@ from pccl._core.peer.fetch import (
 from pccl._core.protocol.messages import Schema
 from pccl._core.protocol.state_manifest import Row, StateManifest, block_count, pack_manifest
 from pccl._core.protocol.state_schema import SchemaRow, digest_content, pack_schema
-from pccl.actors.peer.transfers import HOLD_NS, REDIAL_NS, REDIALS_MAX
+from pccl.actors.peer.transfers import HOLD_NS, REDIAL_NS
 from pccl.options import nanoseconds
 
 from .clock import MILLISECOND
@@ -304,8 +304,7 @@ class StatePlane:
             action.content,
             list(transfer.sources),
             whole=action.whole,
-            links=max(1, self.shell.lanes // max(len(transfer.sources), 1)),
-            attempts=REDIALS_MAX,
+            lanes=self.shell.lanes,
             new_link=self.shell.state.new_link,
         )
         self.hear(transfer, lambda fetch, _: fetch.begin())

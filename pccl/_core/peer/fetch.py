@@ -59,6 +59,7 @@ CLOSED = "closed"  # no worker writes for it
 
 SECOND_NS = 1_000_000_000
 UNIT_BYTES_MAX = RUN_BLOCKS_MAX * STATE_BLOCK_BYTES
+REDIALS_MAX = 3  # how often a source is dialled again in a row before it is given up
 LIES_MAX = 2  # a bit may flip on the way once; a source that sends wrong bytes again holds wrong bytes
 
 
@@ -135,16 +136,16 @@ class StateFetch:
         sources: Sequence[int],
         *,
         whole: bool,
-        links: int,
-        attempts: int,
+        lanes: int,
         new_link: Callable[[], int],
+        redials: int = REDIALS_MAX,
     ) -> None:
         self._own = own
         self._content = content
         self._whole = whole
-        self._attempts = attempts  # dials of a source that may fail in a row, in addition to its first ones
         self._new_link = new_link
-        self._links_each = links
+        self._redials = redials
+        self._links_each = max(1, lanes // max(len(sources), 1))  # all of them together are one pool
         self._first_sources = sources
         self._failures: dict[int, int] = {}  # of the sources that may still be dialled
         self._lies: dict[int, int] = {}
@@ -314,7 +315,7 @@ class StateFetch:
             self._lies[source] += lied or bool(link.wrong)
             if self._lies[source] >= LIES_MAX:
                 self._give_up_on(source)
-            elif self._failures[source] <= self._attempts:
+            elif self._failures[source] <= self._redials:
                 self._dial(source)
         return CLOSED
 

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 HOLD_NS = 2_000_000_000  # how long a link may come before the order to serve
 REDIAL_NS = 50_000_000  # before a source is dialled again; longer after every failure
-REDIALS_MAX = 3  # how often a source is dialled again in a row before it is given up
 
 
 class Transfers:
@@ -112,8 +111,7 @@ class Transfers:
             action.content,
             list(transfer.sources),
             whole=action.whole,
-            links=max(1, identity.lanes // max(len(transfer.sources), 1)),
-            attempts=REDIALS_MAX,
+            lanes=identity.lanes,
             new_link=identity.new_link,
         )
         self._perform(transfer, transfer.fetching.begin())

@@ -65,6 +65,13 @@ def share(client: ActorClient, segments: range) -> None:
         assert actor.read()[-1] == CallShare(segment, 4096)
 
 
+def share_and_free(client: ActorClient, segments: range) -> None:
+    """Share segments and free all of them before the actor reads a message of it."""
+    share(client, segments)
+    for segment in segments:
+        client.unshare(segment)
+
+
 def check(client: ActorClient) -> None:
     """Check the actor, as every call does that sleeps."""
     slot = client.calls.acquire("test")
@@ -75,9 +82,7 @@ def check(client: ActorClient) -> None:
 def test_segments_that_are_freed_at_once_are_all_unshared(client: ActorClient) -> None:
     """Goal: a full mailbox delays the news that a segment was freed, but does not lose it."""
     actor: Any = client.process
-    share(client, range(1, MANY + 1))
-    for segment in range(1, MANY + 1):
-        client.unshare(segment)
+    share_and_free(client, range(1, MANY + 1))
     heard = actor.read()
     assert len(heard) < MANY  # the mailbox had no room for all messages
     for _ in range(MANY):
@@ -90,14 +95,12 @@ def test_segments_that_are_freed_at_once_are_all_unshared(client: ActorClient) -
 
 def test_the_next_segment_that_is_freed_brings_those_that_had_no_room(client: ActorClient) -> None:
     actor: Any = client.process
-    share(client, range(1, MANY + 2))
-    for segment in range(1, MANY + 1):
-        client.unshare(segment)
-    heard = actor.read()
+    share(client, range(MANY + 1, MANY + 2))
+    share_and_free(client, range(1, MANY + 1))
+    assert len(actor.read()) < MANY
     client.unshare(MANY + 1)
 
     assert len(actor.read()) > 1
-    assert len(heard) < MANY
 
 
 def test_a_segment_is_shared_after_all_that_were_freed_before(
@@ -106,9 +109,7 @@ def test_a_segment_is_shared_after_all_that_were_freed_before(
     """Goal: the actor never holds more segments than the client has shared at the same time."""
     actor: Any = client.process
     heard: list[Any] = []
-    share(client, range(1, MANY + 1))
-    for segment in range(1, MANY + 1):
-        client.unshare(segment)
+    share_and_free(client, range(1, MANY + 1))
     with monkeypatch.context() as patched:
         patched.setattr(actor_client, "_poll", lambda *_: heard.extend(actor.read()))  # room comes while it waits
         client.share("test", [1], lambda _: (0, 4096))

@@ -103,17 +103,26 @@ def read_introduction(sock: socket.socket) -> bytes:
     return body
 
 
-def eventually(condition: Callable[[], Any], what: str = "it") -> None:
-    """Wait until the condition holds; fail after PATIENCE seconds."""
+def eventually(condition: Callable[[], Any], what: str = "it", pause: float = 0.0005) -> None:
+    """Wait until the condition holds, with this many seconds between two checks; fail after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:.0f} s"
-        time.sleep(0.0005)  # only limits how often the condition is checked
+        time.sleep(pause)  # only limits how often the condition is checked
 
 
 def has_moved(members: list[Member], sequence: int) -> bool:
     """Whether one of these members has sent or received bytes of an operation."""
     return any(member.board.moved(sequence) for member in members)
+
+
+def reach(member: Member, sequence: int, moved_bytes: int) -> None:
+    """Wait until a member has sent and received this many bytes of an operation, or has ended it.
+
+    Blocks take microseconds, so there is no pause between two checks.
+    """
+    board = member.board
+    eventually(lambda: board.moved(sequence) >= moved_bytes or board.has_ended(sequence), "blocks move", 0)
 
 
 def connect(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from .loopback import (
     has_moved,
     lone_member,
     operation,
+    reach,
     read_frame,
     ring_of,
 )
@@ -145,7 +145,9 @@ class Tensors:
         for rank, member in enumerate(self.members):
             assert self.recvs[rank].tobytes() == expected, f"rank {rank}"
             assert self.in_place or self.sends[rank].tobytes() == self.inputs[rank].tobytes()
-            self._check_statistics(rank, member.board.statistics(sequence))
+            *moved, network_ns, neighbour_ns, reduce_ns = member.board.statistics(sequence)
+            assert tuple(moved) == self.bytes_moved(rank)
+            assert all(0 <= nanoseconds < 60e9 for nanoseconds in (network_ns, neighbour_ns, reduce_ns))
             member.board.release(sequence)
         self.restore()
 
@@ -155,15 +157,14 @@ class Tensors:
                 restore(self.sends[rank].ctypes.data, backup.ctypes.data, self.count, self.datatype.itemsize)
             assert self.sends[rank].tobytes() == self.inputs[rank].tobytes()
 
-    def _check_statistics(self, rank: int, statistics: tuple[int, int, int, int, int]) -> None:
-        """Check the counts: all bytes of the tensor pass twice, except one chunk each time."""
+    def bytes_moved(self, rank: int) -> tuple[int, int]:
+        """Return what a member sends and receives: all bytes of the tensor pass twice, except one chunk each time."""
         world = len(self.members)
         cut = Cut(self.count, self.datatype.itemsize, world)
         sizes = [end - begin for begin, end in map(cut.chunk, range(world))]
         sent = sum(sizes[cut.sent(rank, hop)] for hop in range(2 * world - 2)) * self.datatype.itemsize
         received = sum(sizes[cut.received(rank, hop)] for hop in range(2 * world - 2)) * self.datatype.itemsize
-        assert statistics[:2] == (sent, received)
-        assert all(0 <= nanoseconds < 60e9 for nanoseconds in statistics[2:])
+        return sent, received
 
 
 @pytest.fixture(params=[OTHER_HOST, SAME_HOST, SAME_HOST_READ])
@@ -339,6 +340,7 @@ def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
     """Goal: whenever an operation is aborted, its tensors have their old bits, and other operations are correct.
 
     Every fourth operation begins at the last rank only after the others have aborted it: it cannot have ended by then.
+    The others are aborted when a random number of their bytes has moved.
     """
     source = random.Random(5)
     with ring_of(3, 2, link=link) as members:
@@ -357,7 +359,7 @@ def test_aborts_at_random_moments_touch_nothing_else(link: str) -> None:
                     member.board.abort(sequence + 1)
                 doomed.begin(2, sequence + 1, ReduceOp.SUM)
             else:
-                time.sleep(source.choice([0, 0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
+                reach(members[0], sequence + 1, source.randrange(sum(doomed.bytes_moved(0))))
             for member in source.sample(members, 3):
                 member.abort(sequence + 1)
             doomed.restore()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from .loopback import (
     has_moved,
     lone_member,
     operation,
+    reach,
     read_frame,
     ring_of,
 )
@@ -98,8 +98,8 @@ class Tensors:
         for rank, member in enumerate(self.members):
             assert self.recvs[rank].tobytes() == expected, f"rank {rank}"
             assert self.in_place or self.sends[rank].tobytes() == self.inputs[rank].tobytes()
-            assert member.board.statistics(sequence)[:2] == self._bytes_moved(rank)
-            assert member.board.moved(sequence) == sum(self._bytes_moved(rank))
+            assert member.board.statistics(sequence)[:2] == self.bytes_moved(rank)
+            assert member.board.moved(sequence) == sum(self.bytes_moved(rank))
             member.board.release(sequence)
         self.restore()
 
@@ -110,7 +110,7 @@ class Tensors:
             assert self.sends[rank].tobytes() == self.inputs[rank].tobytes()
             backup[:] = 0
 
-    def _bytes_moved(self, rank: int) -> tuple[int, int]:
+    def bytes_moved(self, rank: int) -> tuple[int, int]:
         """Return the bytes sent and received, as coded blocks."""
         world = len(self.members)
         cut = Cut(self.count, self.datatype.itemsize, world)
@@ -205,6 +205,7 @@ def test_aborts_at_random_moments(link: str) -> None:
     """Goal: whenever an operation is aborted, its tensors have their old bits, and the next one is correct.
 
     Every fourth operation begins at the last rank only after the others have aborted it: it cannot have ended by then.
+    The others are aborted when a random number of their bytes has moved.
     """
     source = random.Random(5)
     with ring_of(3, 2, link=link) as members:
@@ -220,7 +221,7 @@ def test_aborts_at_random_moments(link: str) -> None:
                 doomed.begin(2, sequence)
             else:
                 doomed.begin_all(sequence)
-                time.sleep(source.choice([0, 1e-4, 3e-4, 1e-3, 2e-3]))  # so that the abort comes at any point of it
+                reach(members[0], sequence, source.randrange(sum(doomed.bytes_moved(0))))
             for member in source.sample(members, 3):
                 member.abort(sequence)
             doomed.restore()

@@ -49,9 +49,9 @@ class Sink:
             manifest.content_digest(),
             sources,
             whole=other.get("whole", False),
-            links=links,
-            attempts=other.get("attempts", 2),
+            lanes=links * len(sources),
             new_link=lambda: next(numbers),
+            redials=other.get("redials", 2),
         )
         self.take(self.machine.begin())
 
@@ -125,6 +125,17 @@ def test_no_source_is_a_failure() -> None:
     assert Sink(large(1, 1), large(1, 2), []).ends == [Stranded("there is no source")]
 
 
+@pytest.mark.parametrize(("lanes", "links"), [(1, 1), (3, 1), (6, 2), (8, 2)])
+def test_the_links_of_all_sources_are_one_pool(lanes: int, links: int) -> None:
+    """Goal: three sources share the lanes of a pool, and each has at least one link."""
+    numbers = count(1)
+    manifest = large(1, 1)
+    digest = manifest.content_digest()
+    machine = StateFetch(manifest, digest, [7, 8, 9], whole=False, lanes=lanes, new_link=lambda: next(numbers))
+
+    assert [action.source for action in machine.begin()] == [7, 8, 9] * links
+
+
 def test_all_links_work_and_each_source_is_asked_once() -> None:
     """Goal: a few units are spread over many links, and the first manifest is enough."""
     sink = Sink(large(64, 1), large(64, 2), [7, 8], links=2)
@@ -189,7 +200,7 @@ def test_what_a_closing_link_has_under_way_is_nobody_elses_yet() -> None:
 
 
 def test_a_source_that_cannot_be_reached_is_dialled_a_few_times() -> None:
-    sink = Sink(large(1, 1), large(1, 2), [7], attempts=2)
+    sink = Sink(large(1, 1), large(1, 2), [7], redials=2)
     assert sink.down(1, "refused") == [DialSource(2, 7, 1)]
     assert sink.down(2, "refused") == [DialSource(3, 7, 2)]
     (failed,) = sink.down(3, "still refused")
@@ -199,7 +210,7 @@ def test_a_source_that_cannot_be_reached_is_dialled_a_few_times() -> None:
 
 def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
     """Goal: fetched blocks are not fetched again, and the new source's manifest is requested only if it is needed."""
-    sink = Sink(large(16 * 2, 1), large(16 * 2, 2), [7], attempts=0)
+    sink = Sink(large(16 * 2, 1), large(16 * 2, 2), [7], redials=0)
     sink.up(1)
     sink.tell(1)
     sink.fetched(1)
@@ -213,7 +224,7 @@ def test_a_stranded_fetch_goes_on_with_other_sources() -> None:
 
 
 def test_a_fetch_that_was_stranded_before_it_had_a_table_asks_for_one() -> None:
-    sink = Sink(large(1, 1), large(1, 2), [7], attempts=0)
+    sink = Sink(large(1, 1), large(1, 2), [7], redials=0)
     sink.down(1)
     sink.take(sink.machine.sources_came([8], 0))
 
@@ -240,7 +251,7 @@ def test_what_was_fetched_can_be_served(whole: bool) -> None:
 
 
 def test_a_source_that_is_of_use_may_break_for_ever() -> None:
-    sink = Sink(large(16 * 20, 1), large(16 * 20, 2), [7], attempts=1)
+    sink = Sink(large(16 * 20, 1), large(16 * 20, 2), [7], redials=1)
     link = 1
     sink.up(link)
     sink.tell(link)
@@ -311,7 +322,7 @@ def test_an_event_that_no_table_allows_is_named() -> None:
 
 def test_words_that_come_too_late_change_nothing() -> None:
     """Goal: an actor may report the end of a link twice, and links that are not needed any more still speak."""
-    sink = Sink(large(2, 1), large(2, 2), [7, 8], attempts=0)
+    sink = Sink(large(2, 1), large(2, 2), [7, 8], redials=0)
     sink.up(1)
     sink.take(sink.machine.source_gone(7, 0))
     assert sink.tell(1) == []
@@ -353,7 +364,7 @@ def test_what_may_differ_comes_from_one_source() -> None:
 
 def test_another_holder_keeps_what_is_the_same() -> None:
     """Goal: a manifest with other digests is followed exactly; blocks that match it are not fetched again."""
-    sink = Sink(OWN, FIRST, [7, 8], whole=True, attempts=0)
+    sink = Sink(OWN, FIRST, [7, 8], whole=True, redials=0)
     sink.up(1)
     sink.tell(1)
     sink.fetched(1)  # blocks 0 to 15, which the other source has as well
@@ -368,7 +379,7 @@ def test_another_holder_keeps_what_is_the_same() -> None:
 
 
 def test_a_block_that_may_be_half_written_is_fetched_whatever_the_next_table_says() -> None:
-    sink = Sink(OWN, FIRST, [7, 8], whole=True, attempts=0)
+    sink = Sink(OWN, FIRST, [7, 8], whole=True, redials=0)
     sink.up(1)
     sink.tell(1)
     sink.up(2)
@@ -395,7 +406,7 @@ def test_whatever_happens_each_block_is_fetched_once(seed: int) -> None:
         for block in range(blocks)
         if own.blocks(key)[8 * block : 8 * block + 8] != manifest.blocks(key)[8 * block : 8 * block + 8]
     )
-    sink = Sink(own, manifest, [1, 2, 3], links=random.randrange(1, 3), attempts=random.choice([0, 2]))
+    sink = Sink(own, manifest, [1, 2, 3], links=random.randrange(1, 3), redials=random.choice([0, 2]))
     fetched: Counter[tuple[int, int]] = Counter()
     steady = 1  # the source whose links never break
     for _ in range(3000):
