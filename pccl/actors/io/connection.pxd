@@ -20,7 +20,6 @@ cdef class Connection(Watcher):
     cdef bint finishing                 # finish() was called: messages are ignored
 
     cpdef send(self, message)
-    cpdef close(self)
     cpdef detach(self)
 
     cdef int write(self) except -1

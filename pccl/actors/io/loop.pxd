@@ -22,9 +22,11 @@ cdef extern from * nogil:
     uint32_t BROKEN "PCCL_BROKEN"       # the other side is gone, or the descriptor has failed; always watched for
 
 
-# The interface of an object that is woken when a descriptor is ready; `ready` must be overridden.
+# The interface of an object that is woken when a descriptor is ready; `ready` must be overridden. An object that owns
+# its descriptor overrides `close` too: the loop calls it if it is closed first.
 cdef class Watcher:
     cdef int ready(self, uint32_t events) except -1
+    cpdef close(self)
 
 
 # A callable that is called with the events.

@@ -2,7 +2,8 @@ from collections.abc import Callable
 
 IDLE_NS: int
 
-class Watcher: ...
+class Watcher:
+    def close(self) -> None: ...
 
 class Handler(Watcher):
     def __init__(self, handle: Callable[[int], None]) -> None: ...

@@ -28,6 +28,9 @@ cdef class Watcher:
     cdef int ready(self, uint32_t events) except -1:
         raise NotImplementedError(f"{type(self).__name__} does not say what it is woken for")
 
+    cpdef close(self):
+        """The loop is closed and still watches the descriptor. Nothing to do for an object that does not own it."""
+
 
 cdef class Handler(Watcher):
     """A callable that is called with the events."""
@@ -186,7 +189,9 @@ cdef class Loop:
         os.eventfd_write(self.bell, 1)
 
     def close(self):
-        """Close the loop's own descriptors."""
+        """Close every watcher that is left, then the loop's own descriptors."""
+        for watcher in list(self.watchers.values()):
+            (<Watcher> watcher).close()
         self.watchers.clear()
         self.timers.clear()
         if self.epoll >= 0:

@@ -93,9 +93,7 @@ class MasterActor:
         finally:
             self._moonshot.close()
             self._listening.close()
-            for connection in self._connections.values():
-                connection.close()
-            self.loop.close()
+            self.loop.close()  # and with it all connections, also those that have sent their last message
             if self._file is not None:
                 self._file.close()
 

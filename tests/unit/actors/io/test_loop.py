@@ -1,14 +1,17 @@
-"""The loop of an actor: timers, stop, and garbage collection."""
+"""The loop of an actor: timers, stop, close, and garbage collection."""
 
 from __future__ import annotations
 
 import gc
+import os
+import socket
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from pccl._core.system.futex import monotonic_ns
+from pccl.actors.io.connection import Connection
 from pccl.actors.io.loop import Loop
 
 
@@ -76,3 +79,30 @@ def test_a_stop_ahead_of_the_run_is_not_lost(loop: Loop) -> None:
     loop.after(0, loop.stop)
     loop.run(lambda: 0, tick)
     assert ticks == 1, "one stop ends one run"
+
+
+def test_a_connection_that_sends_its_last_message_is_closed_with_the_loop() -> None:
+    """Goal: no owner keeps such a connection any more, so the loop must not leave its socket open."""
+    loop, (ours, theirs) = Loop(), socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(loop, ours, number=1, limits={}, on_message=print, on_down=print)
+    connection.finish()
+    assert not connection.closed
+
+    loop.close()
+
+    assert connection.closed
+    assert ours.fileno() == -1
+    theirs.close()
+
+
+def test_a_descriptor_that_is_only_watched_stays_open() -> None:
+    """Goal: the loop closes what its watchers own, and nothing else."""
+    loop, (read_end, write_end) = Loop(), os.pipe()
+    loop.watch(read_end, print)
+
+    loop.close()
+
+    os.fstat(read_end)
+    os.close(read_end)
+    os.close(write_end)
