@@ -147,8 +147,14 @@ def test_an_interrupt_finds_a_booting_actor_deaf(master: MasterNode) -> None:
 def test_a_signal_to_the_group_is_the_training_process_s_business(master: MasterNode, number: signal.Signals) -> None:
     """Goal: actor and workers ignore a terminal's signal, because the training process may want to save its state."""
     code = f"""
+        import select
+        # A signal that comes just before a blocking read does not interrupt it; it always writes to this pipe.
+        signalled, noted = os.pipe()
+        os.set_blocking(noted, False)
+        signal.set_wakeup_fd(noted)
         signal.signal({int(number)}, lambda *_: say("handled"))
         peer = join()
+        select.select([signalled], [], [])
         sys.stdin.readline()
         peer.update_topology()
         say("updated")
