@@ -11,8 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,10 @@ from pccl.stress.records import Step
 from pccl.stress.report import read_settings
 
 from tests import leaks
+
+from .helpers import eventually
+
+START_SECONDS = 20  # a run starts many interpreters, which takes long on a busy machine
 
 
 def run_stress(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -77,18 +79,10 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, number: signal
     command = [sys.executable, "-m", "pccl.cli", "stress", "--churn", "--no-tty", "--peers", "3", "--seed", "2"]
     run = subprocess.Popen([*command, "--report", str(tmp_path)], stdout=subprocess.DEVNULL, start_new_session=True)
     log = tmp_path / "logs" / "master.log"
-    until(lambda: log.exists() and "world=3" in log.read_text())
+    eventually(lambda: log.exists() and "world=3" in log.read_text(), "three peers are in", START_SECONDS)
 
     os.killpg(run.pid, number)
 
     assert run.wait(30) == status
     mark = os.environ[leaks.MARK]
-    until(lambda: marked_processes(mark, leaks.MARK) <= {os.getpid()})
-
-
-def until(reached: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for a condition whose time depends on the load of the machine."""
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: marked_processes(mark, leaks.MARK) <= {os.getpid()}, "all other processes have ended")
