@@ -201,7 +201,7 @@ demo: build
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
-	@PCCL_RINGS=all $(BIN)/python -m pytest -q tests/process/test_all_reduce.py
+	@PCCL_RINGS=all PCCL_HUGE_BYTES=4300000000 $(BIN)/python -m pytest -q tests/process/test_all_reduce.py
 	@PCCL_KILLS=1000 $(BIN)/python -m pytest -q tests/process/test_kills.py
 	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
 	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
