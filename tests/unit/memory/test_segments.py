@@ -157,15 +157,23 @@ def kernel_has_huge_pages():
     return collapsed
 
 
+def reserved_bytes():
+    """Count the addresses of this process that are taken and cannot be accessed."""
+    ranges = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if " ---p " in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in (each.split("-") for each in ranges))
+
+
 def test_large_memory_is_mapped_where_huge_pages_can_be():
+    """Goal: the addresses are aligned, and nothing is left of the reservation that finds them."""
     for size in (HUGE, HUGE + 1, 5 * HUGE - 1, 64 << 20):
-        before = Path("/proc/self/maps").read_text().count("\n")
-        with Segment.create("pccl-test", size) as ours, Segment.attach(os.dup(ours.fd), size) as theirs:
+        before = reserved_bytes()
+        with Segment.create("pccl-aligned", size) as ours, Segment.attach(os.dup(ours.fd), size) as theirs:
             assert ours.mapping.address % HUGE == theirs.mapping.address % HUGE == 0
             ours.view[size - 1] = 7
             assert theirs.view[size - 1] == 7
-        # Nothing of the reservation around them is left; an adjacent mapping may have been merged.
-        assert Path("/proc/self/maps").read_text().count("\n") <= before
+            assert reserved_bytes() == before
+        assert reserved_bytes() == before
+        assert "memfd:pccl-aligned" not in Path("/proc/self/maps").read_text()
 
 
 def test_large_memory_has_huge_pages():
