@@ -81,7 +81,8 @@ class Background(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self.ended = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -93,15 +94,20 @@ class Background(Generic[T]):
 
     def result(self, timeout: float = BOUND) -> T:
         """Return what the call returned, or raise the exception that it raised."""
-        assert self.ended.wait(timeout), f"the call still runs after {timeout:g} s"
+        self._join(timeout)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
 
     def error(self, timeout: float = BOUND) -> BaseException | None:
         """Return the exception that the call raised; None if it returned."""
-        assert self.ended.wait(timeout), f"the call still runs after {timeout:g} s"
+        self._join(timeout)
         return self._error
+
+    def _join(self, timeout: float) -> None:
+        # Not `ended`: until the thread itself has ended, it refers to the tensors of the call, which would be a leak.
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), f"the call still runs after {timeout:g} s"
 
 
 def background(function: Callable[[], T]) -> Background[T]:
