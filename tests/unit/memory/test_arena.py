@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -105,6 +106,16 @@ def test_a_forgotten_piece_returns_by_itself(arena: Arena, nbytes: int) -> None:
     piece = arena.allocate(nbytes)
     assert arena.statistics().bytes_in_use == piece.nbytes
     del piece
+
+    assert arena.statistics().bytes_in_use == 0
+
+
+def test_a_piece_in_a_reference_cycle_returns_too(arena: Arena) -> None:
+    """Goal: the traceback of an error is such a cycle; the collector must not clear the piece before its return."""
+    cycle: list[object] = [arena.allocate(100)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
 
     assert arena.statistics().bytes_in_use == 0
 
