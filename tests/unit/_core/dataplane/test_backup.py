@@ -47,7 +47,7 @@ def all_frames(sequence: int, count: int) -> list[bytes]:
 
 def read_own_blocks(out: socket.socket, sequence: int, count: int) -> None:
     """Read until this member has sent its own chunk; only then does a neighbour have final blocks of it to send."""
-    missing = len(all_frames(sequence, count)) // 2
+    missing = len(list(Cut(count, 1, 2).blocks(0)))
     while missing:
         number, hop, *_ = read_frame(out)
         missing -= number == sequence and hop == 0
