@@ -120,23 +120,29 @@ def _marked(mark: str) -> set[psutil.Process]:
 def _wait_for_end(processes: set[psutil.Process], wait_seconds: float) -> set[psutil.Process]:
     """Return the processes that still run after this time. A zombie counts as ended, even if init does not reap it."""
     deadline = time.monotonic() + wait_seconds
-    running = {process for process in processes if _is_running(process)}
+    running = {process for process in processes if not has_ended(process)}
     while running and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        running = {process for process in running if _is_running(process)}
+        running = {process for process in running if not has_ended(process)}
     for process in processes - running:
         with contextlib.suppress(psutil.Error):  # already reaped, or not our child
             process.wait(timeout=0)
     return running
 
 
-def _is_running(process: psutil.Process) -> bool:
-    return process.is_running() and not _is_zombie(process)
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process has ended, reaped or not."""
+    return _is_zombie(process) or not process.is_running()
 
 
 def _is_zombie(process: psutil.Process) -> bool:
+    """Return whether a process has ended and waits to be reaped; only then are its ports and descriptors closed.
+
+    A killed process is shown as a zombie as soon as its main thread has ended. Its other threads, such as the one that
+    an emulated interpreter has, hold the descriptors a little longer.
+    """
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return bool(process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1)
     except psutil.NoSuchProcess:
         return False
 

@@ -33,6 +33,7 @@ from pccl.client.status_query import query_status
 from pccl.memory.arena import default
 from pccl.options import Options
 from tests import ROOT
+from tests.leaks import has_ended
 from tests.readable import is_readable
 
 T = TypeVar("T")
@@ -274,9 +275,9 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+    """Whether a process has ended, reaped or not."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return has_ended(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return True
 

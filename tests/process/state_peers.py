@@ -35,6 +35,7 @@ from pccl.actors.peer.transfers import Transfers
 from pccl.memory.segments import Segment
 from pccl.memory.window import Window
 from pccl.options import Options
+from tests.leaks import has_ended
 
 from .helpers import BOUND, ROOT, eventually
 
@@ -174,7 +175,7 @@ class StatePeer:
     def workers(self) -> list[psutil.Process]:
         """The worker processes, by name."""
         children = psutil.Process(self.process.pid).children()
-        return sorted((child for child in children if not is_gone(child)), key=lambda child: child.name())
+        return sorted((child for child in children if not has_ended(child)), key=lambda child: child.name())
 
     def worker(self, index: int = 0) -> psutil.Process:
         """Wait for a worker and return it."""
@@ -204,12 +205,6 @@ class StatePeer:
         for segment in (*self._segments.values(), *([self._manifest] if self._manifest else [])):
             segment.close()
         self.window.close()
-
-
-def is_gone(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    return True
 
 
 @contextlib.contextmanager

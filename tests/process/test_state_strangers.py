@@ -32,10 +32,11 @@ from pccl._core.protocol.state_stream import (
 )
 from pccl._core.records import replace
 from pccl.actors.io.framing import FrameReader
+from tests.leaks import has_ended
 
 from .helpers import BOUND, eventually
 from .raw_client import RawClient, framed
-from .state_peers import RUN, TOKEN, StatePeer, is_gone, peers_with
+from .state_peers import RUN, TOKEN, StatePeer, peers_with
 
 MIB = 1 << 20
 STATE, STALE = {"a": Random(1).randbytes(8 * MIB)}, {"a": bytes(8 * MIB)}
@@ -127,7 +128,7 @@ def test_half_a_request_keeps_nobody() -> None:
             assert client.read(len(answer)) == answer
             source.end()
             assert client.is_turned_away()
-            assert is_gone(waiting)
+            assert has_ended(waiting)
 
 
 def unread_bytes(port: int, remote_port: int) -> int:

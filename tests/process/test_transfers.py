@@ -20,9 +20,10 @@ from pccl._core.peer.events import (
     StateUnfetched,
     TransferEnded,
 )
+from tests.leaks import has_ended
 
 from .helpers import BOUND, eventually, sockets
-from .state_peers import STALL, StatePeer, is_gone, peers_with
+from .state_peers import STALL, StatePeer, peers_with
 
 MIB = 1 << 20
 LARGE = 24 * MIB  # six units
@@ -290,7 +291,7 @@ def test_a_sink_that_dies_leaves_nothing_at_the_source() -> None:
         worker = sink.worker()
         eventually(lambda: stopped(worker), "the sink hangs")
         sink.kill()
-        eventually(lambda: is_gone(worker), "its worker dies with it")
+        eventually(lambda: has_ended(worker), "its worker dies with it")
         eventually(lambda: not source.workers(), "the worker of the source ends")
         source.end()
 

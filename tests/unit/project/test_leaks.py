@@ -6,8 +6,11 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 
-from tests.leaks import Footprint
+import psutil
+
+from tests.leaks import WAIT_SECONDS_MAX, Footprint, has_ended
 
 # Takes a name like the library's processes, prints a line, and waits to be ended.
 # Its parent ends at once, so that the process is an orphan when the guard looks for it.
@@ -18,6 +21,13 @@ if os.fork() == 0:
         comm.write("pccl-probe")
     print("ready", flush=True)
     sys.stdin.read()
+"""
+
+# Its main thread ends by a system call that ends no other thread (exit). The other one ends with the input.
+HEADLESS = """
+import ctypes, platform, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
 """
 
 
@@ -77,3 +87,24 @@ def test_an_orphan_is_found_by_its_mark() -> None:
 
         assert any("pccl-probe" in line and "still running" in line for line in leaks)
         assert footprint.leaks() == []
+
+
+def test_a_process_ends_with_its_last_thread() -> None:
+    """Goal: nobody expects a free port or a closed descriptor of a process whose main thread alone has ended."""
+    child = subprocess.Popen([sys.executable, "-c", HEADLESS], stdin=subprocess.PIPE)
+    process, deadline = psutil.Process(child.pid), time.monotonic() + WAIT_SECONDS_MAX
+    try:
+        while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the main thread did not end"
+        ended_without_threads = has_ended(process)
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        ended_as_a_zombie = has_ended(process)
+    finally:
+        child.kill()
+        child.wait()
+
+    assert not ended_without_threads
+    assert ended_as_a_zombie
+    assert has_ended(process)
