@@ -96,7 +96,7 @@ def test_a_process_ends_with_its_last_thread() -> None:
     try:
         while process.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline, "the main thread did not end"
-        ended_without_threads = has_ended(process)
+        ended_with_a_thread_left = has_ended(process)
         assert child.stdin is not None
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -105,6 +105,6 @@ def test_a_process_ends_with_its_last_thread() -> None:
         child.kill()
         child.wait()
 
-    assert not ended_without_threads
+    assert not ended_with_a_thread_left
     assert ended_as_a_zombie
     assert has_ended(process)
