@@ -203,18 +203,26 @@ def processes_of(training: int) -> PeerProcesses:
 
 
 def children_of(pid: int) -> list[int]:
-    """The living children that the main thread of a process has started."""
+    """The children that the main thread of a process has started and that can still be killed."""
     with suppress(OSError):
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        return [child for child in children if state_of(child) not in ("Z", "X", "")]
+        return [child for child in children if can_be_killed(child)]
     return []
 
 
-def state_of(pid: int) -> str:
-    """One letter, as `ps` shows it: Z has ended and waits to be reaped; empty if the process is gone."""
+def can_be_killed(pid: int) -> bool:
+    """Whether a process has neither ended nor been killed already.
+
+    On a busy machine a killed process is shown as running for milliseconds. An actor that replaces its workers has
+    killed the old ones, and a fault that hits one of those changes nothing.
+    """
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+        status = Path(f"/proc/{pid}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        # Of the whole process; a SIGKILL stays there until the process is reaped.
+        pending = int(fields["ShdPnd"], 16)
+        return fields["State"][0] not in "ZX" and not pending & (1 << signal.SIGKILL - 1)
+    return False
 
 
 def name_of(pid: int) -> str:

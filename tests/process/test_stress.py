@@ -11,9 +11,11 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from pccl.stress.faults import children_of
 from pccl.stress.paths import Path as RarePath
 from pccl.stress.procfs import marked_processes
 from pccl.stress.records import Step
@@ -86,3 +88,27 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, number: signal
     assert run.wait(30) == status
     mark = os.environ[leaks.MARK]
     eventually(lambda: marked_processes(mark, leaks.MARK) <= {os.getpid()}, "all other processes have ended")
+
+
+def test_a_process_that_was_killed_is_no_victim() -> None:
+    """Goal: no fault hits a process that another one has just killed, because that would change nothing.
+
+    Each child has the lowest priority on this test's core, so that hardly any ends before the test has looked.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    seen = Counter[str]()
+    try:
+        for _ in range(20):
+            with subprocess.Popen(["sleep", "1000"]) as child:
+                os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
+                seen["alive"] += child.pid in children_of(os.getpid())
+                child.kill()
+                seen["killed"] += child.pid in children_of(os.getpid())
+                seen["ending"] += os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    finally:
+        os.sched_setaffinity(0, cores)
+
+    assert seen["alive"] == 20
+    assert seen["killed"] == 0
+    assert seen["ending"] > 0
