@@ -4,6 +4,7 @@ This file exists because there are many extensions and all are made the same way
 folders below, is the module ``pccl.X``. A list in pyproject.toml would have to be updated by hand.
 """
 
+import filecmp
 import os
 import re
 import shutil
@@ -56,6 +57,10 @@ DIRECTIVES = {"language_level": 3, "embedsignature": True, "linetrace": COVERAGE
 
 # Matches what a .pxd declares and its .pyx defines: a class, or a function without a body.
 DECLARES = re.compile(r"^(?:cdef class |cp?def .*\)[^:\n]*$)", re.MULTILINE)
+
+# Another tree in which pccl is built in place: a module is copied from there if its C code, in which Cython notes the
+# flags, and its headers are the same. The test of the wheel uses it, so that nothing is compiled twice.
+BUILT_TREE = os.environ.get("PCCL_BUILT_TREE")
 
 JOBS = os.cpu_count() or 1
 
@@ -137,16 +142,30 @@ class BuildExtensions(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile one extension; an editable installation reuses a built module that is newer than its sources."""
-        # An editable installation builds in a temporary folder and copies into the tree. setuptools looks for the last
-        # build in that folder, finds nothing, and would compile everything each time.
-        built = Path(self.get_ext_filename(ext.name))
-        if not self.editable_mode or newer_group([*ext.sources, *ext.depends], str(built), "newer"):
+        """Compile one extension, or copy the module that was built of the same code."""
+        built = self.module_built_before(ext)
+        if built is None:
             super().build_extension(ext)
             return
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built, target)
+
+    def module_built_before(self, ext: Extension) -> Path | None:
+        """Return a compiled module of this code: of this tree for an editable installation, or of `BUILT_TREE`."""
+        # An editable installation builds in a temporary folder and copies into the tree. setuptools looks for the last
+        # build in that folder, finds nothing, and would compile everything each time.
+        inputs = [*ext.sources, *ext.depends]
+        if self.editable_mode:
+            tree = Path()
+        elif BUILT_TREE:
+            tree = Path(BUILT_TREE)
+            if not all((tree / name).exists() and filecmp.cmp(name, tree / name, shallow=False) for name in inputs):
+                return None
+        else:
+            return None
+        built = tree / self.get_ext_filename(ext.name)
+        return None if newer_group([tree / name for name in inputs], built, "newer") else built
 
 
 complain_if_incomplete()

@@ -1,8 +1,8 @@
 """What users install: an sdist that is complete, a wheel made of that sdist, and what both do in an empty environment.
 
-The one full compile of a test run happens here, without optimisation because this build is not measured: a minute of
-two cores, of which Cython takes a quarter; all else together takes ten seconds. Nothing is downloaded: the environments
-are empty but for the packages that pyproject.toml names, copied from the one that runs the tests.
+Cython translates every module of the sdist. A module whose C code, headers and flags are those of this tree is not
+compiled again but copied from it (`PCCL_BUILT_TREE`). Nothing is downloaded: the environments are empty but for the
+packages that pyproject.toml names, copied from the one that runs the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# The first test of each run waits for the compile, on a busy machine for minutes.
+# The first test of each run waits for the wheel, on a busy machine for minutes if all has to be compiled.
 pytestmark = pytest.mark.timeout(600)
 
 # Not yet in any folder, but of a kind that a later change may add.
@@ -120,7 +120,7 @@ def sdist(folder: Path, tree: Path, builder: Path, sources: set[str]) -> Path:
 def wheel(folder: Path, builder: Path, sdist: Path) -> Path:
     """Return the wheel that is built from the sdist with only the build requirements installed."""
     options = ("--no-build-isolation", "--check-build-dependencies", "--no-deps", "--wheel-dir", folder)
-    pip(builder, "wheel", *options, sdist, cwd=folder, PCCL_CFLAGS="-O0")
+    pip(builder, "wheel", *options, sdist, cwd=folder, PCCL_BUILT_TREE=str(ROOT))
     (built,) = folder.glob("pccl-*.whl")
     return built
 
