@@ -5,10 +5,14 @@
 # test tools (rarely), and the compiled package (with every .pyx). Compilation
 # needs only the first, so it runs during the installation of the others.
 
-# Two jobs, unless make has inherited descriptors beyond 1023: it waits for jobs by select(), which would abort.
+# Two jobs. make waits for them by select() on a pipe, which must have a descriptor below 1024: if so many are open that
+# it would get a larger one, the makes of `setup` and `check` get the numbers 3 and 4, and their own two jobs.
+SUBMAKE := $(MAKE) --no-print-directory
 ifeq ($(MAKELEVEL),0)
 ifeq ($(shell ls /proc/self/fd | awk '$$1 > 1000'),)
 MAKEFLAGS += --jobs=2
+else
+SUBMAKE := exec 3<&- 4<&-; $(SUBMAKE) --jobs=2
 endif
 endif
 
@@ -85,21 +89,21 @@ $(VENV)/.built: $(VENV)/.tools $(VENV)/.compiled
 
 # Only some targets need torch, so `setup` starts a make of its own with WITH_TORCH.
 setup:
-	@$(MAKE) --no-print-directory WITH_TORCH=1 build
+	@+$(SUBMAKE) WITH_TORCH=1 build
 
 build: $(if $(WITH_TORCH),$(VENV)/.torch) $(VENV)/.built
 
 # --- Checks -----------------------------------------------------------------
 
 test: setup
-	@$(MAKE) --no-print-directory check
+	@+$(SUBMAKE) check
 
 # Two halves, each of which keeps two cores busy. First the steps that compute: the unit tests, the linters and the
 # simulation at the same time; each prints its output when it ends. Then the tests that wait: the process tests, more of
 # them at the same time than there are cores.
 check: build
-	@$(MAKE) --no-print-directory --output-sync=target --keep-going unit lint sim
-	@$(MAKE) --no-print-directory process
+	@+$(SUBMAKE) --output-sync=target --keep-going unit lint sim
+	@+$(SUBMAKE) process
 
 unit: build
 	@echo "pytest tests/unit"
@@ -183,7 +187,7 @@ COUNTED_process := $(addprefix tests/process/test_,$(addsuffix .py,all_reduce at
 
 coverage: build/coverage
 	@rm -f $</.coverage*
-	@$(MAKE) --no-print-directory --output-sync=target --keep-going $(addprefix coverage-,$(COUNTED))
+	@+$(SUBMAKE) --output-sync=target --keep-going $(addprefix coverage-,$(COUNTED))
 	@cd $< && $(CURDIR)/$(BIN)/coverage combine --quiet && $(CURDIR)/$(BIN)/coverage json --quiet -o build/coverage.json
 	@cd $< && $(CURDIR)/$(BIN)/python -m tests.coverage_table build/coverage.json pccl
 

@@ -67,8 +67,8 @@ code = os.waitstatus_to_exitcode(status)
 os._exit(code if code >= 0 else 128 - code)' "$@"
 }
 
-# Every new descriptor has a number that is too large for select(). pytest's workers do not inherit descriptors, so
-# their interpreter opens them again.
+# Every new descriptor but two, which make closes for itself, has a number that is too large for select(). pytest's
+# workers do not inherit descriptors, so their interpreter opens them again.
 OPEN='import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
