@@ -32,7 +32,7 @@ STUBBED := $(subst /,.,$(basename $(shell find pccl -name '*.pyi')))
 LINTED := $(wildcard pccl cli stress tests benchmarks docs examples setup.py)
 
 # Tests that run at the same time: more than there are cores, because most tests wait for something.
-PARALLEL ?= -n $(shell echo $$(($$(nproc) + 1)))
+PARALLEL ?= -n $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: help setup build test test-anywhere test-arm64 check lint debug sanitize coverage unit sim process demo stress bench clean

@@ -86,7 +86,7 @@ descriptors() {
         echo '#!/usr/bin/env bash'
         printf 'exec .venv/bin/python -c %q .venv/bin/python "$@"\n' "$OPEN"
     } >"$scratch/python" && chmod 755 "$scratch/python"
-    PARALLEL="--dist load --tx $(($(nproc) + 1))*popen//python=$scratch/python" python3 -c "$OPEN" "$@"
+    PARALLEL="--dist load --tx $(($(nproc) + 2))*popen//python=$scratch/python" python3 -c "$OPEN" "$@"
 }
 
 # Ignored as in a background job (SIGINT, SIGQUIT) and under nohup (SIGHUP).
