@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pccl._core.master.events import PeerCame, PeerSaid, PeerWent, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol.events import Tick
-from pccl._core.protocol.messages import Accepted, Beat, Register, RingOrder, VotePending, VoteTopology, Wired
+from pccl._core.protocol.hellos import Register
+from pccl._core.protocol.messages import Accepted, Beat, RingOrder, VotePending, VoteTopology, Wired
 from pccl.options import Options
 
 from .facts import RESULTS, facts, keep

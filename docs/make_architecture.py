@@ -40,7 +40,7 @@ ROOMS = {
     "pccl/_core/master": "the master's machine and its parts",
     "pccl/_core/peer": "the peer's machine and its parts",
     "pccl/_core/dataplane": "the code of lane workers, without the GIL: plan, board, lanes, backup",
-    "pccl/_core/protocol": "data between processes: messages, codec, mailbox, handshake, operations, manifests",
+    "pccl/_core/protocol": "data between processes: hellos, messages, codec, mailbox, handshake, operations, manifests",
     "pccl/_core/solver": "rings: exact search, local search, paths",
     "pccl/_core/kernels": "arithmetic, quantization, checksums, digests",
     "pccl/_core/system": "wrappers of Linux: futex, memory mapping, process calls",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.protocol.messages import REPORT_PAGES_MAX, TO_OPERATOR, AskStatus, Report
+from pccl._core.protocol.hellos import AskStatus
+from pccl._core.protocol.messages import REPORT_PAGES_MAX, TO_OPERATOR, Report
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.addresses import format_address, resolve
 from pccl.actors.io.dialler import Dialler

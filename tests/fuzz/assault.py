@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl._core.protocol.codec import PROTOCOL_VERSION, CodecError, decode
-from pccl._core.protocol.messages import TO_CALLER, TO_OPERATOR, TO_PEER
+from pccl._core.protocol.hellos import TO_CALLER
+from pccl._core.protocol.messages import TO_OPERATOR, TO_PEER
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import FrameError, FrameReader
 

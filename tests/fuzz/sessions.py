@@ -10,19 +10,16 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pccl._core.protocol.handshake import Caller
+from pccl._core.protocol.hellos import AskStatus, ClientHello, JoinLane, Register
 from pccl._core.protocol.messages import (
     Accepted,
-    AskStatus,
     Awaiting,
     Beat,
-    ClientHello,
     EdgeLost,
     Fetched,
     Finished,
     Initiate,
-    JoinLane,
     Leave,
-    Register,
     Registered,
     RingOrder,
     Schema,

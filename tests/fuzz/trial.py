@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from pccl import Attribute, Communicator
-from pccl._core.protocol.messages import AskStatus, JoinLane, Register
+from pccl._core.protocol.hellos import AskStatus, JoinLane, Register
 from pccl.errors import UsageError
 from tests.process.helpers import Background, Script, background, eventually, free_port, peers_of, quick
 

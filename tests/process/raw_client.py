@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from pccl._core.protocol.codec import PROTOCOL_VERSION, decode, encode
 from pccl._core.protocol.handshake import Caller
-from pccl._core.protocol.messages import TO_CALLER, TO_PEER, JoinLane, Register, Welcome
+from pccl._core.protocol.hellos import TO_CALLER, JoinLane, Register, Welcome
+from pccl._core.protocol.messages import TO_PEER
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import FrameReader, frame
 

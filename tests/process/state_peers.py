@@ -23,7 +23,7 @@ import psutil
 
 from pccl._core.kernels.digest import block_digests, digest_of_blocks
 from pccl._core.peer.events import EndTransfer, FetchState, ServeState, TransferEnded
-from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState
+from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinState
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import Row, StateManifest, pack_manifest
 from pccl._core.system.futex import monotonic_ns

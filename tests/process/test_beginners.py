@@ -23,7 +23,8 @@ import pytest
 from pccl import Communicator, MasterNode, ReduceOp, SharedState, TensorInfo
 from pccl._core.master.events import PeerSaid, PeerWent
 from pccl._core.protocol.codec import PROTOCOL_VERSION
-from pccl._core.protocol.messages import ClientHello, EdgeLost, ReduceFailed
+from pccl._core.protocol.hellos import ClientHello
+from pccl._core.protocol.messages import EdgeLost, ReduceFailed
 from pccl._core.protocol.outcomes import KIND_PLAIN
 from pccl.actors.io.addresses import parse_address
 from pccl.client.status_query import query_status

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, Result
-from pccl._core.protocol.messages import Challenge
+from pccl._core.protocol.hellos import Challenge
 from pccl.actors.io.addresses import parse_address
 from pccl.errors import KickedError, MasterConnectionError, MasterLostError, TooFewPeersError, UsageError
 

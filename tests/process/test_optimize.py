@@ -18,7 +18,8 @@ from benchmarks import networks
 from pccl import Attribute, Communicator, ReduceOp, Result
 from pccl._core.master import optimizer
 from pccl._core.master.events import BeginMoonshot, MoonshotFound
-from pccl._core.protocol.messages import JoinProbe, Registered
+from pccl._core.protocol.hellos import JoinProbe
+from pccl._core.protocol.messages import Registered
 from pccl.actors.io.listener import bind
 from pccl.actors.master.master_actor import MasterActor
 from pccl.actors.workers.probe_worker import ANSWER

@@ -17,7 +17,7 @@ from pccl._core.kernels.digest import STATE_BLOCK_BYTES as BLOCK
 from pccl._core.peer.events import StateFetched, StateUnfetched
 from pccl._core.protocol.codec import PROTOCOL_VERSION, decode
 from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
-from pccl._core.protocol.messages import HANDSHAKE_TO_PEER, JoinState, Refused
+from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinState, Refused
 from pccl._core.protocol.sources import Source
 from pccl._core.protocol.state_manifest import StateManifest, pack_manifest
 from pccl._core.protocol.state_stream import (

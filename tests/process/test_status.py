@@ -20,7 +20,8 @@ import pytest
 
 from pccl import Attribute, MasterNode
 from pccl._core.protocol.codec import PROTOCOL_VERSION
-from pccl._core.protocol.messages import TO_CALLER, AskStatus, Report, VoteTopology
+from pccl._core.protocol.hellos import TO_CALLER, AskStatus
+from pccl._core.protocol.messages import Report, VoteTopology
 from pccl.actors.io.addresses import parse_address
 from pccl.client.status_query import query_status
 from pccl.errors import MasterConnectionError

@@ -23,7 +23,8 @@ import pytest
 
 from pccl import Attribute, Communicator, Result
 from pccl._core.protocol.codec import PROTOCOL_VERSION
-from pccl._core.protocol.messages import Challenge, ClientHello, JoinLane, Refused, Registered, Welcome, Wired
+from pccl._core.protocol.hellos import Challenge, ClientHello, JoinLane, Refused, Welcome
+from pccl._core.protocol.messages import Registered, Wired
 from pccl._core.records import replace
 from pccl.actors.io.addresses import parse_address
 from pccl.actors.io.framing import HEADER_BYTES

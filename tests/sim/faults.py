@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from pccl._core.master.status_report import report_pages
 from pccl._core.peer.events import AppGone, WorkerDied
 from pccl._core.protocol.codec import PROTOCOL_VERSION
+from pccl._core.protocol.hellos import Register
 from pccl._core.protocol.messages import (
     EdgeLost,
     Fetched,
     Finished,
     Initiate,
-    Register,
     Schema,
     VotePending,
     VoteSync,

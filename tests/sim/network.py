@@ -17,7 +17,8 @@ from pccl._core.master.events import PeerCame, PeerSaid, PeerWent
 from pccl._core.peer.events import LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid, MasterUp
 from pccl._core.protocol.codec import decode, encode
 from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Say
-from pccl._core.protocol.messages import JoinLane, Kick, Register
+from pccl._core.protocol.hellos import JoinLane, Register
+from pccl._core.protocol.messages import Kick
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.records import record, replace
 

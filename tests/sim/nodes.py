@@ -19,7 +19,7 @@ from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol import events
 from pccl._core.protocol.events import Tick
 from pccl._core.protocol.handshake import PendingConnections
-from pccl._core.protocol.messages import JoinLane, Register
+from pccl._core.protocol.hellos import JoinLane, Register
 from pccl.actors.master.state_file import _parse, _render
 from pccl.options import PENDING_CONNECTIONS_MAX, nanoseconds
 

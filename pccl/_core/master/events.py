@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from array import array
     from typing import Any
 
-    from pccl._core.protocol.messages import Register
+    from pccl._core.protocol.hellos import Register
 
 # ---------------------------------------------------------------------------------------------- events
 

@@ -1,7 +1,8 @@
 from typing import Final, final
 
 from pccl._core.protocol.events import Tick
-from pccl._core.protocol.messages import Beat, EdgeLost, Leave, Register, Wired, WireFailed
+from pccl._core.protocol.hellos import Register
+from pccl._core.protocol.messages import Beat, EdgeLost, Leave, Wired, WireFailed
 from pccl.options import Options
 
 from .events import PeerWent

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pccl._core.protocol.messages import JoinLane
+    from pccl._core.protocol.hellos import JoinLane
     from pccl._core.protocol.operations import Operation
     from pccl._core.protocol.sources import Source
 

@@ -1,7 +1,8 @@
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from pccl._core.protocol.messages import JoinLane, RingOrder
+from pccl._core.protocol.hellos import JoinLane
+from pccl._core.protocol.messages import RingOrder
 from pccl.options import Options
 
 from .events import LinkCame, LinkDown, LinkUp

@@ -17,7 +17,8 @@ Part of the peer's machine, which passes on what concerns the ring; pure, and kn
 
 from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.protocol.handshake import PROOF_BYTES
-from pccl._core.protocol.messages import EdgeLost, JoinLane, RingOrder, WireFailed, Wired
+from pccl._core.protocol.hellos import JoinLane
+from pccl._core.protocol.messages import EdgeLost, RingOrder, WireFailed, Wired
 from pccl.options import EARLY_LINKS_MAX, LANES_MAX, nanoseconds
 
 from .outbox cimport Outbox

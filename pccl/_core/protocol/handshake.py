@@ -21,7 +21,7 @@ import hmac
 from pccl._core.records import record
 
 from .codec import encode
-from .messages import Challenge, ClientHello, Refused, Welcome
+from .hellos import Challenge, ClientHello, Refused, Welcome
 from .outcomes import INVALID_USAGE
 
 TYPE_CHECKING = False

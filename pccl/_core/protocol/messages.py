@@ -1,8 +1,7 @@
-"""Every message between hosts, in one table.
+"""Every message on a control link, between a peer and the master, and the status report.
 
-In the *handshake* both ends of a connection prove to each other that they hold the run's token, on the master's port
-and on peers' ports alike. *Control* messages are between a peer and the master. The messages between the processes of
-one peer are in `mailbox`. Declarations only: `codec` encodes them, the machines handle them.
+What is said before, until both ends have proved themselves, is in `hellos`; the messages between the processes of one
+peer are in `mailbox`. Declarations only: `codec` encodes them, the machines handle them.
 """
 
 from __future__ import annotations
@@ -11,58 +10,12 @@ from .codec import BLOB_BYTES_MAX, limits, message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .codec import blob, bytes16, bytes32, flag, text, u8, u16, u32, u64
+    from .codec import blob, bytes16, flag, text, u8, u16, u32, u64
 
 REPORT_BYTES_MAX = 4 << 20  # half of what may wait for a slow reader (options.SEND_QUEUE_BYTES_MAX)
 REPORT_PAGES_MAX = -(-REPORT_BYTES_MAX // BLOB_BYTES_MAX)
-# ---------------------------------------------------------------------------------------------- handshake
 
-
-@message(0x01, "caller to answerer")
-class ClientHello:
-    """Opens every connection: a number used once, and nothing else, because neither side is trusted yet."""
-
-    nonce: bytes32
-
-
-@message(0x02, "answerer to caller")
-class Challenge:
-    """The answerer's own nonce; the caller's proof must cover both nonces."""
-
-    nonce: bytes32
-
-
-@message(0x03, "answerer to caller")
-class Welcome:
-    """The answerer's proof that it holds the token too; it ends the handshake."""
-
-    proof: bytes32
-
-
-@message(0x04, "answerer to caller")
-class Refused:
-    """The last message to a caller that is refused: a Result, and what to do about it."""
-
-    result: u8
-    reason: text
-
-
-@message(0x10, "peer to master")
-class Register:
-    """A peer's hello to the master: its group, its pool, and where others may dial it."""
-
-    proof: bytes32  # covers both nonces and every field below
-    group: u32
-    lanes: u16
-    host: text  # empty: the address the master sees
-    port: u16
-
-
-@message(0x14, "operator to master")
-class AskStatus:
-    """An operator's hello to the master: asks for the status report. Answered by Report; does not register a peer."""
-
-    proof: bytes32  # covers both nonces
+# ---------------------------------------------------------------------------------------------- to an operator
 
 
 @message(0x48, "master to operator")
@@ -74,44 +27,7 @@ class Report:
     text: blob
 
 
-@message(0x11, "peer to peer")
-class JoinLane:
-    """A peer's hello to the next peer in the ring: this connection is the link of this lane of this edge."""
-
-    proof: bytes32  # covers both nonces and every field below
-    run: bytes16
-    epoch: u32  # of the edge: the group's epoch when the master ordered it
-    source: u64
-    target: u64
-    lane: u16
-
-
-@message(0x12, "peer to peer")
-class JoinState:
-    """A peer's hello to a source of the elected state: the caller will fetch over this connection."""
-
-    proof: bytes32  # covers both nonces and every field below
-    run: bytes16
-    round: u64  # of the transfer
-    source: u64  # the answerer, which has the state
-    target: u64  # the caller, which fetches it
-
-
-@message(0x13, "peer to peer")
-class JoinProbe:
-    """A peer's hello to the target of a probe: count the bytes that arrive over this connection, and send the count."""
-
-    proof: bytes32  # covers both nonces and every field below
-    run: bytes16
-    round: u64  # the number of the probe round
-    source: u64  # the caller, which sends
-    target: u64  # the answerer, which counts
-    lane: u16
-    lanes: u16  # connections of this probe
-    milliseconds: u32  # how long to count
-
-
-# ---------------------------------------------------------------------------------------------- control, to the master
+# ---------------------------------------------------------------------------------------------- to the master
 
 
 @message(0x18, "peer to master")
@@ -261,7 +177,7 @@ class Fetched:
     reason: text  # empty if ok
 
 
-# ---------------------------------------------------------------------------------------------- control, to the peer
+# ---------------------------------------------------------------------------------------------- to the peer
 
 
 @message(0x30, "master to peer")
@@ -481,10 +397,7 @@ class World:
     round: u64
 
 
-# The messages that are legal on a connection. A connection moves to the next set when its handshake is done.
-HANDSHAKE_TO_MASTER = limits(ClientHello, Register, AskStatus)
-HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe)
-TO_CALLER = limits(Challenge, Welcome, Refused)
+# The messages that are legal on a connection whose handshake is done.
 TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),

@@ -12,7 +12,7 @@ import os
 import socket
 
 from pccl._core.protocol.handshake import NONCE_BYTES, Caller
-from pccl._core.protocol.messages import TO_CALLER
+from pccl._core.protocol.hellos import TO_CALLER
 
 from .connection import Connection, prepare
 

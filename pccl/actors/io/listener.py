@@ -14,7 +14,7 @@ import socket
 from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.events import DEBUG, INFO, WARNING
 from pccl._core.protocol.handshake import NONCE_BYTES, Admit, PendingConnections, Refuse, Say
-from pccl._core.protocol.messages import Refused
+from pccl._core.protocol.hellos import Refused
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
 from pccl.options import PEER_PORT_FIRST, PEER_PORTS_MAX, PENDING_CONNECTIONS_MAX, PORT_MAX
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.messages import Welcome
+    from pccl._core.protocol.hellos import Welcome
 
     from .loop import Loop
 

@@ -16,7 +16,8 @@ from pccl._core.master.events import BeginMoonshot, CancelMoonshot, Dismiss, Moo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol.codec import PROTOCOL_VERSION
 from pccl._core.protocol.events import DEBUG, ERROR, INFO, Log, Tick
-from pccl._core.protocol.messages import HANDSHAKE_TO_MASTER, TO_MASTER, AskStatus, Kick, Register
+from pccl._core.protocol.hellos import HANDSHAKE_TO_MASTER, AskStatus, Register
+from pccl._core.protocol.messages import TO_MASTER, Kick
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.listener import Listener
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.messages import Welcome
+    from pccl._core.protocol.hellos import Welcome
     from pccl.actors.io.connection import Connection
     from pccl.options import Options
 

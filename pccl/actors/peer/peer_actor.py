@@ -52,17 +52,9 @@ from pccl._core.peer.events import (
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
+from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, Refused, Register
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
-from pccl._core.protocol.messages import (
-    HANDSHAKE_TO_PEER,
-    TO_PEER,
-    JoinLane,
-    JoinProbe,
-    JoinState,
-    Notice,
-    Refused,
-    Register,
-)
+from pccl._core.protocol.messages import TO_PEER, Notice
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
 from pccl._core.records import replace
 from pccl._core.system.futex import monotonic_ns
@@ -86,7 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.messages import Welcome
+    from pccl._core.protocol.hellos import Welcome
     from pccl.actors.io.connection import Connection
 
 COLLECT_NS = 10_000_000_000  # interval: old rings, links and callbacks form cycles, some kilobytes in this time

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pccl._core.peer.events import ProbeDone
 from pccl._core.protocol.codec import unpack
 from pccl._core.protocol.events import DEBUG
+from pccl._core.protocol.hellos import JoinProbe, Refused
 from pccl._core.protocol.mailbox import ProbeEnded
-from pccl._core.protocol.messages import JoinProbe, Refused
 from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
 from pccl.actors.io import fork
 from pccl.actors.io.dialler import Dialler
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pccl._core.peer.events import BeginProbe, EndProbe
-    from pccl._core.protocol.messages import Welcome
+    from pccl._core.protocol.hellos import Welcome
     from pccl.actors.io.connection import Connection
     from pccl.actors.io.loop import Loop
 

@@ -18,8 +18,9 @@ from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
 from pccl._core.peer.fetch import AskManifest, CloseLink, DialSource, Done, Order, StateFetch, Stranded
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import DEBUG, INFO
+from pccl._core.protocol.hellos import JoinState, Refused
 from pccl._core.protocol.mailbox import FetchManifest, FetchUnits, ManifestFetched, StateLinkEnded, UnitsMoved
-from pccl._core.protocol.messages import JoinState, Refused, Schema
+from pccl._core.protocol.messages import Schema
 from pccl._core.protocol.outcomes import RANK_CONNECTION_FAILED
 from pccl._core.protocol.state_manifest import StateManifest
 from pccl._core.protocol.state_schema import split_schema
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
         ServeFetched,
         ServeState,
     )
+    from pccl._core.protocol.hellos import Welcome
     from pccl._core.protocol.mailbox import CallManifest
-    from pccl._core.protocol.messages import Welcome
     from pccl.actors.io.connection import Connection
     from pccl.actors.io.loop import Loop
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pccl._core.master.events import PeerCame, PeerSaid, PeerWent, SendTo
 from pccl._core.master.master_state import MasterState
+from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import Tick
 from pccl._core.protocol.operations import ReduceSignature, pack_signatures, unpack_pairs
@@ -37,7 +38,7 @@ class MasterHarness:
         return self.state.handle(event, self.now_ns)
 
     def come(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
-        return self.feed(PeerCame(peer, m.Register(bytes(32), group, lanes, "", 1000 + peer), f"host{peer}"))
+        return self.feed(PeerCame(peer, hellos.Register(bytes(32), group, lanes, "", 1000 + peer), f"host{peer}"))
 
     def say(self, peer: int, message: Any) -> list[Any]:
         return self.feed(PeerSaid(peer, message))

@@ -10,6 +10,7 @@ import pytest
 from pccl._core.master import status_report
 from pccl._core.master.events import PeerCame
 from pccl._core.master.status_report import REPORT_TAGS_MAX, report_pages, status_document
+from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import BLOB_BYTES_MAX, encode
 from pccl._core.protocol.messages import REPORT_BYTES_MAX, REPORT_PAGES_MAX
@@ -71,7 +72,7 @@ def test_members_and_their_ring() -> None:
 def test_an_address_with_colons_is_in_brackets() -> None:
     """Goal: a shown address can be copied and used."""
     harness = MasterHarness()
-    harness.feed(PeerCame(1, m.Register(bytes(32), 0, 1, "fd00::7", 48149), "host1"))
+    harness.feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "fd00::7", 48149), "host1"))
 
     assert peer(described(harness), 1)["address"] == "[fd00::7]:48149"
 

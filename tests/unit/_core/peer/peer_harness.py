@@ -6,7 +6,7 @@ from typing import Any
 
 from pccl._core.peer.events import Called, Complete, LinkCame, LinkUp, MasterSaid, MasterUp, ReduceEnded, SendMaster
 from pccl._core.peer.peer_state import PeerState
-from pccl._core.protocol import mailbox
+from pccl._core.protocol import hellos, mailbox
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import NUMBERS, Tick
 from pccl._core.protocol.operations import Operation, pack_operations, pack_pairs
@@ -31,8 +31,8 @@ def connect(attempts: int = 3, lanes: int = 2) -> mailbox.CallConnect:
     return mailbox.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
 
 
-def lane(source: int, target: int, epoch: int, index: int = 0) -> m.JoinLane:
-    return m.JoinLane(bytes(32), RUN, epoch, source, target, index)
+def lane(source: int, target: int, epoch: int, index: int = 0) -> hellos.JoinLane:
+    return hellos.JoinLane(bytes(32), RUN, epoch, source, target, index)
 
 
 def operation(slot: int, tag: int, count: int = 1024) -> Operation:
@@ -93,7 +93,7 @@ class PeerHarness:
     def hear(self, message: Any) -> list[Any]:
         return self.feed(MasterSaid(message))
 
-    def come(self, hello: m.JoinLane) -> tuple[int, list[Any]]:
+    def come(self, hello: hellos.JoinLane) -> tuple[int, list[Any]]:
         """A lane connects; return its link number and the actions."""
         link = self.state.new_link()
         return link, self.feed(LinkCame(link, hello))

@@ -19,7 +19,7 @@ from pccl._core.peer.events import (
     WorkerDied,
 )
 from pccl._core.peer.ring_links import NO_PROOF
-from pccl._core.protocol import mailbox
+from pccl._core.protocol import hellos, mailbox
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.records import replace
@@ -28,7 +28,7 @@ from .peer_harness import ALONE, RUN, SECOND, dialling, ends, joining, lane, mem
 
 
 def dial(link: int, to: int, epoch: int, index: int = 0) -> Dial:
-    return Dial(link, f"host{to}", 1000 + to, m.JoinLane(NO_PROOF, RUN, epoch, 2, to, index))
+    return Dial(link, f"host{to}", 1000 + to, hellos.JoinLane(NO_PROOF, RUN, epoch, 2, to, index))
 
 
 def test_an_order_is_wired_and_reported_once() -> None:
@@ -152,11 +152,11 @@ def test_early_lanes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         (lane(1, 2, 2, 0), "lane 0 of this edge is not free"),
         (lane(1, 2, 2, 7), "lane 7 of this edge is not free"),
         (lane(1, 9, 3), "this port belongs to peer 2 now, maybe of another run"),
-        (m.JoinLane(bytes(32), b"another run 1234", 2, 1, 2, 0), "this port belongs to peer 2 now"),
+        (hellos.JoinLane(bytes(32), b"another run 1234", 2, 1, 2, 0), "this port belongs to peer 2 now"),
     ],
     ids=["past", "stranger", "taken", "beyond the pool", "another peer", "another run"],
 )
-def test_what_does_not_belong_here_is_refused_with_the_reason(hello: m.JoinLane, reason: str) -> None:
+def test_what_does_not_belong_here_is_refused_with_the_reason(hello: hellos.JoinLane, reason: str) -> None:
     """Goal: no new connection can replace a lane that is up."""
     peer = wired()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl._core.protocol import mailbox
+from pccl._core.protocol import hellos, mailbox
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.codec import (
     BLOB_BYTES_MAX,
@@ -37,18 +37,18 @@ RUN = bytes(range(16))
 # of different builds rely on these bytes.
 # fmt: off
 GOLDEN: list[tuple[int, Any, str]] = [
-    (0x01, m.ClientHello(NONCE), f"{NONCE.hex()}"),
-    (0x02, m.Challenge(NONCE), f"{NONCE.hex()}"),
-    (0x03, m.Welcome(NONCE), f"{NONCE.hex()}"),
-    (0x04, m.Refused(8, "é1"), "080300c3a931"),
-    (0x10, m.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
-    (0x14, m.AskStatus(NONCE), f"{NONCE.hex()}"),
+    (0x01, hellos.ClientHello(NONCE), f"{NONCE.hex()}"),
+    (0x02, hellos.Challenge(NONCE), f"{NONCE.hex()}"),
+    (0x03, hellos.Welcome(NONCE), f"{NONCE.hex()}"),
+    (0x04, hellos.Refused(8, "é1"), "080300c3a931"),
+    (0x10, hellos.Register(NONCE, 2, 3, "é3", 5), f"{NONCE.hex()}0200000003000300c3a9330500"),
+    (0x14, hellos.AskStatus(NONCE), f"{NONCE.hex()}"),
     (0x48, m.Report(1, 2, b"\x00\xff"), "01000200020000ff"),
-    (0x11, m.JoinLane(NONCE, RUN, 3, 4, 5, 6),
+    (0x11, hellos.JoinLane(NONCE, RUN, 3, 4, 5, 6),
      f"{NONCE.hex()}{RUN.hex()}03000000040000000000000005000000000000000600"),
-    (0x12, m.JoinState(NONCE, RUN, 3, 4, 5),
+    (0x12, hellos.JoinState(NONCE, RUN, 3, 4, 5),
      f"{NONCE.hex()}{RUN.hex()}030000000000000004000000000000000500000000000000"),
-    (0x13, m.JoinProbe(NONCE, RUN, 3, 4, 5, 6, 7, 8),
+    (0x13, hellos.JoinProbe(NONCE, RUN, 3, 4, 5, 6, 7, 8),
      f"{NONCE.hex()}{RUN.hex()}0300000000000000040000000000000005000000000000000600070008000000"),
     (0x18, m.VoteOptimize(1), "01000000"),
     (0x19, m.Probed(1, 2, 3, "é4"), "0100000000000000020000000000000003000000000000000300c3a934"),
@@ -238,8 +238,8 @@ def test_every_wire_type_is_known() -> None:
 
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: a pending connection may send the messages of a handshake, and no others."""
-    assert set(m.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x14}
-    assert set(m.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13}
+    assert set(hellos.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x14}
+    assert set(hellos.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13}
     assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pccl._core.protocol.handshake import Admit, Caller, PendingConnections, Refuse, Say
-from pccl._core.protocol.messages import (
+from pccl._core.protocol.hellos import (
     AskStatus,
-    Beat,
     Challenge,
     ClientHello,
     JoinLane,
@@ -19,6 +18,7 @@ from pccl._core.protocol.messages import (
     Register,
     Welcome,
 )
+from pccl._core.protocol.messages import Beat
 from pccl._core.records import replace
 
 TOKEN = b"the secret"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pccl._core.master.events import PeerCame, PeerSaid
+from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import ERROR, INFO
 from pccl.actors.io.connection import Connection
@@ -238,7 +239,7 @@ class Shell:
     def sync(self, revision: int, content: bytes) -> None:
         """A peer joins, is alone in the run, and synchronises."""
         feed = self.actor._feed
-        feed(PeerCame(1, m.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
+        feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
         feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
         self.vote(revision, content)
 
