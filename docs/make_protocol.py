@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pccl._core.master import master_state
 from pccl._core.peer import peer_state
-from pccl._core.protocol import hellos, messages  # noqa: F401 both declare messages
+from pccl._core.protocol import hellos  # noqa: F401 declares messages, as the machines below import the others
 from pccl._core.protocol.codec import BY_OPCODE, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
