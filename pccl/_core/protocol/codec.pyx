@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The codec of the message table: how a record of typed fields becomes bytes and comes back.
 
-A message is declared once, in `hellos`, `messages` or `mailbox`: its opcode, its direction, and its fields by type. Encoder,
-decoder, size limit, documentation table, golden bytes and fuzzing all derive from that declaration. The largest size
-of a message follows from its fields, so framing can refuse a length before it allocates anything.
+A message is declared once, in `hellos`, `messages` or `mailbox`: its opcode, its direction, and its fields by type.
+Encoder, decoder, size limit, documentation table, golden bytes and fuzzing all derive from that declaration. The
+largest size of a message follows from its fields, so framing can refuse a length before it allocates anything.
 
 Decoding trusts nothing: a short body, a long body, bad UTF-8, or a flag that is neither 0 nor 1 is a `CodecError`.
 No I/O, no clock. Frames (header, checksum, version) are in `framing`.
