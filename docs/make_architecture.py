@@ -139,7 +139,8 @@ MASTER = """
 
 The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. *PeerWent* is the end of its
 connection. A *Tick* kicks a peer that is silent for too long, or too slow. A newcomer is accepted at the end of a
-topology round, with the last `Wired`, or with the end of the peer that had not sent it.
+topology round, with the last `Wired`, or with the end of the peer that had not sent it. Before that, trials show that
+it can be reached (`pccl/_core/master/admission.pyx`): the master and the peers that would be its neighbours dial it.
 
 """
 

@@ -170,8 +170,34 @@ def _check_kick(world: World, conn: int, reason: str) -> None:
         assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
     elif reason.startswith("it cannot fetch the shared state"):
         assert shell.states.hindered, f"{shell.name} kicked, though it could fetch: {reason}"
+    elif "is not admitted, because" in reason or "form a ring without" in reason:
+        assert _is_hard_to_reach(world, shell), f"{shell.name} kicked, though it can be reached: {reason}"
+        if "form a ring without" in reason:
+            _note_replaced(world, shell)
+        else:
+            world.paths.mark("a newcomer that finds no gap is refused")
     elif not reason.startswith(("straggler", "no ring is possible", "its lanes were not up")):
         assert shell.intruded, f"{shell.name} kicked without a forged message: {reason}"
+
+
+def _note_replaced(world: World, shell: PeerShell) -> None:
+    """A lone member makes way for a larger set; what it agreed on alone is forgotten with it."""
+    members = world.master.state.members
+    group = members.groups.get(shell.group)
+    world.paths.mark("a lone member makes way for a larger set")
+    if group is None or group.consensus.revision == NEVER:
+        world.agreed_states.pop((members.run, shell.group), None)
+        world.told.pop((members.run, shell.group), None)
+
+
+def _is_hard_to_reach(world: World, shell: PeerShell) -> bool:
+    """Whether a fault explains why this peer was not reached, or did not reach others."""
+    options = world.plan.options
+    window_ns = nanoseconds(options.unreachable_expiry + 2 * options.connect_timeout + 3) + 10 * world.delay_ns_max
+    since_ns = world.clock.now_ns - window_ns
+    cut_ns = [until_ns for pair, until_ns in world.blocked.items() if shell in pair]
+    ends_ns = shell.troubled_ns, shell.cut_until_ns, world.master.troubled_ns, *cut_ns
+    return not shell.alive or shell.frozen or max(ends_ns) >= since_ns
 
 
 def _is_troubled(world: World, shell: PeerShell) -> bool:

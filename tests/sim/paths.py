@@ -37,6 +37,8 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a pair that cannot connect is routed around",
     "a newcomer is refused because there is no ring",
     "a veteran is kicked because there is no ring",
+    "a newcomer that finds no gap is refused",
+    "a lone member makes way for a larger set",
     "a late report of an unreachable pair is ignored",
     "a broken edge is ordered anew",
     "the second report of a broken edge is ignored",
@@ -175,7 +177,8 @@ class Paths:
             self.mark("an empty run takes those who wait")
         if late:
             self.mark("a sweep after the master's own pause kicks no peer")
-        if type(event) is master_events.PeerCame and held and state.topology_round.phase == CLOSED:
+        shown = type(event) is master_events.DialledBack or type(getattr(event, "message", None)) is messages.Tried
+        if shown and held and state.topology_round.phase == CLOSED:
             self.mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
             self._at_message(state, event.message, actions, closed, vote)

@@ -16,6 +16,7 @@ cdef class StateConsensus:
     cdef public object revision          # what was agreed last; NEVER before the first time
     cdef public bytes content            # the digest of that state
     cdef public bytes schema             # and of its schema
+    cdef readonly object author          # the peer that agreed on all states alone; None if others agreed too
     cdef public bint warned              # a long wait was reported
     cdef readonly dict votes             # peer -> its vote, until it is decided
     cdef readonly dict schemas           # digest -> the schema, if it had to be asked for
@@ -35,4 +36,5 @@ cdef class StateConsensus:
     cdef _begin_transfer(self, decision, bytes schema, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)
     cdef bint _complete_transfer(self, dict kicks)
+    cdef _agree(self, Transfer transfer)
     cdef _appoint(self, heirs)

@@ -64,6 +64,7 @@ cdef class StateConsensus:
         self.number = number
         self.revision = NEVER
         self.content = self.schema = b""
+        self.author = None
         self.warned = False
         self.votes = {}
         self.schemas = {}
@@ -261,7 +262,21 @@ cdef class StateConsensus:
         now = transfer.revision, transfer.content, transfer.schema
         if not transfer.votes or now == (self.revision, self.content, self.schema):
             return False
-        self.revision, self.content, self.schema = now
+        self._agree(transfer)
+        return True
+
+    cdef _agree(self, Transfer transfer):
+        """All members hold the elected state: it is the agreed state."""
+        alone = next(iter(transfer.votes)) if len(transfer.votes) == 1 else None
+        self.author = alone if self.revision == NEVER or self.author == alone else None
+        self.revision, self.content, self.schema = transfer.revision, transfer.content, transfer.schema
+
+    def forget_if_only(self, peer):
+        """Forget the agreed state if this peer alone has ever agreed on one. Return whether it is forgotten."""
+        if self.author != peer:
+            return False
+        self.author, self.revision = None, NEVER
+        self.content = self.schema = b""
         return True
 
     cdef _appoint(self, heirs):

@@ -21,6 +21,7 @@ MESSAGES = {
     m.VotePending: m.VotePending(1),
     m.VoteOptimize: m.VoteOptimize(1),
     m.Probed: m.Probed(1, 2, 3, ""),
+    m.Tried: m.Tried(2, ""),
     m.Withdraw: m.Withdraw(1),
     m.Wired: m.Wired(77),
     m.WireFailed: m.WireFailed(77, 2, "x"),
