@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 
 NAMES_MAX = 4  # names in one warning; the sync info has all
 
+PAGE = "docs/determinism.md"
 CAUSES = (
-    "It does not compute what the others compute. Look for an optimizer state that is not in the SharedState, "
-    "gradients that are None after optimizer.zero_grad(), another data type, or operations that are not deterministic"
+    "Look for optimizer state outside of the SharedState, gradients that zero_grad() set to None, other data types, "
+    f"non-deterministic operations: {PAGE}"
 )
-OUTDATED = (
-    "Call push_revision exactly once on every peer between two syncs, and let no peer skip a step that the others made"
-)
-PAGE = "docs/determinism.md explains how to find the cause"
+OUTDATED = f"Call push_revision once per step, and let no peer skip a step that others made: {PAGE}"
 
 
 @record
@@ -75,18 +73,14 @@ def changed_names(names: Sequence[str], compared: Sequence[bool], before: bytes,
 
 def explain(what: Overwrite, times: int, syncs: int) -> str:
     """The warning."""
-    which = f"{len(what.names)} of the {what.tensors} tensors of this peer"
-    if what.names:
-        shown = ", ".join(repr(name) for name in what.names[:NAMES_MAX])
-        more = len(what.names) - NAMES_MAX
-        which += f" ({shown} and {more} more)" if more > 0 else f" ({shown})"
-    why = f"it differed from the elected state of revision {what.agreed}. {CAUSES}"
+    shown = [repr(name) for name in what.names[:NAMES_MAX]]
+    if len(what.names) > NAMES_MAX:
+        shown.append(f"and {len(what.names) - NAMES_MAX} more")
+    which = f"{len(what.names)} of this peer's {what.tensors} tensors ({', '.join([*shown, f'{what.nbytes} bytes'])})"
+    why = f"it differed from the elected revision {what.agreed}. {CAUSES}"
     if what.revision < what.agreed:
-        why = f"it was at revision {what.revision} and the group at {what.agreed}. {OUTDATED}"
-    return (
-        f"sync_shared_state has overwritten {which} with {what.nbytes} bytes, in {times} of {syncs} syncs since it "
-        f"joined: {why}. {PAGE}"
-    )
+        why = f"it was at revision {what.revision}, and the group at {what.agreed}. {OUTDATED}"
+    return f"sync_shared_state overwrote {which}, in {times} of {syncs} syncs since it joined: {why}"
 
 
 def _digest_at(digests: bytes, index: int) -> bytes:
