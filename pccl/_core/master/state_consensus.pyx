@@ -180,7 +180,8 @@ cdef class StateConsensus:
         `members` is how many must vote, `peers` says where they can be dialled.
         """
         kicks, agreed = {}, False
-        self.overwritten = []
+        if self.overwritten:
+            self.overwritten = []
         if self.transfer is not None:
             agreed = self._complete_transfer(kicks)
         if not kicks and self.votes and len(self.votes) == members and self._know_schemas():
@@ -274,11 +275,12 @@ cdef class StateConsensus:
         for peer in sorted(transfer.votes):
             self.outbox.append((peer, SyncDone(transfer.votes[peer].call, transfer.revision)))
         self.synced.update(transfer.votes)
-        self.overwritten += [
-            (peer, vote.revision, transfer.revision)
-            for peer, vote in transfer.divergent.items()
-            if peer in transfer.votes
-        ]
+        if transfer.divergent:
+            self.overwritten += [
+                (peer, vote.revision, transfer.revision)
+                for peer, vote in transfer.divergent.items()
+                if peer in transfer.votes
+            ]
         now = transfer.revision, transfer.content, transfer.schema
         if not transfer.votes or now == (self.revision, self.content, self.schema):
             return False
