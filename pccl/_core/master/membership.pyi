@@ -17,6 +17,7 @@ IDS_AT_ONCE: Final[int]
 class Peer:
     heard_ns: int
     warned: bool
+    overwritten: int
     told_world: int
     def __init__(self, peer_id: int, conn: int, register: Register, host: str, now_ns: int) -> None: ...
     @property

@@ -24,7 +24,7 @@ ACCEPTED = "accepted"  # a member
 GONE = "gone"  # lost, left or kicked
 
 IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a restarted master goes on behind them
-COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized")
+COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "overwritten", "optimized")
 
 cdef long long RATE_NS_MIN = 50_000_000  # a rate is never computed over a shorter time
 
@@ -44,6 +44,7 @@ cdef class Peer:
         self.heard_ns = now_ns
         self.phase_ns = now_ns
         self.warned = False
+        self.overwritten = 0
         self.tx_bytes = self.rx_bytes = 0
         self.tx_rate = self.rx_rate = 0.0
         self.mark = now_ns, 0, 0

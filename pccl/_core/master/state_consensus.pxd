@@ -8,6 +8,7 @@ cdef class Transfer:
     cdef readonly dict votes             # peer that takes part and has no answer yet -> its vote
     cdef readonly set sources            # peers that can still be fetched from
     cdef readonly set fetching           # peers that have not said that they hold the state
+    cdef readonly dict divergent         # divergent members that it overwrites -> their votes
     cdef readonly dict endpoints         # peer that takes part, or did -> where it can be dialled
     cdef readonly dict stranded          # peer that fetches and has no source left -> why
 
@@ -22,6 +23,8 @@ cdef class StateConsensus:
     cdef readonly dict schemas           # digest -> the schema, if it had to be asked for
     cdef readonly dict asked             # digest -> (peer that was asked for that schema, pages so far)
     cdef readonly Transfer transfer      # under way, or None
+    cdef readonly set synced             # members that have completed a sync
+    cdef readonly list overwritten       # (divergent member, its revision, agreed revision) since `settle`
     cdef readonly object latest          # number of the latest transfer
     cdef list outbox                     # (peer, message) of the event being handled
 

@@ -18,6 +18,9 @@ no receiver fetches any more, every member that is left holds the state, and it 
 one or resume from it, which changes nothing. It is kept when all members are gone, and after a restart of the master if
 there is a state file.
 
+**A divergent member** has completed a sync before, did not vote RECEIVE_ONLY, and is overwritten all the same: it
+computes something else than the others. That is no error, so the operator is told (`overwritten`).
+
 A change of the ring does not affect any of this. Part of the master's machine, which sends what `settle` returns; pure.
 """
 
@@ -29,7 +32,7 @@ from pccl._core.protocol.state_schema import PAGES_MAX, digest_schema, unpack_sc
 from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
 
 from .ballots import OpenCall
-from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
+from .election import NEVER, RECEIVE_ONLY, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
 
 # Phases of one group's sync (see `group_phases`). A member that gave up while the others transfer may vote again
 # meanwhile; the group is TRANSFERRING until the transfer ends.
@@ -53,6 +56,7 @@ cdef class Transfer:
         self.votes = votes
         self.sources = set(decision.sources)
         self.fetching = {peer for peer, _ in decision.receivers}
+        self.divergent = {}
         self.endpoints = {}
         self.stranded = {}
 
@@ -71,6 +75,8 @@ cdef class StateConsensus:
         self.asked = {}
         self.transfer = None
         self.latest = 0
+        self.synced = set()
+        self.overwritten = []
         self.outbox = []
 
     # ------------------------------------------------------------------------------------------ what members say
@@ -144,6 +150,7 @@ cdef class StateConsensus:
     def remove(self, peer):
         """Remove a member that is gone from the vote and the transfer."""
         self._lose_part(peer)
+        self.synced.discard(peer)
         self.outbox = [(other, message) for other, message in self.outbox if other != peer]
 
     cdef _lose_part(self, peer):
@@ -167,11 +174,15 @@ cdef class StateConsensus:
     def settle(self, int members, dict peers):
         """Return messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is agreed.
 
+        `overwritten` has the divergent members of the syncs that ended.
+
         A new agreed state must be saved before the messages are sent. If there are kicks, settle again after them.
 
         `members` is how many must vote, `peers` says where they can be dialled.
         """
         kicks, agreed = {}, False
+        if self.overwritten:
+            self.overwritten = []
         if self.transfer is not None:
             agreed = self._complete_transfer(kicks)
         if not kicks and self.votes and len(self.votes) == members and self._know_schemas():
@@ -222,6 +233,11 @@ cdef class StateConsensus:
         self.transfer = Transfer(self.latest, decision, schema, self.votes)
         if not decision.receivers:
             return
+        self.transfer.divergent = {
+            peer: self.votes[peer]
+            for peer, _ in decision.receivers
+            if peer in self.synced and self.votes[peer].strategy != RECEIVE_ONLY
+        }
         for peer in decision.sources:
             self.outbox.append((peer, Serve(self.votes[peer].call, self.latest)))
         self.transfer.endpoints = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
@@ -259,6 +275,13 @@ cdef class StateConsensus:
         self.transfer = None
         for peer in sorted(transfer.votes):
             self.outbox.append((peer, SyncDone(transfer.votes[peer].call, transfer.revision)))
+        self.synced.update(transfer.votes)
+        if transfer.divergent:
+            self.overwritten += [
+                (peer, vote.revision, transfer.revision)
+                for peer, vote in transfer.divergent.items()
+                if peer in transfer.votes
+            ]
         now = transfer.revision, transfer.content, transfer.schema
         if not transfer.votes or now == (self.revision, self.content, self.schema):
             return False

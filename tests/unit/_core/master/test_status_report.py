@@ -63,6 +63,7 @@ def test_members_and_their_ring() -> None:
         "rx_bytes": 0,
         "tx_bytes_per_second": 0,
         "rx_bytes_per_second": 0,
+        "overwritten": 0,
     }
     (group,) = run["groups"]
     assert group["ring"] == [1, 2, 3]
