@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from .records import Task
 
-OTHERS_MIN = 3  # members of its group that must be there: two of them are a majority also if one dies meanwhile
+# Members of its group that must be there: if one has just been stopped and one dies meanwhile, two are a majority.
+OTHERS_MIN = 4
 OTHER_RUN = "another-run"  # its PCCL_RUN
 FILLERS = 3  # connections that fill the queue of a port on which nobody accepts, so that it ignores the next ones
 LINGER = 3.0  # seconds that an accepted newcomer waits for its refusal

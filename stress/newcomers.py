@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .faults import OUTVOTED, Fault, FaultKind, send
+from .faults import MENDED, NEWCOMERS, OUTVOTED, Fault, FaultKind, send
 from .records import REFUSED, SPARED
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 
+MANY_LOSSES = frozenset({FaultKind.KILL_TWO, FaultKind.MASS_DEATH})
+
+
 @dataclass(slots=True)
 class Newcomer:
     """One process that tries to join."""
@@ -32,6 +35,7 @@ class Newcomer:
     life: int
     kind: FaultKind
     until: float  # when it must have ended; infinite once that was reported
+    harmed: bool = False  # a fault has cost a member since it came
 
 
 class BadNewcomers:
@@ -48,10 +52,20 @@ class BadNewcomers:
         """Whether one has not ended yet."""
         return bool(self._present)
 
-    @property
-    def needs_majority(self) -> bool:
-        """Whether one is there that only a majority tells from the others."""
-        return any(newcomer.kind in OUTVOTED for newcomer in self._present.values())
+    def allow(self, kind: FaultKind) -> bool:
+        """Whether a fault may be committed now; the answer yes says that it will be.
+
+        While one is there that most of the others must outvote, one fault may cost a member, and no second such
+        newcomer comes: otherwise the newcomers could be as many as the others.
+        """
+        outvoted = [newcomer for newcomer in self._present.values() if newcomer.kind in OUTVOTED]
+        if not outvoted or kind in MENDED | NEWCOMERS - OUTVOTED:
+            return True
+        if kind in OUTVOTED | MANY_LOSSES or any(newcomer.harmed for newcomer in outvoted):
+            return False
+        for newcomer in outvoted:
+            newcomer.harmed = True
+        return True
 
     def start(self, zygote: Zygote, fault: Fault, task: Task) -> None:
         """Start one. The judge is told first: no report of a member may overtake it."""

@@ -27,7 +27,6 @@ from .faults import (
     ENDINGS,
     LINK_FAULTS,
     NEWCOMERS,
-    OUTVOTED,
     STOPS,
     Fault,
     FaultKind,
@@ -62,8 +61,6 @@ PEACE_TIMEOUT = 15.0  # seconds after the last fault in which all peers must rea
 EXHIBIT_DELAY = 0.2  # seconds after which a restored tensor is read again, to find late writes
 EXHIBIT_SECONDS_MAX = 1.2  # after that its owner may use it again
 DESCRIPTORS_SPARE = 32  # descriptors of a master beside its peers: listener, loop, pending connections
-# Faults that could make a newcomer that does something else one of the most: they are left out while there is one.
-UNTIL_OUTVOTED = OUTVOTED | {FaultKind.KILL_TWO, FaultKind.MASS_DEATH}
 VIOLATIONS_MAX = 20  # the run ends after so many
 JOURNAL_LINES = 400  # lines of each life that are kept for a failure report
 JOURNALS_MAX = 64  # lives whose lines are kept
@@ -310,7 +307,7 @@ class Supervisor:
 
     def _commit(self, fault: Fault) -> None:
         self.done.append(fault)
-        if fault.kind in UNTIL_OUTVOTED and self._newcomers.needs_majority:
+        if not self._newcomers.allow(fault.kind):
             self.judge.totals.missed += 1
             return
         if fault.kind is FaultKind.KILL_STATE_WORKER:

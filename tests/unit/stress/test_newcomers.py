@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pccl.stress import bad_newcomer, newcomers
 from pccl.stress.checkers import REFUSALS, SECOND, Judge
-from pccl.stress.faults import FAMILIES, NEWCOMERS, OUTVOTED, Fault, FaultKind
+from pccl.stress.faults import FAMILIES, MENDED, NEWCOMERS, OUTVOTED, Fault, FaultKind
 from pccl.stress.records import (
     CONNECT,
     REDUCE,
@@ -182,7 +182,6 @@ def test_a_newcomer_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.M
     scene = Scene(tmp_path, monkeypatch, FaultKind.NEWCOMER_CALL, 60.0)
     assert [task.mistake for task in scene.tasks] == ["newcomer-call"]
     assert scene.present.any_left
-    assert scene.present.needs_majority
     scene.present.look()
 
     assert not scene.present.ended(PID + 1, 0)
@@ -194,13 +193,25 @@ def test_a_newcomer_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_newcomer_that_stays_is_reported_once_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(tmp_path, monkeypatch, FaultKind.NEWCOMER_SILENT, 0.0)
-    assert not scene.present.needs_majority
     scene.present.look()
     scene.present.look()
 
     assert scene.signals == [(PID, signal.SIGKILL)]
     assert scene.present.ended(PID, -signal.SIGKILL)
     assert laws(scene.judge) == ["admission"]
+
+
+def test_the_others_stay_the_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: while a misfit is there, one fault may cost a member; for the others, and afterwards, all may."""
+    reachable = Scene(tmp_path, monkeypatch, FaultKind.NEWCOMER_DEAF, 60.0).present
+    assert all(reachable.allow(kind) for kind in FaultKind)
+
+    scene = Scene(tmp_path, monkeypatch, FaultKind.NEWCOMER_SHAPE, 60.0)
+    allowed = {kind for kind in FaultKind if scene.present.allow(kind)}
+    assert allowed == MENDED | NEWCOMERS - OUTVOTED | {FaultKind.KILL_TRAINING}
+
+    scene.present.ended(PID, REFUSED)
+    assert all(scene.present.allow(kind) for kind in FaultKind)
 
 
 def test_newcomers_go_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
