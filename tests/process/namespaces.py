@@ -53,8 +53,10 @@ class HostNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The end of a namespace deletes its end of the veth pair, and so the other end.
+        # A deleted namespace takes its end of the veth pair with it, but some time later: the next network may need the
+        # name before.
         for host in range(self._hosts):
+            subprocess.run(["ip", "link", "del", f"{self._tag}o{host}"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", self._space(host)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self._tag}b"], check=False, capture_output=True)
 
