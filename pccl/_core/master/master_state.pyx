@@ -267,13 +267,21 @@ cdef class MasterState:
             members.send(members.peers[peer_id], Notice(WARNING, line))
 
     def _break_deadlocks(self):
+        """Kick the minority of every deadlock, and so free the majority; explain it to all if there is no majority."""
         cdef Membership members = self.members
         oldest_ns = members.now_ns - nanoseconds(members.options.deadlock_timeout)
-        reason, stuck = find_deadlock(self._open_calls(), oldest_ns)
-        if stuck:
+        while (deadlock := find_deadlock(self._open_calls(), oldest_ns)) is not None:
             members.count("deadlocks")
-            members.log(WARNING, reason)
-        for call, peer_id in stuck:
+            members.log(WARNING, deadlock.reason)
+            for peer_id, reason in deadlock.odd.items():
+                members.kick(members.peers[peer_id], INVALID_USAGE, reason)
+            if not deadlock.odd:
+                self._explain_deadlock(deadlock)
+
+    def _explain_deadlock(self, deadlock):
+        cdef Membership members = self.members
+        reason = deadlock.reason
+        for call, peer_id in deadlock.involved:
             peer = members.peers[peer_id]
             if call.tag is not None:
                 members.group_to_settle(peer).collectives.fail(peer_id, call.tag.tag, reason)
