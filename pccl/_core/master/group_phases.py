@@ -52,7 +52,7 @@ CONSENSUS: PhaseTable = {
     (VOTING, PeerWent): (VOTING, ASKING, TRANSFERRING, IDLE),
     (VOTING, Tick): (VOTING, IDLE),
     (ASKING, VoteSync): (ASKING, TRANSFERRING, IDLE),
-    (ASKING, Schema): (ASKING, VOTING),
+    (ASKING, Schema): (ASKING, VOTING, IDLE),
     (ASKING, Fetched): (ASKING,),
     (ASKING, Withdraw): (ASKING, VOTING, IDLE),
     (ASKING, PeerWent): (ASKING, VOTING, TRANSFERRING, IDLE),

@@ -104,18 +104,122 @@ def test_groups_do_not_concern_each_other() -> None:
 
 
 def test_a_mismatch_fails_on_every_member_and_names_both_sides() -> None:
-    """Goal: the message names each peer's arguments in words, so that the program can be fixed; no peer is kicked."""
-    harness = of(1, 2, 3)
+    """Goal: without a majority the message names each peer's arguments in words, and no peer is kicked."""
+    harness = of(1, 2, 3, 4)
     harness.reduce(1, 5)
     harness.reduce(3, 5)
+    harness.reduce(4, 5, count=2048)
 
     actions = harness.reduce(2, 5, count=2048)
 
-    assert failures(actions) == [(peer, 5, 0, INVALID_ARGUMENT) for peer in (1, 2, 3)]
+    assert failures(actions) == [(peer, 5, 0, INVALID_ARGUMENT) for peer in (1, 2, 3, 4)]
     reason = sent(actions, m.ReduceFailed)[1].reason
     assert "(tag 5)" in reason
-    assert "peers 1, 3: 1,024 x FLOAT, SUM; peer 2: 2,048 x FLOAT, SUM" in reason
+    assert "peers 1, 3: 1,024 x FLOAT, SUM; peers 2, 4: 2,048 x FLOAT, SUM" in reason
+    assert not sent(actions, m.Kick)
     assert not harness.reduce(1, 5)
+
+
+@pytest.mark.parametrize("counts", [(10, 11, 11), (11, 10, 11), (11, 11, 10), (11, 11, 11, 10), (11, 11, 11, 10, 12)])
+def test_the_odd_one_is_kicked_and_the_majority_tries_again(counts: tuple[int, ...]) -> None:
+    """Goal: the kick says what it gave, what the majority gave, and what to do; the others fail once as lost."""
+    members = range(1, len(counts) + 1)
+    right = [peer for peer in members if counts[peer - 1] == 11]
+    harness = of(*members)
+    for peer in members:
+        actions = harness.reduce(peer, 5, count=counts[peer - 1])
+
+    kicks = sent(actions, m.Kick)
+    assert {(peer, kick.result) for peer, kick in kicks.items()} == {
+        (peer, INVALID_ARGUMENT) for peer in members if peer not in right
+    }
+    names = ", ".join(map(str, right))
+    for peer, kick in kicks.items():
+        given = f"what all_reduce (tag 5) is: it gave {counts[peer - 1]} x FLOAT, SUM; peers {names} gave 11 x FLOAT"
+        assert given in kick.reason
+        assert "Reduce the same count, dtype and op under a tag on every peer" in kick.reason
+    verdicts = harness.wire(actions)
+    assert failures(verdicts) == [(peer, 5, 0, LOST) for peer in right]
+    reason = sent(verdicts, m.ReduceFailed)[right[0]].reason
+    assert any(f"peer {peer} was kicked: {kick.reason}" == reason for peer, kick in kicks.items())
+    for peer in right:
+        actions = harness.reduce(peer, 5, count=11)
+    assert pairs(actions) == [[(5, 1)]]
+
+
+def test_a_newcomer_that_reduces_something_else_is_kicked_alone() -> None:
+    """Goal: its first reduce after its admission ends its membership only; a vote before the ring is wired counts."""
+    harness = of(1, 2, 3)
+    harness.admit(4)
+    harness.reduce(4, 5, count=1001)
+    for peer in (1, 2, 3):
+        actions = harness.reduce(peer, 5, count=1000)
+
+    assert set(sent(actions, m.Kick)) == {4}
+    assert failures(harness.wire(actions)) == [(peer, 5, 0, LOST) for peer in (1, 2, 3)]
+
+
+def test_one_judgement_at_a_time() -> None:
+    """Goal: each peer is alone with one of four tags; only the first tag is judged, and not everybody is kicked."""
+    harness = of(1, 2, 3, 4)
+    orders = harness.feed(PeerWent(4, "reset"))
+    for peer in (1, 2, 3):
+        for tag in (1, 2, 3):
+            harness.reduce(peer, tag, count=7 if tag == peer else 8)
+
+    actions = harness.wire(orders)
+
+    assert set(sent(actions, m.Kick)) == {1}
+    assert not sent(actions, m.Commence)
+    assert failures(harness.wire(actions)) == [(peer, tag, 0, LOST) for tag in (1, 2, 3) for peer in (2, 3)]
+
+
+def test_what_runs_and_what_is_open_beside_a_judgement_is_interrupted() -> None:
+    """Goal: a running tag, an open one and one that would commence all end as lost, once each, after the wiring."""
+    harness = running(1, 2, 3, tags=(9,))
+    harness.reduce(1, 8)
+    for peer in (1, 2):
+        harness.reduce(peer, 5, 6)
+    good, bad = ReduceSignature(5, 1024, 10, 0, 0, 0), ReduceSignature(6, 1024, 11, 0, 0, 0)
+
+    actions = harness.say(3, m.Initiate(pack_signatures([good, bad])))
+
+    assert set(sent(actions, m.Kick)) == {3}
+    assert not sent(actions, m.Commence)
+    assert not sent(actions, m.ReduceFailed)
+    verdicts = failures(harness.wire(actions))
+    assert sorted(verdicts) == [
+        *((1, tag, sequence, LOST) for tag, sequence in ((5, 0), (6, 0), (8, 0), (9, 1))),
+        *((2, tag, sequence, LOST) for tag, sequence in ((5, 0), (6, 0), (9, 1))),
+    ]
+    assert harness.state.members.groups[0].collectives.is_idle()
+
+
+def test_verdicts_of_the_last_ring_wait_for_the_ring_without_the_odd_one() -> None:
+    """Goal: a lost peer's tags and a mismatch come due together: the verdicts are sent when the retry can work."""
+    harness = running(1, 2, 3, 4)
+    orders = harness.feed(PeerWent(4, "reset"))
+    for peer in (1, 2, 3):
+        harness.reduce(peer, 6, count=peer // 3)
+
+    actions = harness.wire(orders)
+
+    assert set(sent(actions, m.Kick)) == {3}
+    assert not sent(actions, m.ReduceFailed)
+    assert failures(harness.wire(actions)) == [
+        (peer, tag, seq, LOST) for tag, seq in ((5, 1), (6, 0)) for peer in (1, 2)
+    ]
+
+
+def test_a_vote_that_was_given_up_is_not_compared() -> None:
+    """Goal: the odd signature is withdrawn and given again as the others have it: nobody is odd."""
+    harness = of(1, 2, 3)
+    harness.reduce(1, 5, count=7)
+    harness.reduce(2, 5)
+    harness.say(1, m.WithdrawReduce(5))
+    harness.reduce(3, 5)
+
+    assert pairs(harness.reduce(1, 5)) == [[(5, 1)]]
 
 
 def test_a_mismatch_does_not_hold_up_other_tags() -> None:

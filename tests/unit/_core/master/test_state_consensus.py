@@ -290,6 +290,42 @@ def test_the_odd_schema_is_kicked_with_the_key(what: str) -> None:
     assert done(actions) == {2: 0, 3: 0}
 
 
+def test_a_newcomer_with_another_schema_is_kicked_alone() -> None:
+    """Goal: three members that have agreed on a state go on in the same sync."""
+    odd = pack_schema(REST)
+    harness = agree(of(1, 2, 3), 5, "a")
+    harness.admit(4)
+    harness.sync(4, 0, "x", packed=odd)
+    for peer in (1, 2):
+        harness.sync(peer, 6, "b")
+
+    actions = answer(harness, harness.sync(3, 6, "b"), {1: SCHEMA, 4: odd})
+
+    assert set(sent(actions, m.Kick)) == {4}
+    assert done(actions) == {1: 6, 2: 6, 3: 6}
+
+
+@pytest.mark.parametrize(("members", "odd_ones"), [((1, 2), (2,)), ((1, 2, 3, 4), (2, 4))])
+def test_without_a_majority_a_schema_is_explained_to_all(members: tuple[int, ...], odd_ones: tuple[int, ...]) -> None:
+    """Goal: before the first agreed state nobody is kicked if no schema has a majority; the next sync works."""
+    odd = pack_schema(REST)
+    harness = of(*members)
+    asked = []
+    for peer in members:
+        asked = harness.sync(peer, 0, "a", packed=odd if peer in odd_ones else SCHEMA)
+
+    actions = answer(harness, asked, {1: SCHEMA, 2: odd})
+
+    ends = failed(actions)
+    assert {(peer, end.result) for peer, end in ends.items()} == {(peer, INVALID_ARGUMENT) for peer in members}
+    assert len({end.reason for end in ends.values()}) == 1
+    assert "'bias' is missing" in ends[1].reason
+    assert not sent(actions, m.Kick)
+    for peer in members:
+        actions = harness.sync(peer, 0, "a")
+    assert done(actions) == dict.fromkeys(members, 0)
+
+
 def test_the_agreed_schema_beats_a_majority() -> None:
     """Goal: newcomers with another model do not displace an old member."""
     odd = pack_schema(REST)
@@ -309,17 +345,18 @@ def test_a_schema_comes_in_pages() -> None:
     large = pack_schema([SchemaRow(f"layer.{n:05}", 10, False, 4) for n in range(1000)])
     pages = [large[at : at + BLOB_BYTES_MAX] for at in range(0, len(large), BLOB_BYTES_MAX)]
     assert len(pages) == 3
-    harness = of(1, 2)
-    harness.sync(1, 0, "a", packed=large)
+    harness = agree(of(1), 5, "a", packed=large)
+    harness.admit(2)
+    harness.sync(1, 6, "b", packed=large)
     harness.sync(2, 0, "a")
-    harness.say(2, m.Schema(102, 0, 1, SCHEMA))
+    harness.say(2, m.Schema(103, 0, 1, SCHEMA))
 
     for page, rows in enumerate(pages[:2]):
-        assert harness.say(1, m.Schema(101, page, 3, rows)) == []
-    actions = harness.say(1, m.Schema(101, 2, 3, pages[2]))
+        assert harness.say(1, m.Schema(102, page, 3, rows)) == []
+    actions = harness.say(1, m.Schema(102, 2, 3, pages[2]))
 
     assert "'bias' (FLOAT, 16 bytes) is not in" in sent(actions, m.Kick)[2].reason
-    assert done(actions) == {1: 0}
+    assert done(actions) == {1: 6}
 
 
 @pytest.mark.parametrize(
