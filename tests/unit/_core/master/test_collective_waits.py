@@ -26,7 +26,7 @@ def test_a_reduce_and_a_topology_vote_never_meet() -> None:
 
 
 def test_a_majority_in_another_call_goes_on() -> None:
-    """Goal: one of four reduces while the others hold a round: it is kicked with the reason, and the round completes."""
+    """Goal: one of four reduces while the others hold a round: it is kicked, and the round completes."""
     harness = of(1, 2, 3, 4, deadlock_timeout=3.0)
     harness.reduce(4, 5)
     harness.say(4, m.Awaiting(5))
