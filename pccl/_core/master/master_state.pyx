@@ -22,6 +22,9 @@ one group too: a member in a sync can neither vote on the topology nor reduce me
 affect the sync. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while
 the other is under way.
 
+**Odd peers.** Where more than half of the peers concerned agree on a signature, a call or a schema, the others are
+kicked with both sides in the reason, and the majority goes on. Without a majority all of them get the explanation.
+
 **After every event** `_settle` does everything that follows: it orders changed rings, and lets the topology round, the
 optimisation and the groups go on as far as they can. The work of an event does not grow with the number of peers,
 except where all get a message.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl._core.protocol import messages as m
 
-from .master_harness import INVALID_USAGE, LOST, SECOND, done, failures, of, pairs, running, sent
+from .master_harness import INVALID_USAGE, LOST, SECOND, failures, of, pairs, running, sent
 
 
 def test_a_reduce_and_a_topology_vote_never_meet() -> None:
@@ -23,133 +23,6 @@ def test_a_reduce_and_a_topology_vote_never_meet() -> None:
     assert harness.state.members.counters["deadlocks"] == 1
     harness.reduce(1, 5)
     assert pairs(harness.reduce(2, 5)) == [[(5, 1)]]
-
-
-def test_a_majority_in_another_call_goes_on() -> None:
-    """Goal: one of four reduces while the others hold a round: it is kicked, and the round completes."""
-    harness = of(1, 2, 3, 4, deadlock_timeout=3.0)
-    harness.reduce(4, 5)
-    harness.say(4, m.Awaiting(5))
-    for peer in (1, 2, 3):
-        harness.say(peer, m.VoteTopology(1, 0))
-
-    actions = harness.pass_time(4.2)
-
-    kicks = sent(actions, m.Kick)
-    assert set(kicks) == {4}
-    assert kicks[4].result == INVALID_USAGE
-    assert "waits in all_reduce (tag 5), and the majority (peers 1, 2, 3) in update_topology" in kicks[4].reason
-    assert not sent(actions, m.CallFailed)
-    assert set(sent(harness.wire(actions), m.TopologyDone)) == {1, 2, 3}
-    assert harness.state.members.counters["deadlocks"] == 1
-
-
-def test_a_majority_that_reduces_tries_again() -> None:
-    """Goal: a kick changes the ring, so the majority's reduce fails as lost, with the reason of the kick."""
-    harness = of(1, 2, 3, 4)
-    for peer in (1, 2, 3):
-        harness.reduce(peer, 5)
-        harness.say(peer, m.Awaiting(5))
-    harness.say(4, m.VoteTopology(1, 0))
-
-    actions = harness.pass_time(5)
-    verdicts = harness.wire(actions)
-
-    assert set(sent(actions, m.Kick)) == {4}
-    assert failures(verdicts) == [(peer, 5, 0, LOST) for peer in (1, 2, 3)]
-    assert "peer 4 was kicked: it waits in update_topology" in sent(verdicts, m.ReduceFailed)[1].reason
-    for peer in (1, 2, 3):
-        actions = harness.reduce(peer, 5)
-    assert pairs(actions) == [[(5, 1)]]
-
-
-def test_a_majority_that_syncs_completes() -> None:
-    """Goal: a ring that changes does not end a sync: the votes of the majority stay and are decided."""
-    harness = of(1, 2, 3)
-    for peer in (1, 2):
-        harness.sync(peer, 0, "a")
-    harness.reduce(3, 5)
-    harness.say(3, m.Awaiting(5))
-
-    actions = harness.pass_time(5)
-
-    assert set(sent(actions, m.Kick)) == {3}
-    assert done(actions) == {1: 0, 2: 0}
-
-
-def test_half_is_no_majority() -> None:
-    """Goal: two against two: all four get the explanation, and nobody is kicked."""
-    harness = of(1, 2, 3, 4)
-    for peer in (1, 2):
-        harness.reduce(peer, 5)
-        harness.say(peer, m.Awaiting(5))
-        harness.say(peer + 2, m.VoteTopology(1, 0))
-
-    actions = harness.pass_time(5)
-
-    assert not sent(actions, m.Kick)
-    assert failures(actions) == [(peer, 5, 0, INVALID_USAGE) for peer in (1, 2)]
-    assert set(sent(actions, m.CallFailed)) == {3, 4}
-
-
-def test_a_second_thread_in_the_call_of_the_majority_saves_a_peer() -> None:
-    """Goal: peer 3 waits in both calls: only peer 4, which is in neither of the majority's, is kicked."""
-    harness = of(1, 2, 3, 4)
-    for peer in (1, 2, 3):
-        harness.say(peer, m.VotePending(1))
-    for peer in (3, 4):
-        harness.reduce(peer, 5)
-        harness.say(peer, m.Awaiting(5))
-
-    actions = harness.pass_time(5)
-
-    assert set(sent(actions, m.Kick)) == {4}
-    assert set(sent(actions, m.PendingAnswer)) == {1, 2, 3}
-
-
-def test_two_deadlocks_in_one_group_cost_one_minority_at_most() -> None:
-    """Goal: a kick interrupts all tags of the group, so the other deadlock is over too; nobody is kicked for it."""
-    harness = of(*range(1, 7))
-    tags = {1: 5, 2: 5, 3: 6, 4: 7, 5: 7, 6: 8}
-    for peer, tag in tags.items():
-        others = (7, 8) if peer <= 3 else (5, 6)  # launched and not awaited: these members are not missing there
-        harness.reduce(peer, tag, *others)
-        harness.say(peer, m.Awaiting(tag))
-
-    actions = harness.pass_time(5)
-    kicked = set(sent(actions, m.Kick))
-
-    assert kicked == {3}
-    assert {peer for peer, *_ in failures(harness.wire(actions))} == {1, 2, 4, 5, 6}
-
-
-def test_a_deadlock_of_one_group_costs_no_peer_of_another() -> None:
-    """Goal: peer 6 is stuck for reasons of its own group; the majority of the first group is not about it."""
-    harness = of(1, 2, 3, 4)
-    harness.admit(5, 6, group=1)
-    for peer, tag in ((1, 5), (2, 5), (3, 5), (4, 6), (5, 5), (6, 6)):
-        harness.reduce(peer, tag)
-        harness.say(peer, m.Awaiting(tag))
-
-    actions = harness.pass_time(5)
-
-    assert set(sent(actions, m.Kick)) == {4}
-    assert failures(actions) == [(5, 5, 0, INVALID_USAGE), (6, 6, 0, INVALID_USAGE)]
-    assert harness.state.members.counters["deadlocks"] == 2
-
-
-def test_a_majority_in_another_group_goes_on() -> None:
-    """Goal: a round of the whole run waits for one peer of another group, which waits for its own group."""
-    harness = of(1, 2, 3)
-    harness.admit(4, 5, group=1)
-    for peer in (1, 2, 3, 4):
-        harness.say(peer, m.VoteTopology(1, 0))
-    harness.sync(5, 0, "a")
-
-    actions = harness.pass_time(5)
-
-    assert set(sent(actions, m.Kick)) == {5}
-    assert set(sent(harness.wire(actions), m.TopologyDone)) == {1, 2, 3, 4}
 
 
 def test_two_tags_that_never_meet() -> None:

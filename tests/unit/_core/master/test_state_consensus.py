@@ -290,42 +290,6 @@ def test_the_odd_schema_is_kicked_with_the_key(what: str) -> None:
     assert done(actions) == {2: 0, 3: 0}
 
 
-def test_a_newcomer_with_another_schema_is_kicked_alone() -> None:
-    """Goal: three members that have agreed on a state go on in the same sync."""
-    odd = pack_schema(REST)
-    harness = agree(of(1, 2, 3), 5, "a")
-    harness.admit(4)
-    harness.sync(4, 0, "x", packed=odd)
-    for peer in (1, 2):
-        harness.sync(peer, 6, "b")
-
-    actions = answer(harness, harness.sync(3, 6, "b"), {1: SCHEMA, 4: odd})
-
-    assert set(sent(actions, m.Kick)) == {4}
-    assert done(actions) == {1: 6, 2: 6, 3: 6}
-
-
-@pytest.mark.parametrize(("members", "odd_ones"), [((1, 2), (2,)), ((1, 2, 3, 4), (2, 4))])
-def test_without_a_majority_a_schema_is_explained_to_all(members: tuple[int, ...], odd_ones: tuple[int, ...]) -> None:
-    """Goal: before the first agreed state nobody is kicked if no schema has a majority; the next sync works."""
-    odd = pack_schema(REST)
-    harness = of(*members)
-    asked = []
-    for peer in members:
-        asked = harness.sync(peer, 0, "a", packed=odd if peer in odd_ones else SCHEMA)
-
-    actions = answer(harness, asked, {1: SCHEMA, 2: odd})
-
-    ends = failed(actions)
-    assert {(peer, end.result) for peer, end in ends.items()} == {(peer, INVALID_ARGUMENT) for peer in members}
-    assert len({end.reason for end in ends.values()}) == 1
-    assert "'bias' is missing" in ends[1].reason
-    assert not sent(actions, m.Kick)
-    for peer in members:
-        actions = harness.sync(peer, 0, "a")
-    assert done(actions) == dict.fromkeys(members, 0)
-
-
 def test_the_agreed_schema_beats_a_majority() -> None:
     """Goal: newcomers with another model do not displace an old member."""
     odd = pack_schema(REST)
