@@ -7,6 +7,7 @@ The last test compares both: no entry without a test, no test without an entry.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -332,52 +333,7 @@ def test_one_reduces_while_the_other_holds_a_round(pair: Peers) -> None:
         assert "peer 2 in all_reduce (tag 0)" in message
 
 
-@explains("Another call than the majority")
-def test_one_reduces_while_two_hold_a_round(master: MasterNode) -> None:
-    """Goal: the odd one reads in which call the majority is; the round completes."""
-    with peers_of(master.address, 0, 0, 0) as peers:
-
-        def act(peer: Communicator, rank: int) -> str:
-            return refusal(CALLS["all_reduce"], peer) if rank == 2 else str(peer.update_topology())
-
-        check("Another call than the majority", everybody(peers, act)[2])
-
-
 # ---------------------------------------------------------------------------------------------- tensors
-
-
-@explains("Another reduce than the majority")
-def test_a_tensor_that_does_not_match_those_of_a_majority(master: MasterNode) -> None:
-    """Goal: the odd one reads what it gave and what the others gave; the others read why it was kicked."""
-    with peers_of(master.address, 0, 0, 0) as peers:
-
-        def act(peer: Communicator, rank: int) -> str:
-            array = np.ones(9 if rank == 2 else 8, np.float32)
-            return refusal(lambda peer: peer.all_reduce(array, array.copy(), op=ReduceOp.SUM), peer)
-
-        first, second, odd = everybody(peers, act)
-        check("Another reduce than the majority", odd)
-        assert first == second
-        assert "peer 3 was kicked: it does not agree with the majority" in first
-
-
-@explains("Peers sync different things")
-@explains("Another state than the others")
-def test_states_that_do_not_match(master: MasterNode) -> None:
-    """Goal: without an agreed state or a majority both read the difference; after that the odd one does."""
-
-    def sync(peer: Communicator, *names: str) -> None:
-        peer.sync_shared_state(SharedState([TensorInfo.from_numpy(ONES.copy(), name) for name in names]))
-
-    with peers_of(master.address, 0, 0) as peers:
-        for message in everybody(peers, lambda peer, rank: refusal(lambda peer: sync(peer, "ab"[rank]), peer)):
-            check("Peers sync different things", message)
-        everybody(peers, lambda peer, _: sync(peer, "a"))
-
-        def act(peer: Communicator, rank: int) -> str:
-            return refusal(lambda peer: sync(peer, "b"), peer) if rank else str(sync(peer, "a"))
-
-        check("Another state than the others", everybody(peers, act)[1])
 
 
 @explains("Peers reduce different things")
@@ -502,7 +458,8 @@ def test_a_state_that_does_not_come(
 
 
 def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
-    """Goal: each entry of the page has a test here, and each test here has an entry."""
+    """Goal: each entry of the page has a test here or in the module named here, and each test has an entry."""
+    importlib.import_module(".test_odd_ones", __package__)
     assert set(TITLES) == set(QUOTES) == TESTED
 
 

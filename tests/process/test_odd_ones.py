@@ -17,6 +17,7 @@ from pccl import Attribute, Communicator, MasterNode, ReduceOp, Result, SharedSt
 from pccl.errors import KickedError, PeerLostError, UsageError
 
 from .helpers import background, everybody, peers_of, ring_order, running_master
+from .test_beginners import CALLS, ONES, check, explains, refusal
 
 COUNT = 1000
 
@@ -174,21 +175,55 @@ def test_a_member_in_another_call_does_not_end_a_reduce(master: MasterNode) -> N
         assert "the majority (peers 1, 2) in all_reduce (tag 7)" in error.reason
 
 
-def test_states_of_two_peers_that_differ_are_explained_to_both(master: MasterNode) -> None:
-    """Goal: before a state is agreed, one of two peers is no more right than the other; the repaired one syncs."""
-    with peers_of(master.address, 0, 0) as peers:
+# ---------------------------------------------------------------------------------------------- the page
+
+
+@explains("Another call than the majority")
+def test_one_reduces_while_two_hold_a_round(master: MasterNode) -> None:
+    """Goal: the odd one reads in which call the majority is; the round completes."""
+    with peers_of(master.address, 0, 0, 0) as peers:
 
         def act(peer: Communicator, rank: int) -> str:
-            names = ["weights", "bias"][: 2 - rank]
-            with pytest.raises(UsageError) as caught:
-                peer.sync_shared_state(state_of(names))
-            assert caught.value.result is Result.INVALID_ARGUMENT
-            return caught.value.message
+            if rank == 2:
+                return refusal(CALLS["all_reduce"], peer)
+            peer.update_topology()
+            return ""
 
-        [text] = set(everybody(peers, act))
-        assert "'bias' is missing" in text
-        assert everybody(peers, lambda peer, _: peer.sync_shared_state(state_of(["weights"])).rx_bytes) == [0, 0]
+        check("Another call than the majority", everybody(peers, act)[2])
 
 
-def state_of(names: list[str]) -> SharedState:
-    return SharedState([TensorInfo.from_numpy(np.zeros(10), name) for name in names])
+@explains("Another reduce than the majority")
+def test_a_tensor_that_does_not_match_those_of_a_majority(master: MasterNode) -> None:
+    """Goal: the odd one reads what it gave and what the others gave; the others read why it was kicked."""
+    with peers_of(master.address, 0, 0, 0) as peers:
+
+        def act(peer: Communicator, rank: int) -> str:
+            array = np.ones(9 if rank == 2 else 8, np.float32)
+            return refusal(lambda peer: peer.all_reduce(array, array.copy(), op=ReduceOp.SUM), peer)
+
+        first, second, odd = everybody(peers, act)
+        check("Another reduce than the majority", odd)
+        assert first == second
+        assert "peer 3 was kicked: it does not agree with the majority" in first
+
+
+@explains("Peers sync different things")
+@explains("Another state than the others")
+def test_states_that_do_not_match(master: MasterNode) -> None:
+    """Goal: without an agreed state or a majority both read the difference; after that the odd one does."""
+
+    def sync(peer: Communicator, *names: str) -> None:
+        peer.sync_shared_state(SharedState([TensorInfo.from_numpy(ONES.copy(), name) for name in names]))
+
+    with peers_of(master.address, 0, 0) as peers:
+        for message in everybody(peers, lambda peer, rank: refusal(lambda peer: sync(peer, "ab"[rank]), peer)):
+            check("Peers sync different things", message)
+
+        def act(peer: Communicator, rank: int) -> str:
+            sync(peer, "a")
+            if rank == 1:
+                return refusal(lambda peer: sync(peer, "b"), peer)
+            sync(peer, "a")
+            return ""
+
+        check("Another state than the others", everybody(peers, act)[1])

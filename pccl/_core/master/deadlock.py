@@ -53,7 +53,7 @@ def find_knots(calls: list[BlockingCall], stuck: set[int]) -> list[set[int]]:
     knots: list[set[int]] = []
     for call in calls:
         if call.present & stuck:
-            joined = (call.present | call.electorate) & stuck
+            joined = set(call.present | call.electorate) & stuck
             apart = [knot for knot in knots if not knot & joined]
             knots = [*apart, joined.union(*[knot for knot in knots if knot & joined])]
     return sorted(knots, key=min)
@@ -84,9 +84,7 @@ def explain_stuck(calls: list[BlockingCall], stuck: set[int]) -> str:
         present = sorted(call.present & stuck)
         if present:
             parts.append(f"{name_peers(present)} in {call.name}")
-    return (
-        f"these calls can never meet: {'; '.join(parts)}. Each waits for the others to make the same call. {REMEDY}"
-    )
+    return f"these calls can never meet: {'; '.join(parts)}. Each waits for the others to make the same call. {REMEDY}"
 
 
 def describe_missing(votes: dict[str, dict[int, Any]], missing: list[int]) -> str:
