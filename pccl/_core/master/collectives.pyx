@@ -114,6 +114,7 @@ cdef class Collectives:
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=0):
         """Take a member's votes. Return an empty text, or what is wrong with votes that no honest peer would send."""
         cdef OpenReduce open_tag
+        cdef bytes signature
         cdef list votes
         cdef set held = self.held.get(peer)
         if held is None:
