@@ -166,8 +166,8 @@ TAG = """
 
 For every group the master keeps the tags that members have initiated (`pccl/_core/master/collectives.pyx`).
 *Interrupted*: the ring changed, and the verdict waits until the new ring is wired. *PeerWent* is here, and in the next
-diagram, any end of a member of the group. A *Tick* breaks a deadlock, or ends the late probes of an optimisation, which
-then changes the ring.
+diagram, any end of a member of the group; the vote that completes a tag ends the membership of odd peers. A *Tick*
+breaks a deadlock, or ends the late probes of an optimisation, which then changes the ring.
 
 """
 

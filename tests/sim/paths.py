@@ -52,6 +52,7 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a vote is held for a larger group",
     "a held vote is released by a newcomer",
     "calls that never meet are explained",
+    "the minority of a deadlock is kicked",
     "a long vote is named",
     "a newcomer is told whom it waits for",
     "a straggler is kicked",
@@ -75,6 +76,9 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | {
     "a collective succeeds",
     "several collectives commence at once",
     "signatures that differ are named",
+    "the odd signature is kicked",
+    "a majority loses its reduce to an odd signature",
+    "a majority loses its reduce to an odd call",
     "a lone peer cannot reduce",
     "a running collective fails with its ring",
     "an open vote fails with its ring",
@@ -256,6 +260,10 @@ class Paths:
         if failure.result == RANK_CONNECTION_LOST:
             what = "a running collective" if failure.sequence else "an open vote"
             self.mark(f"{what} fails with its ring")
+            if " was kicked: it does not agree with the majority" in failure.reason:
+                self.mark("a majority loses its reduce to an odd signature")
+            elif " was kicked: it waits in " in failure.reason:
+                self.mark("a majority loses its reduce to an odd call")
         elif failure.result == INVALID_ARGUMENT:
             self.mark("signatures that differ are named")
         elif failure.result == TOO_FEW_PEERS:
@@ -297,6 +305,10 @@ class Paths:
             self.mark("slow wiring ends a newcomer" if admitting else "slow wiring ends a veteran")
         elif reason.startswith("nothing heard"):
             self.mark("a silent peer is kicked")
+        elif reason.startswith("it does not agree with the majority"):
+            self.mark("the odd signature is kicked")
+        elif reason.startswith("it waits in "):
+            self.mark("the minority of a deadlock is kicked")
         elif reason.startswith("straggler"):
             self.mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
         elif "shared state" in reason or "sync_shared_state" in reason:

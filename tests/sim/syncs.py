@@ -14,6 +14,7 @@ from pccl._core.peer.events import Complete
 from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallCancel, CallManifest, CallSync
 from pccl._core.protocol.outcomes import (
+    INVALID_ARGUMENT,
     INVALID_USAGE,
     KIND_CANCELLED,
     KIND_COLLECTIVE,
@@ -43,6 +44,7 @@ ENDINGS = {
     (INVALID_USAGE, KIND_CANCELLED),
     (PENDING_ASYNC_OPS, KIND_PLAIN),
     (NO_SHARED_STATE_AVAILABLE, KIND_COLLECTIVE),
+    (INVALID_ARGUMENT, KIND_COLLECTIVE),  # no schema is agreed, and none has a majority
     (RANK_CONNECTION_LOST, KIND_COLLECTIVE),
 }
 POPULAR, RECEIVE, SEND = 0, 1, 2
@@ -173,7 +175,12 @@ class SyncMachine:
         assert peer is None or peer.overwritten >= self._divergence.times, f"the master counted {peer.overwritten}"
 
     def _failed(self, result: int) -> None:
-        """If the memory differs from the vote, a transfer has torn it. Loading a checkpoint repairs it."""
+        """If the memory differs from the vote, a transfer has torn it. Loading a checkpoint repairs it.
+
+        A program that reads that the schemas differ is repaired.
+        """
+        if result == INVALID_ARGUMENT:
+            self.schema = RIGHT
         if self.state.digest() != self._voted:
             self.state.torn = self.state.digest()
         if result == NO_SHARED_STATE_AVAILABLE or self._world.chance(self._world.plan.dirty):

@@ -11,7 +11,7 @@ that: this path is typed and has no look-ups by name.
 
 from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY, WARNING
 from pccl._core.protocol.messages import ReduceFailed, World
-from pccl._core.protocol.outcomes import INVALID_USAGE
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE
 
 from .collectives cimport Collectives
 from .group cimport Group
@@ -109,7 +109,7 @@ cdef class GroupDispatch:
         return 0
 
     cdef int _settle_collectives(self, Group group) except -1:
-        """Tell the members what became of their collectives."""
+        """Tell the members what became of their collectives, and kick those that disagree with a majority."""
         cdef Collectives collectives = group.collectives
         cdef bint wired = group.number not in self.members.wiring
         cdef tuple numbers = None
@@ -119,6 +119,9 @@ cdef class GroupDispatch:
         for told, message in collectives.tell(group.ring, group.epoch, numbers):
             for peer_id in told:
                 self._tell(peers[peer_id], group, message)
+        if collectives.odd is not None:
+            for peer_id, reason in sorted(collectives.take_odd().items()):
+                self.members.kick(peers[peer_id], INVALID_ARGUMENT, reason)
         return 0
 
     cdef int _tell(self, Peer peer, Group group, message) except -1:

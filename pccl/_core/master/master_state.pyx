@@ -22,6 +22,9 @@ one group too: a member in a sync can neither vote on the topology nor reduce me
 affect the sync. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while
 the other is under way.
 
+**Odd peers.** Where more than half of the peers concerned agree on a signature, a call or a schema, the others are
+kicked with both sides in the reason, and the majority goes on. Without a majority all of them get the explanation.
+
 **After every event** `_settle` does everything that follows: it orders changed rings, and lets the topology round, the
 optimisation and the groups go on as far as they can. The work of an event does not grow with the number of peers,
 except where all get a message.
@@ -276,13 +279,21 @@ cdef class MasterState:
             members.send(members.peers[peer_id], Notice(WARNING, line))
 
     def _break_deadlocks(self):
+        """Kick the minority of every deadlock, and so free the majority; explain it to all if there is no majority."""
         cdef Membership members = self.members
         oldest_ns = members.now_ns - nanoseconds(members.options.deadlock_timeout)
-        reason, stuck = find_deadlock(self._open_calls(), oldest_ns)
-        if stuck:
+        while (deadlock := find_deadlock(self._open_calls(), oldest_ns)) is not None:
             members.count("deadlocks")
-            members.log(WARNING, reason)
-        for call, peer_id in stuck:
+            members.log(WARNING, deadlock.reason)
+            for peer_id, reason in deadlock.odd.items():
+                members.kick(members.peers[peer_id], INVALID_USAGE, reason)
+            if not deadlock.odd:
+                self._explain_deadlock(deadlock)
+
+    def _explain_deadlock(self, deadlock):
+        cdef Membership members = self.members
+        reason = deadlock.reason
+        for call, peer_id in deadlock.involved:
             peer = members.peers[peer_id]
             if call.tag is not None:
                 members.group_to_settle(peer).collectives.fail(peer_id, call.tag.tag, reason)

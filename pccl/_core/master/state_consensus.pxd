@@ -36,6 +36,7 @@ cdef class StateConsensus:
     cdef bint _know_schemas(self)
     cdef _ask(self, bytes schema)
     cdef dict _decide(self, dict peers)
+    cdef _forget_vote(self)
     cdef _begin_transfer(self, decision, bytes schema, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)
     cdef bint _complete_transfer(self, dict kicks)

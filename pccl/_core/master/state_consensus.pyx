@@ -26,13 +26,15 @@ A change of the ring does not affect any of this. Part of the master's machine, 
 
 from pccl._core.protocol.events import SYNC
 from pccl._core.protocol.messages import AskSchema, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
-from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_LOST
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, RANK_CONNECTION_LOST
 from pccl._core.protocol.sources import Source, pack_sources
 from pccl._core.protocol.state_schema import PAGES_MAX, digest_schema, unpack_schema
 from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
 
 from .ballots import OpenCall
-from .election import NEVER, RECEIVE_ONLY, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
+from .election import (
+    NEVER, RECEIVE_ONLY, STRATEGIES, StateVote, choose_schema, decide, explain_schemas, kick_odd_schemas,
+)
 
 # Phases of one group's sync (see `group_phases`). A member that gave up while the others transfer may vote again
 # meanwhile; the group is TRANSFERRING until the transfer ends.
@@ -209,6 +211,10 @@ cdef class StateConsensus:
     cdef dict _decide(self, dict peers):
         """Decide a complete vote. Return the peers that must be kicked first; if there are none, close the vote."""
         right = choose_schema(self.votes, self.schema)
+        if right is None:
+            self._answer_all(self.votes, INVALID_ARGUMENT, explain_schemas(self.votes, self.schemas))
+            self._forget_vote()
+            return {}
         kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
             return kicks
@@ -220,11 +226,15 @@ cdef class StateConsensus:
             self._answer_all(self.votes, result, reason)
         else:
             self._begin_transfer(decision, right, peers)
+        self._forget_vote()
+        return {}
+
+    cdef _forget_vote(self):
+        """The vote is closed: its members were answered, or are in the transfer."""
         self.votes = {}
         self.schemas = {}
         self.asked = {}
         self.warned = False
-        return {}
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
         """Tell the sources before the receivers, so that a source usually expects a receiver that dials."""

@@ -144,10 +144,10 @@ def of(*peers: int, **options: Any) -> MasterHarness:
     return harness
 
 
-def agree(harness: MasterHarness, revision: int, content: str) -> MasterHarness:
+def agree(harness: MasterHarness, revision: int, content: str, **more: Any) -> MasterHarness:
     """Let all members of group 0 sync this state, so that it is the agreed state."""
     members = list(harness.state.members.groups[0].ring)
-    actions = [action for peer in members for action in harness.sync(peer, revision, content)]
+    actions = [action for peer in members for action in harness.sync(peer, revision, content, **more)]
     assert done(actions) == dict.fromkeys(members, revision)
     return harness
 
