@@ -116,7 +116,7 @@ class Bench:
                     self._known_world = self._world()
                 if self._began is not None:
                     lap_reduces = _next_lap(int(reduces), lasted, seconds - elapsed)
-                    lap_seconds = self._lap(lap_reduces)
+                    lap_seconds = self._lap(lap_reduces, self._began)
             if self._began is None:
                 self._wait_for_peers(deadline)
             elif self._world() < 2:
@@ -154,9 +154,8 @@ class Bench:
             return None
         return [float(number) for number in self._maximum]
 
-    def _lap(self, reduces: int) -> float:
-        """Make and time this many reduces. Returns the seconds that they took, including failed ones."""
-        assert self._began is not None
+    def _lap(self, reduces: int, first: float) -> float:
+        """Make and time this many reduces; laps began at `first`. Returns the seconds of all, with failed ones."""
         lap, began = Lap(), time.monotonic()
         for _ in range(reduces):
             try:
@@ -169,7 +168,7 @@ class Bench:
         lasted = time.monotonic() - began
         if not (self._tensor[0] == self._tensor[-1] == 1 and bool((self._tensor == 1).all())):
             raise ValueError("a reduce gave a wrong result: the mean of ones is not one")
-        lap.peers, lap.elapsed = self._world(), time.monotonic() - self._began
+        lap.peers, lap.elapsed = self._world(), time.monotonic() - first
         self.total.add(lap)
         self._on_lap(lap, self.nbytes)
         return lasted
