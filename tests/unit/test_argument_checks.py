@@ -1,7 +1,7 @@
 """Wrong arguments of the public interface: each is refused, with the kind of exception that the contract names.
 
-`python -O` removes assertions, also those of compiled code, and no argument check may go with them: `make test` runs this
-file a second time under -O (tests/unit/project/test_without_assertions.py).
+`python -O` removes assertions, also those of compiled code, and no argument check may go with them: `make test` runs
+this file a second time under -O (tests/unit/project/test_without_assertions.py).
 """
 
 from __future__ import annotations

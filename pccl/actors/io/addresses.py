@@ -35,8 +35,8 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
 
 def parse_listen_address(text: str, default_port: int | None = None) -> tuple[str, int]:
     """The same for an address to listen on, where a port alone (`48148` or `:48148`) means all addresses."""
-    port = str(text).removeprefix(":")
-    if isinstance(text, str) and port.isascii() and port.isdigit():
+    port = str(text).removeprefix(":")  # `parse_address` refuses what is no text
+    if text in (port, f":{port}") and port.isascii() and port.isdigit():
         text = f"{ALL_ADDRESSES}:{port}"
     return parse_address(text, default_port)
 

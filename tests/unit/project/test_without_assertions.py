@@ -14,8 +14,8 @@ from tests import ROOT
 
 from .test_tidy import PACKAGES, expect_none, installed, room
 
-# Rooms whose code receives what users pass, and single files of others. There, an invariant is an `if` and a `raise` too:
-# whether a condition depends on an argument is nothing that a test can see.
+# Rooms whose code receives what users pass, and single files of others. There, an invariant is an `if` and a `raise`
+# too: whether a condition depends on an argument is nothing that a test can see.
 CHECKING_ROOMS = {"pccl", "pccl/client", "pccl/memory", "pccl/torch", "cli"}
 CHECKING_MODULES = {"pccl.actors.io.addresses", "pccl._core.kernels.tensor_copy", "pccl._core.dataplane.quantization"}
 
@@ -77,7 +77,7 @@ def run_optimised(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_arguments_are_checked_without_assertions() -> None:
-    """Goal: `python -O -m pytest` passes the tests of arguments. (pytest keeps the assertions of test modules.)"""
+    """Goal: `python -O -m pytest` passes the tests of arguments; pytest keeps the assertions of test modules."""
     ended = run_optimised(*FILES)
 
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
