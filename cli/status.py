@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CLEAR = "\x1b[H\x1b[J"  # cursor to the upper left corner, then clear the screen
 
 
-class Interval(click.FloatRange):
+class WatchSeconds(click.FloatRange):
     """Seconds from 0.1 to 3600; without a number, --watch takes the next word for it."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Interval(click.FloatRange):
     "  pccl status --json | jq .world\n\n" + exit_codes("no answer from a master")
 )
 @click.argument("address", type=MasterAddress(), metavar="[HOST:PORT]", default=f"127.0.0.1:{MASTER_PORT}")
-@click.option("--watch", type=Interval(), is_flag=False, flag_value="1", metavar="[SECONDS]",
+@click.option("--watch", type=WatchSeconds(), is_flag=False, flag_value="1", metavar="[SECONDS]",
               help="Repeat every second, or this often, until Ctrl-C; waits while there is no master.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or one per line with --watch.")
 @token_option

@@ -90,10 +90,14 @@ def _plain(prefix: str, quoted: str) -> str:
     return re.sub(r"%[sdrgx]", HOLE, text)
 
 
-def is_sentence(text: str) -> bool:
-    """Whether a text is something to read, rather than a key, a pattern or a format."""
+def is_sentence(text: str, code: str = "") -> bool:
+    """Whether a text is something to read, rather than a key, a pattern or a format; what is raised is, if possible."""
     words = re.findall(r"(?<![\w-])[A-Za-z][A-Za-z']*(?![\w-])", text.replace(HOLE, " "))
-    return len(words) >= WORDS_MIN and " " in text.strip() and _REPRESENTATION.search(text) is None
+    return (
+        len(words) >= (2 if code.startswith("raise") else WORDS_MIN)
+        and " " in text.strip()
+        and _REPRESENTATION.search(text) is None
+    )
 
 
 def messages() -> Iterator[Message]:
@@ -104,4 +108,4 @@ def messages() -> Iterator[Message]:
         for line, code, texts in statements(source.text):
             if not code or SILENT.search(code):
                 continue  # a text alone is a docstring
-            yield from (Message(f"{source.name}:{line}", text) for text in texts if is_sentence(text))
+            yield from (Message(f"{source.name}:{line}", text) for text in texts if is_sentence(text, code))

@@ -164,6 +164,7 @@ def test_phrases_are_distinctive() -> None:
         ("x = f'peer {peer!r} said {d[{}]} to us'\n", [f"peer {HOLE} said {HOLE} to us"]),
         ('f(\n    "two parts of "\n    f"one text {x}"  # a comment\n    "and a third",\n    "and another text",\n)\n',
          [f"two parts of one text {HOLE}and a third", "and another text"]),
+        ('raise ValueError("too bad")\nx = "too bad"\n', ["too bad"]),
         ('log("%s waits for %d peers", a, b)\n', [f"{HOLE} waits for {HOLE} peers"]),
         ('"""A docstring is no message."""\nx = 1  # nor is "a text of comments"\n', []),
         ('assert a, "this does not hold"\ncheck(a, "this does not hold")\n', []),
@@ -186,7 +187,7 @@ def texts_of(source: str) -> list[str]:
         for _, code, texts in statements(source)
         if code and not SILENT.search(code)
         for text in texts
-        if is_sentence(text)
+        if is_sentence(text, code)
     ]
 
 
