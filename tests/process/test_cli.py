@@ -117,7 +117,7 @@ def test_a_port_alone_means_all_addresses(name: str) -> None:
 @pytest.mark.parametrize("name", ["status", "bench"])
 def test_a_master_without_a_host_is_one_clear_line(name: str) -> None:
     """Goal: a peer needs the host of the master: a port alone is a wrong command line that says so."""
-    ended = run(*COMMANDS["pccl run-master"][0][:1], name, "47777")
+    ended = run(SCRIPTS / "pccl", name, "47777")
 
     assert ended.returncode == 2
     assert "address '47777' is only a port; write the host before it, like 10.0.0.7:47777" in ended.stderr

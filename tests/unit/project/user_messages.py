@@ -55,7 +55,8 @@ class Message:
 def statements(text: str) -> Iterator[tuple[int, str, list[str]]]:
     """Line, code without texts, and texts of each statement; texts that follow each other are one."""
     line, depth, glued = 1, 0, False
-    first, code, texts = 1, "", []
+    first, code = 1, ""
+    texts: list[str] = []
     for token in _TOKEN.finditer(text):
         if token["text"] is not None:
             plain = _plain(token["prefix"], token["text"])
