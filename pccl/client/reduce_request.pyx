@@ -119,12 +119,12 @@ def validate_descriptor(send, recv, reduce) -> None:
             raise ValueError(f"expected a TensorMemory, got {memory!r}; ReduceOpDescriptor.from_torch makes it")
     if reduce.operand_descriptor is None:
         raise ValueError("a ReduceDescriptor needs an operand_descriptor: ReduceOperandDescriptor(DataType.FLOAT)")
-    if not isinstance(reduce.count, int) or reduce.count < 0:
+    if not hasattr(reduce.count, "__index__") or reduce.count < 0:
         raise ValueError(f"count must be an integer that is not negative, not {reduce.count!r}")
     read_memory(send, &sent)
     read_memory(recv, &received)
     # A count above 64 bits is above that of any tensor too.
-    cdef uint64_t count = min(reduce.count, (1 << 64) - 1)
+    cdef uint64_t count = min(index(reduce.count), (1 << 64) - 1)
     validate(&sent, &received, datatype_of(reduce.operand_descriptor), count, reduce.quantization_options)
     make_request(send, recv, &sent, &received, count, reduce.op, reduce.tag, reduce.quantization_options)
 
