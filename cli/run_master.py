@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     + exit_codes("it cannot serve"),
 )
 @click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
-              help="Address and port that peers connect to. Port 0 chooses a free port and prints it.")  # fmt: skip
+              help="Address and port that peers connect to; a port alone means all addresses. Port 0 chooses a free "
+                   "port and prints it.")  # fmt: skip
 @token_option
 @click.option("--state", "state_file", type=click.Path(dir_okay=False), default="", metavar="FILE",
               help="Save what groups agreed on in this file. A master that is restarted with it continues the run, and "

@@ -71,12 +71,15 @@ class Communicator:
         self._actor: ActorClient | None = None  # first, so that __del__ works after any error below
         self._process = os.getpid()
         self._host, self._port = parse_address(address)
-        if not 0 <= peer_group < 1 << 32:
-            raise ValueError(f"peer_group must be 0 to {(1 << 32) - 1}, not {peer_group}")
-        if not 0 <= p2p_connection_pool_size <= LANES_MAX:
-            raise ValueError(f"p2p_connection_pool_size must be 0 to {LANES_MAX}, not {p2p_connection_pool_size}")
+        if not _is_integer(peer_group) or not 0 <= peer_group < 1 << 32:
+            raise ValueError(f"peer_group must be 0 to {(1 << 32) - 1}, not {peer_group!r}")
+        pool_size = p2p_connection_pool_size
+        if not _is_integer(pool_size) or not 0 <= pool_size <= LANES_MAX:
+            raise ValueError(f"p2p_connection_pool_size must be 0 to {LANES_MAX}, not {pool_size!r}")
+        if options is not None and not isinstance(options, Options):
+            raise ValueError(f"options must be a pccl.Options, not {options!r}")
         self._group = peer_group
-        self._lanes = p2p_connection_pool_size or 1
+        self._lanes = pool_size or 1
         self._options = (options or Options()).overridden()
         self._reduces: PendingReduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
@@ -93,8 +96,8 @@ class Communicator:
         `MasterConnectionError` after the last failed attempt, `UsageError` if this communicator is connected.
         """
         self._check_process("connect")
-        if n_attempts < 1:
-            raise ValueError(f"n_attempts must be at least 1, not {n_attempts}")
+        if not _is_integer(n_attempts) or n_attempts < 1:
+            raise ValueError(f"n_attempts must be at least 1, not {n_attempts!r}")
         if self._actor is not None and not self._actor.calls.over:
             raise UsageError(Result.INVALID_USAGE, "connect", "already connected; close() this communicator first")
         self._drop_actor()
@@ -159,8 +162,8 @@ class Communicator:
         this from `connect`, and the other members may have left this call already. Raises `TooFewPeersError` after
         `timeout` seconds.
         """
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}: a group has at least 1 member")
+        if not _is_integer(n) or n < 1:
+            raise ValueError(f"n must be at least 1, not {n!r}: a group has at least 1 member")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
             try:
@@ -196,7 +199,7 @@ class Communicator:
             return numbers.groups
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
             return numbers.largest_group
-        raise ValueError(f"expected an Attribute, got {attribute!r}")
+        raise ValueError(f"attribute must be an Attribute such as Attribute.LOCAL_WORLD_SIZE, not {attribute!r}")
 
     # ------------------------------------------------------------------------------------------ collectives
 
@@ -246,8 +249,8 @@ class Communicator:
 
         Returns the bytes of all reduces summed. Raises `TooFewPeersError` if this peer is left alone in its group.
         """
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        if not _is_integer(max_in_flight) or max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight!r}")
         name = "all_reduce_multiple_with_retry"
         return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
@@ -265,12 +268,18 @@ class Communicator:
         with the same state: it failed on all remaining members, and no revision changed. Tensors that a transfer had
         begun to overwrite keep that mix of old and new bytes; the next sync overwrites it and never elects it.
         """
-        self._reducing("sync_shared_state").require_none("sync_shared_state")
-        syncs = self._syncs
-        assert syncs is not None
         if not isinstance(shared_state, SharedState):
             raise ValueError(f"expected a SharedState, got {type(shared_state).__qualname__}")
-        return syncs.run(shared_state, SharedStateSyncStrategy(strategy))
+        try:
+            chosen = SharedStateSyncStrategy(strategy)
+        except ValueError:
+            usual = SharedStateSyncStrategy.ENFORCE_POPULAR
+            raise ValueError(f"strategy must be a SharedStateSyncStrategy such as {usual}, not {strategy!r}") from None
+        name = "sync_shared_state"
+        self._reducing(name).require_none(name)
+        if (syncs := self._syncs) is None:  # another thread closed this communicator meanwhile
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
+        return syncs.run(shared_state, chosen)
 
     # ------------------------------------------------------------------------------------------ names and numbers
 
@@ -339,8 +348,8 @@ class Communicator:
     def _reducing(self, name: str) -> PendingReduces:
         """The reduces of this membership."""
         self._member(name)
-        reduces = self._reduces
-        assert reduces is not None
+        if (reduces := self._reduces) is None:  # another thread closed this communicator meanwhile
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
         return reduces
 
     def _last_round(self, name: str) -> Numbers:
@@ -399,6 +408,11 @@ class Communicator:
         if reduces is not None:
             reduces.close()
         del syncs
+
+
+def _is_integer(value: object) -> bool:
+    """Whether a caller passed a whole number, also one of numpy."""
+    return hasattr(value, "__index__")
 
 
 def _cores() -> int:

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from pccl._core.system.process import set_process_name
-from pccl.actors.io.addresses import format_address, parse_address
+from pccl.actors.io.addresses import format_address, parse_listen_address
 from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.listener import bind
 from pccl.actors.io.logs import level_of, show
@@ -50,7 +50,7 @@ class MasterNode:
         self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
         self._mailbox: socket.socket | None = None
         self._owner = os.getpid()
-        self._host, self._port = parse_address(listen_address)
+        self._host, self._port = parse_listen_address(listen_address)
         self._options = (options or Options()).overridden()
         self._state_file = os.path.abspath(state_file) if state_file is not None else ""
 
@@ -153,7 +153,7 @@ def serve(
 
     Raises UsageError if the port cannot be bound, ValueError if the state file cannot be used.
     """
-    host, port = parse_address(listen_address, MASTER_PORT)
+    host, port = parse_listen_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
     try:
         file = open_state_file(state_file)
