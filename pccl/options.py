@@ -188,8 +188,11 @@ def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     """
     known = [f"PCCL_{name.upper()}" for name in _TYPES] + list(VARIABLES)
     ignored = {name.strip() for name in environment.get("PCCL_IGNORE", "").split(",")}
+    # Kubernetes sets such names in every pod beside a service, which may be called pccl-master.
+    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    foreign = (TESTS_PREFIX, *(f"{prefix}{part}" for prefix in services for part in ("SERVICE_", "PORT")))
     for name in sorted(environment):
-        if name in known or name in ignored or not name.startswith("PCCL_") or name.startswith(TESTS_PREFIX):
+        if name in known or name in ignored or not name.startswith("PCCL_") or name.startswith(foreign):
             continue
         import difflib  # here, because the actors start without it
 

@@ -18,10 +18,11 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.protocol.codec import pack, unpack
-from pccl._core.protocol.mailbox import CallCancel, CallLeave, CallShare, CallUnshare
+from pccl._core.protocol.mailbox import CallCancel, CallLeave, CallShare, CallUnshare, FollowMaster
 from pccl._core.protocol.messages import Notice
 from pccl._core.protocol.outcomes import split
 from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import is_stopped
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.spawn import ActorProcess
@@ -240,10 +241,11 @@ class ActorClient:
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.calls.over = True
+            why = "a signal or a debugger stopped it" if is_stopped(self.process.pid) else "this machine is overloaded"
             self.process.kill()  # otherwise it might continue later, as a member without a training process
             message = (
-                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
-                "starved, and is ended. connect() starts a new one"
+                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s: {why}. "
+                "It was ended; connect() starts a new one"
             )
             raise MasterLostError(Result.INTERNAL_ERROR, name, message)
 
@@ -263,6 +265,8 @@ class ActorClient:
             message = unpack(data)
             if isinstance(message, Notice):
                 _log.log(message.level, "%s", message.line)
+            elif isinstance(message, FollowMaster):
+                self._silence_ns = message.silence_ns
 
     def _gone(self, name: str) -> PCCLError:
         """The exception that says why the actor cannot be called any more."""

@@ -209,14 +209,14 @@ def test_a_forgotten_update_topology(caplog: pytest.LogCaptureFixture) -> None:
 
     with running_master(quick(vote_warning=0.3)) as master, peers_of(master.address, 0) as peers:
         joining = background(peers.newcomer().connect)
-        (told,) = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")
+        told = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")[0]
         check("A newcomer waits", told)
 
         # are_peers_pending admits no peer, but shows the member the notices of its actor.
         eventually(
             lambda: peers[0].are_peers_pending() and any("cannot join" in line for line in warnings()), "told too"
         )
-        (told,) = [line for line in warnings() if "cannot join" in line]
+        told = next(line for line in warnings() if "cannot join" in line)
         check("Members keep a newcomer waiting", told)
         peers[0].update_topology()
         joining.result()

@@ -166,6 +166,8 @@ def test_the_variables_of_other_programs_can_be_ignored() -> None:
     """Goal: a wrapper with a name of its own is not locked out, and a name like no other gets no guess."""
     others = {"PCCL_IGNORE": "PCCL_SITE, PCCL_QUEUE", "PCCL_SITE": "1", "PCCL_QUEUE": "2"}
     assert Options().overridden(others) == Options()
+    service = {"PCCL_MASTER_SERVICE_HOST": "10.0.0.1", "PCCL_MASTER_PORT_48148_TCP": "tcp://10.0.0.1:48148"}
+    assert Options().overridden(service) == Options()
     with pytest.raises(ValueError, match="PCCL_QQ is unknown to pccl: Correct it or unset it"):
         Options().overridden({**others, "PCCL_QQ": "1"})
 
@@ -177,6 +179,7 @@ def test_every_variable_of_this_project_is_known() -> None:
     for folder in ("pccl", "cli", "stress", "benchmarks", "examples", "tests", ".ci", ".github"):
         files += [path for path in (root / folder).rglob("*") if path.suffix in (".py", ".pyx", ".sh", ".yml", ".yaml")]
     wrong = {"PCCL_HEARTBEAT_TIMOUT", "PCCL_LOGLEVEL", "PCCL_VOTE_TIMEOUTS", "PCCL_SITE", "PCCL_QUEUE", "PCCL_QQ"}
+    wrong.add("PCCL_MASTER_SERVICE_HOST")
     known = {f"PCCL_{name.upper()}" for name in NAMES} | set(VARIABLES) | wrong
     for path in files:
         for name in re.findall(r"[\"' {$]{1,2}(PCCL_[A-Z][A-Z_]*[A-Z])(?=[\"'=:}])", path.read_text()):

@@ -5,7 +5,6 @@ cdef class OpenReduce:
     cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly dict signatures        # peer -> the signature it gave, packed
     cdef readonly dict awaiting          # peer -> since when its caller blocks
-    cdef public bint warned              # its long wait was reported
 
 cdef class RunningReduce:
     cdef readonly object tag

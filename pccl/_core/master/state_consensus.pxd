@@ -16,7 +16,6 @@ cdef class StateConsensus:
     cdef public object revision          # what was agreed last; NEVER before the first time
     cdef public bytes content            # the digest of that state
     cdef public bytes schema             # and of its schema
-    cdef public bint warned              # a long wait was reported
     cdef readonly dict votes             # peer -> its vote, until it is decided
     cdef readonly dict schemas           # digest -> the schema, if it had to be asked for
     cdef readonly dict asked             # digest -> (peer that was asked for that schema, pages so far)

@@ -41,7 +41,6 @@ class StateConsensus:
     revision: int
     content: bytes
     schema: bytes
-    warned: bool
     def __init__(self, number: int) -> None: ...
     @property
     def number(self) -> int: ...

@@ -64,7 +64,6 @@ cdef class StateConsensus:
         self.number = number
         self.revision = NEVER
         self.content = self.schema = b""
-        self.warned = False
         self.votes = {}
         self.schemas = {}
         self.asked = {}
@@ -211,7 +210,6 @@ cdef class StateConsensus:
         self.votes = {}
         self.schemas = {}
         self.asked = {}
-        self.warned = False
         return {}
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
@@ -300,8 +298,6 @@ cdef class StateConsensus:
             missing = members - self.votes.keys() or {peer for peer, _ in self.asked.values()}
             waiting = {peer: vote.since_ns for peer, vote in self.votes.items() if peer not in missing}
             calls.append(OpenCall(SYNC, frozenset(missing), waiting, None, self))
-            if not missing:
-                self.warned = False
         if self.transfer is not None:
             waiting = {peer: vote.since_ns for peer, vote in self.transfer.votes.items()}
             calls.append(OpenCall(SYNC, frozenset(), waiting, None, self))

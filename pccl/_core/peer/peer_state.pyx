@@ -18,7 +18,7 @@ No socket, clock, process or random source in here.
 
 from collections import deque
 
-from pccl._core.protocol.events import Tick
+from pccl._core.protocol.events import WARNING, Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
     CallTopology,
@@ -29,7 +29,8 @@ from pccl._core.protocol.messages import (
     World,
 )
 from pccl._core.protocol.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED,
+    RANK_CONNECTION_LOST, SUCCESS,
 )
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
@@ -38,9 +39,9 @@ from .member cimport Member
 from .outbox cimport Outbox
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
+    AnswerLink, AppGone, AppStopped, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
     MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
-    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
+    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, UseTiming, WorkerDied,
 )
 
 LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
@@ -173,6 +174,18 @@ cdef class PeerState:
         self.ring_links.name(message.peer, message.run)
         self.interval_ns = max(message.beat_ms, 1) * 1_000_000
         self.silence_ns = max(message.silence_ms, 2) * 1_000_000
+        if message.timing:
+            self._follow(message.timing)
+
+    def _follow(self, str timing):
+        """Take over the options that the master decides, and warn about values that were set here."""
+        try:
+            followed, ignored = self.options.following(timing)
+        except ValueError as error:
+            raise ProtocolViolationError(f"Registered with wrong options: {error}")
+        self.ring_links.options = followed
+        self.outbox.actions.append(UseTiming(self.interval_ns, self.silence_ns))
+        self.outbox.actions.extend([Tell(WARNING, line) for line in ignored])
 
     def _on_accepted(self, message):
         self.phase = MEMBER
@@ -250,6 +263,13 @@ cdef class PeerState:
     def _on_app_gone(self, event):
         self._leave(event.reason)
         self.outbox.actions.append(Stop())
+
+    def _on_app_stopped(self, event):
+        """The others need not wait for a process that does not run. It learns why when it runs again."""
+        if self.phase in (JOINING, MEMBER):
+            self.outbox.actions.append(SendMaster(Leave(event.reason)))
+        reason = f"{event.reason}, so its peer left the run; call connect() again"
+        self._end(RANK_CONNECTION_LOST, KIND_KICKED, reason)
 
     def _on_notice(self, message):
         self.outbox.actions.append(Tell(message.level, message.line))
@@ -333,8 +353,9 @@ TRANSITIONS = {
     (DIALLING, CallCancel): (PeerState._on_cancel, (DIALLING, GONE)),
     (DIALLING, CallLeave): (PeerState._on_leave, (GONE,)),
     (DIALLING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (DIALLING, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (DIALLING, Tick): (PeerState._on_tick, (DIALLING,)),
-    (JOINING, Registered): (PeerState._on_registered, (JOINING,)),
+    (JOINING, Registered): (PeerState._on_registered, (JOINING, GONE)),
     (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
     (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
     (JOINING, Kick): (PeerState._on_kick, (GONE,)),
@@ -348,6 +369,7 @@ TRANSITIONS = {
     (JOINING, CallCancel): (PeerState._on_cancel, (JOINING, GONE)),
     (JOINING, CallLeave): (PeerState._on_leave, (GONE,)),
     (JOINING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (JOINING, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (JOINING, Tick): (PeerState._on_tick, (JOINING, DIALLING, GONE)),
     (MEMBER, CallTopology): (Member.on_call_topology, (MEMBER,)),
     (MEMBER, CallPending): (Member.on_call_pending, (MEMBER,)),
@@ -392,6 +414,7 @@ TRANSITIONS = {
     (MEMBER, LinkDown): (Member.on_link_down, (MEMBER,)),
     (MEMBER, WorkerDied): (Member.on_worker_died, (MEMBER,)),
     (MEMBER, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (MEMBER, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (MEMBER, Tick): (PeerState._on_tick, (MEMBER, GONE)),
     (GONE, LinkCame): (PeerState._refuse_link, (GONE,)),
     (GONE, ReduceDrained): (PeerState._on_reduce_drained, (GONE,)),
@@ -408,5 +431,5 @@ cdef dict dispatch = {
 # Late events of connections and processes that the machine has already dropped.
 IGNORED = frozenset({
     LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceDrained, ReduceProgress,
-    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone,
+    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone, AppStopped,
 })

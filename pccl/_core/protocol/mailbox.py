@@ -132,6 +132,13 @@ class CallOptimize:
     generation: u32
 
 
+@message(0x5D, "peer actor to training process")
+class FollowMaster:
+    """The heartbeat timeout of the master: a peer actor that has not run for this time counts as stopped."""
+
+    silence_ns: u64
+
+
 # ---------------------------------------------------------------------------------------------- workers
 
 

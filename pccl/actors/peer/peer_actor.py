@@ -24,6 +24,7 @@ from pccl._core.peer.events import (
     AddSources,
     AnswerLink,
     AppGone,
+    AppStopped,
     AttachLink,
     BeginProbe,
     Called,
@@ -47,13 +48,14 @@ from pccl._core.peer.events import (
     SpawnLanes,
     Stop,
     Tell,
+    UseTiming,
     WorkerDied,
 )
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, Refused, Register
-from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
+from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare, FollowMaster
 from pccl._core.protocol.messages import TO_PEER, Notice
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
 from pccl._core.records import replace
@@ -180,7 +182,7 @@ class PeerActor:
         self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
-        # The training process checks the beats with its own options; the master's interval may be longer.
+        # Until the master's times are known; the training process checks the beats by its own.
         self._fastpath.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
@@ -252,10 +254,11 @@ class PeerActor:
             self._feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
-        """Treat a training process that was stopped for `heartbeat_timeout` as gone."""
+        """End the membership if the training process was stopped for `heartbeat_timeout`; it may continue later."""
         self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
         if self._stopped_ns > self._patience_ns:
-            self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
+            bound = f"{self._patience_ns / 1e9:g} s (heartbeat_timeout)"
+            self._feed(AppStopped(f"the training process {self._parent} was stopped for more than {bound}"))
 
     # ------------------------------------------------------------------------------------------ the machine
 
@@ -313,6 +316,15 @@ class PeerActor:
     def _kill_lanes(self, _: KillLanes) -> None:
         self._op_runner.keep_traffic()
         self._lanes.kill()
+
+    def _use_timing(self, action: UseTiming) -> None:
+        """Follow the master's heartbeat times; the training process checks this one by the same times."""
+        self._patience_ns = action.silence_ns
+        self._fastpath.rhythm_ns = min(IDLE_NS, action.interval_ns)
+        try:
+            self._mailbox.send(pack(FollowMaster(action.silence_ns)))
+        except OSError:
+            pass  # it is gone, or still checks by its own time
 
     def _stop(self, _: Stop) -> None:
         """End the loop. The kernel still sends the last messages that HangUp queued, because we read nothing more."""
@@ -413,6 +425,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     EndProbe: lambda actor, action: actor._probes.end(action),
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
+    UseTiming: PeerActor._use_timing,
     Stop: PeerActor._stop,
 }
 

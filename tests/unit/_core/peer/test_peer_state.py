@@ -9,6 +9,7 @@ import pytest
 from pccl._core.peer.events import (
     AnswerLink,
     AppGone,
+    AppStopped,
     Called,
     Complete,
     DialMaster,
@@ -396,6 +397,7 @@ EVENTS: dict[type[Any], Any] = {
     m.Probe: MasterSaid(m.Probe(1, 9, 1, 100, 1009, "host9")),
     ProbeDone: ProbeDone(1, 5, ""),
     AppGone: AppGone("x"),
+    AppStopped: AppStopped("x"),
     MasterUp: MasterUp(),
     MasterDown: MasterDown("x"),
     LinkCame: LinkCame(50, lane(1, 2, 40)),
