@@ -18,6 +18,8 @@ No socket, clock, process or random source in here.
 
 from collections import deque
 
+from libc.limits cimport LLONG_MAX
+
 from pccl._core.protocol.events import WARNING, Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
@@ -44,6 +46,7 @@ from .events import (
     StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, UseTiming, WorkerDied,
 )
 
+ATTEMPTS_REPORTED = 5  # attempts to reach the master that are all reported; then the 8th, 16th, 32nd
 LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
 
 NEW = "new"
@@ -147,6 +150,7 @@ cdef class PeerState:
     def _on_connect(self, call):
         self.connecting = Call(call.slot, call.generation, 0)
         self.attempts_left = call.attempts
+        self.master_at = name_addresses(call.addresses)
         self.ring_links.join(call.lanes)
         self._dial_master()
 
@@ -155,6 +159,7 @@ cdef class PeerState:
         self.attempts_left -= 1
         self.attempt += 1
         self.retry_ns = 0
+        self.dialled_ns = self.outbox.now_ns
         self.outbox.actions.append(DialMaster(self.attempt))
 
     def _on_master_up(self, event):
@@ -167,8 +172,26 @@ cdef class PeerState:
         if self.attempts_left > 0 and not event.final:
             self.phase = DIALLING
             self.retry_ns = self.outbox.now_ns + nanoseconds(self.options.retry_interval)
+            self._report_attempt(event.reason)
         else:
             self._end(MASTER_CONNECTION_FAILED, KIND_PLAIN, event.reason)
+
+    def _report_attempt(self, str reason):
+        """Say what happened to an attempt, and when the next one comes; many attempts are reported more rarely."""
+        count = self.attempt + 1
+        if count <= ATTEMPTS_REPORTED or count & (count - 1) == 0:
+            line = f"attempt {count} of {count + self.attempts_left} to reach the master at {self.master_at} failed"
+            self.outbox.actions.append(
+                Tell(WARNING, f"{line}: {reason}. The next one is in {self.options.retry_interval:g} s")
+            )
+
+    def _report_silence(self):
+        """Say that the first attempt takes long: nothing answers there, not even with a refusal."""
+        limit_ns = nanoseconds(self.options.vote_warning)
+        if self.attempt == 0 and limit_ns and self.outbox.now_ns - self.dialled_ns >= limit_ns and not self.retry_ns:
+            self.dialled_ns = LLONG_MAX
+            line = f"the master at {self.master_at} has not answered for {limit_ns / 1e9:g} s"
+            self.outbox.actions.append(Tell(WARNING, f"{line} (attempt 1 of {1 + self.attempts_left})"))
 
     def _on_registered(self, message):
         self.ring_links.name(message.peer, message.run)
@@ -294,8 +317,12 @@ cdef class PeerState:
         # Without a whole ring a new order is on its way, which ends every reduce.
         if self.ring_links.is_whole() and (reason := self.member.reduces.find_stall()):
             self.ring_links.worker_died(reason)
-        if self.phase is DIALLING and self.retry_ns and self.outbox.now_ns >= self.retry_ns:
-            self._dial_master()
+        if self.phase is DIALLING:
+            self._report_silence()
+            if self.retry_ns and self.outbox.now_ns >= self.retry_ns:
+                self._dial_master()
+        elif self.phase is MEMBER and self.ring_links.is_whole():
+            self._report_slow_reduce()
         if self.phase is not JOINING and self.phase is not MEMBER:
             return
         if self.outbox.now_ns - self.heard_ns >= self.silence_ns:
@@ -309,6 +336,12 @@ cdef class PeerState:
         if self.outbox.now_ns - self.beat_ns >= self.interval_ns and self.ring_links.id:
             self.beat_ns = self.outbox.now_ns
             self.member.beat()
+
+    def _report_slow_reduce(self):
+        """Tell how far a reduce is that takes long, as the master decides how long that is."""
+        report = self.member.reduces.report_slow(nanoseconds(self.ring_links.options.vote_warning))
+        if report is not None:
+            self.outbox.actions.append(Tell(*report))
 
     cdef _set_deadline(self):
         cdef long long soonest = self.ring_links.soonest(self.ticked_ns + self.interval_ns)
@@ -335,6 +368,12 @@ cdef class PeerState:
         assert not self.leaving or self.phase is GONE and not drained, "close() was not answered"
         connecting = self.phase in (DIALLING, JOINING)
         assert (self.connecting is not None) == connecting, f"connect() does not fit {self.phase}"
+
+
+def name_addresses(bytes addresses):
+    """Name the addresses of a CallConnect for a reader."""
+    pairs = [line.rpartition(" ") for line in addresses.decode().split("\n")]
+    return " or ".join([f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, _, port in pairs])
 
 
 # (phase, event) -> (handler, phases that may follow); the same phase: it stays. A command that is not here gets the

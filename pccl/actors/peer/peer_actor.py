@@ -224,6 +224,7 @@ class PeerActor:
             connect_ns=nanoseconds(options.connect_timeout),
             new_link=self.state.new_link,
             check=options.check,
+            report_ns=nanoseconds(links.options.vote_warning),
         )
 
     def _app_gone(self, reason: str) -> None:
@@ -250,6 +251,7 @@ class PeerActor:
             self._listening.tick(now_ns)
         if self.state is not None:
             self._op_runner.report()
+            self._transfers.report(now_ns)
             self._watch_parent(elapsed_ns)
             self._feed(Tick())
 
