@@ -121,6 +121,7 @@ class Communicator:
                     advertise_host,
                     advertise_port,
                     self._options.encode().encode(),
+                    min(_log.getEffectiveLevel(), 255),
                 ),
             )
         except MasterConnectionError as error:

@@ -58,8 +58,10 @@ class ActorClient:
             share=self.share,
         )
         look_ns = nanoseconds(options.look_time)
+        # A debug log is collected after every call, while the lines of the master and of the peer are of the same time.
+        notice_ns = 0 if _log.isEnabledFor(logging.DEBUG) else NOTICE_INTERVAL_NS
         table = SlotTable.create(options.slots)
-        self.calls = CallSlots(table, planned(), callbacks, look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
+        self.calls = CallSlots(table, planned(), callbacks, look_ns=look_ns, notice_ns=notice_ns)
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._awake_ns = self.calls.noticed_ns
@@ -188,6 +190,7 @@ class ActorClient:
         except (PCCLError, OSError, RuntimeError):
             return  # the actor is gone, or all slots are in use: closing the mailbox has the same effect
         self.process.wait(timeout)
+        self._catch_up()  # its last lines
 
     def close(self) -> None:
         """End the process, if it has not ended, and release all resources."""

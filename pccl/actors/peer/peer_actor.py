@@ -61,6 +61,7 @@ from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CON
 from pccl._core.records import replace
 from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.process import die_with_parent, is_stopped, open_pidfd, set_process_name
+from pccl.actors.io import fork
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
@@ -176,6 +177,8 @@ class PeerActor:
     def _begin(self, call: CallConnect) -> None:
         """Take the options from the first call, open the port and create the machine."""
         self._join = call
+        if call.level <= DEBUG:
+            self._begin_trace(call.level)
         options = Options.decode(call.options.decode())
         self._lanes.size = max(call.lanes, 1)
         self._lanes.patience_ns = link_silence_ns(nanoseconds(options.stall_timeout))
@@ -210,6 +213,23 @@ class PeerActor:
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
         self._fastpath.pending = self._listening.pending
+
+    def _begin_trace(self, level: int) -> None:
+        """Write a debug log, which travels to the training process."""
+        from pccl.actors.io.trace import Trace  # here, because most peers do not need it
+
+        def phases() -> dict[str, str]:
+            return {} if self.state is None else {"membership": self.state.phase}
+
+        number = 0  # until it is registered; kept when the membership is over
+
+        def log(level: int, line: str) -> None:
+            nonlocal number
+            number = number if self.state is None else self.state.id or number
+            self._tell(level, f"peer={number} {line}")
+
+        self._fastpath.trace = Trace(level, log, phases, str)
+        fork.worker_log = lambda line: log(DEBUG, line)
 
     def _identity(self) -> Identity:
         assert self.state is not None
