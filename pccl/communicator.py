@@ -133,6 +133,7 @@ class Communicator:
             self._drop_actor()
             raise
         self._reduces.learn(payload)
+        self._actor.catch_up()  # what it has to say about the options
 
     def update_topology(self) -> None:
         """Admit waiting peers into the rings of their groups; blocks until all members of all groups call it.

@@ -53,7 +53,7 @@ class ActorClient:
             gone=self._gone,
             full=self._wait_for_room,
             check=self._check_actor,
-            catch_up=self._catch_up,
+            catch_up=self.catch_up,
             send_descriptors=self._send_descriptors,
             share=self.share,
         )
@@ -190,7 +190,7 @@ class ActorClient:
         except (PCCLError, OSError, RuntimeError):
             return  # the actor is gone, or all slots are in use: closing the mailbox has the same effect
         self.process.wait(timeout)
-        self._catch_up()  # its last lines
+        self.catch_up()  # its last lines
 
     def close(self) -> None:
         """End the process, if it has not ended, and release all resources."""
@@ -231,7 +231,7 @@ class ActorClient:
     def _check_actor(self, name: str, slot: Slot | None) -> None:
         """Between two sleeps: catch up with the actor, and raise if it is dead or stopped."""
         # The actor may have completed this call before it ended, so check the mailbox first and the slot afterwards.
-        if not self._catch_up():
+        if not self.catch_up():
             if slot is not None and slot.done:
                 return
             raise self._gone(name)
@@ -252,7 +252,7 @@ class ActorClient:
             )
             raise MasterLostError(Result.INTERNAL_ERROR, name, message)
 
-    def _catch_up(self) -> bool:
+    def catch_up(self) -> bool:
         """Send what had no room, and pass the actor's log lines to the user's log. False if the mailbox is closed."""
         self.calls.noticed_ns = monotonic_ns()
         self._send_freed()

@@ -192,7 +192,7 @@ def test_every_field_says_which_process_reads_it() -> None:
 
 
 def test_a_peer_follows_the_master_in_its_fields() -> None:
-    """Goal: the values of the master count; a value that was set at the peer gets one line that says where to set it."""
+    """Goal: the values of the master count; one that was set at the peer gets a line that says where to set it."""
     master = Options(vote_timeout=60.0, wire_timeout=30.0, stall_timeout=99.0)
     peer = Options(vote_timeout=5.0, wire_timeout=30.0, stall_timeout=7.0)
 

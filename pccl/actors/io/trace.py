@@ -34,7 +34,11 @@ class Trace:
     """Turns the events and actions of one machine into lines of the log."""
 
     def __init__(
-        self, level: int, log: Callable[[int, str], None], phases: Callable[[], dict[str, str]], name: Callable[[int], str]
+        self,
+        level: int,
+        log: Callable[[int, str], None],
+        phases: Callable[[], dict[str, str]],
+        name: Callable[[int], str],
     ) -> None:
         self._level = level
         self._log = log

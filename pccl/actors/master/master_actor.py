@@ -111,7 +111,9 @@ class MasterActor:
         """The phases of the machine's parts, for the debug log."""
         state = self.state
         phases = {"topology": state.topology_round.phase, "optimize": state.optimizer.phase}
-        return phases | {f"sync group={number}": group.consensus.phase() for number, group in state.members.groups.items()}
+        return phases | {
+            f"sync group={number}": group.consensus.phase() for number, group in state.members.groups.items()
+        }
 
     def _name(self, conn: int) -> str:
         peer = self.state.members.conns.get(conn)

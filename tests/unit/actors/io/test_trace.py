@@ -20,7 +20,9 @@ class Written:
     def __init__(self, level: int) -> None:
         self.phases: dict[str, str] = {}
         self.lines: list[tuple[int, str]] = []
-        self._trace = Trace(level, lambda level, line: self.lines.append((level, line)), self._now, lambda conn: f"{conn}")
+        self._trace = Trace(
+            level, lambda level, line: self.lines.append((level, line)), self._now, lambda conn: f"{conn}"
+        )
 
     def _now(self) -> dict[str, str]:
         return dict(self.phases)
