@@ -49,7 +49,7 @@ def run_master(listen: str, token_file: str | None, state_file: str, log_level: 
         options = options_with(token_file)
         level = level_of(log_level)
         log, ready = _json_output(level) if as_json else _log_output(level)
-        serve(listen, options, log, ready, state_file, level)
+        serve(listen, options, log, ready, state_file, level=level)
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

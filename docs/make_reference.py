@@ -43,13 +43,13 @@ SECTIONS = {
 
 READERS = {MASTER: "master", PEER: "peer", BOTH: "master, peer"}
 
-WHO_READS = """The column *read by* says where a field has an effect. Set the fields of the master where the master runs:
-peers get them when they register, and follow them. A peer where such a field has another value than the default and
-than the master's logs a warning. Fields that both read should be the same everywhere.
+WHO_READS = """The column *read by* says where a field has an effect. Set the fields of the master where the master
+runs: peers get them when they register, and follow them. A peer where such a field has another value than the default
+and than the master's logs a warning. Fields that both read should be the same everywhere.
 
 """
-OTHER_VARIABLES = """The other environment variables that begin with `PCCL_`. Any name that is in neither table is refused,
-so that a misspelt one is noticed.
+OTHER_VARIABLES = """The other environment variables that begin with `PCCL_`. Any name that is in neither table is
+refused, so that a misspelt one is noticed.
 
 """
 

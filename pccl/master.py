@@ -148,6 +148,7 @@ def serve(
     log: Callable[[int, str], None],
     on_ready: Callable[[str], None],
     state_file: str = "",
+    *,
     level: int | None = None,
 ) -> None:
     """Serve as the master in this process until SIGINT or SIGTERM; an ignored signal stays ignored.

@@ -110,7 +110,7 @@ class Options:
 
         Raises ValueError if `text`, which `of_master` made, has another field or a value that is not legal.
         """
-        pairs = dict(line.split("=", 1) if "=" in line else (line, "") for line in text.split("\n") if line)
+        pairs = {line.partition("=")[0]: line.partition("=")[2] for line in text.split("\n") if line}
         wrong = sorted(name for name in pairs if READ_BY.get(name) != MASTER)
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: no option that a master decides")

@@ -5,8 +5,8 @@ perform, the messages it can send, and the commands of its workers, so a new one
 dies, stops, slows down, or has all of its connections closed, reset, half-closed or garbled. Connections of an actor
 lead to the master and to peers in the handshake; those of a worker are links of the ring or of a transfer.
 
-The suite takes each point once, with changing faults; `PCCL_TEST_MATRIX=all` takes all combinations, with tight bounds, and
-expects that nothing else runs on the machine.
+The suite takes each point once, with changing faults; `PCCL_TEST_MATRIX=all` takes all combinations, with tight bounds,
+and expects that nothing else runs on the machine.
 """
 
 from __future__ import annotations

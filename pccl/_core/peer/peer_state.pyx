@@ -41,12 +41,12 @@ from .member cimport Member
 from .outbox cimport Outbox
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, AppStopped, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
-    MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
+    AnswerLink, AppGone, AppStopped, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
+    MasterSaid, MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
     StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, UseTiming, WorkerDied,
 )
+from .progress import is_reported, name_addresses
 
-ATTEMPTS_REPORTED = 5  # attempts to reach the master that are all reported; then the 8th, 16th, 32nd
 LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
 
 NEW = "new"
@@ -179,7 +179,7 @@ cdef class PeerState:
     def _report_attempt(self, str reason):
         """Say what happened to an attempt, and when the next one comes; many attempts are reported more rarely."""
         count = self.attempt + 1
-        if count <= ATTEMPTS_REPORTED or count & (count - 1) == 0:
+        if is_reported(count):
             line = f"attempt {count} of {count + self.attempts_left} to reach the master at {self.master_at} failed"
             self.outbox.actions.append(
                 Tell(WARNING, f"{line}: {reason}. The next one is in {self.options.retry_interval:g} s")
@@ -368,12 +368,6 @@ cdef class PeerState:
         assert not self.leaving or self.phase is GONE and not drained, "close() was not answered"
         connecting = self.phase in (DIALLING, JOINING)
         assert (self.connecting is not None) == connecting, f"connect() does not fit {self.phase}"
-
-
-def name_addresses(bytes addresses):
-    """Name the addresses of a CallConnect for a reader."""
-    pairs = [line.rpartition(" ") for line in addresses.decode().split("\n")]
-    return " or ".join([f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, _, port in pairs])
 
 
 # (phase, event) -> (handler, phases that may follow); the same phase: it stays. A command that is not here gets the

@@ -1,4 +1,4 @@
-"""Reports on what takes long at one peer: a reduce that runs, a state that is fetched.
+"""Reports on what takes long at one peer: a reduce that runs, a state that is fetched, a master that is not reached.
 
 Something that moves bytes for a while is reported in one line, then after twice, four times that time: as information
 while it moves, as a warning when nothing has moved lately. Something short is never reported. Pure.
@@ -7,6 +7,19 @@ while it moves, as a warning when nothing has moved lately. Something short is n
 from __future__ import annotations
 
 from pccl._core.protocol.events import INFO, WARNING
+
+ATTEMPTS_REPORTED = 5  # attempts to reach the master that are all reported; then the 8th, 16th, 32nd
+
+
+def is_reported(attempt: int) -> bool:
+    """Whether the failure of this attempt to reach the master, counted from 1, gets a line."""
+    return attempt <= ATTEMPTS_REPORTED or attempt & (attempt - 1) == 0
+
+
+def name_addresses(addresses: bytes) -> str:
+    """Name the addresses of a CallConnect for a reader."""
+    pairs = [line.rpartition(" ") for line in addresses.decode().split("\n")]
+    return " or ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, _, port in pairs)
 
 
 class Progress:

@@ -25,7 +25,7 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main unblocks them
 
 # What to think of a signal that killed an actor.
-ADVICE = {signal.SIGKILL: ": if nobody sent it, the machine ran out of memory; see dmesg"}
+ADVICE: dict[int, str] = {signal.SIGKILL: ": if nobody sent it, the machine ran out of memory; see dmesg"}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 CRASHED = ": a defect of pccl, please report it"
 

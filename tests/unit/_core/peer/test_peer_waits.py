@@ -18,8 +18,7 @@ from pccl._core.peer.events import (
     Tell,
     UseTiming,
 )
-from pccl._core.peer.peer_state import name_addresses
-from pccl._core.peer.progress import Progress
+from pccl._core.peer.progress import Progress, name_addresses
 from pccl._core.protocol import mailbox
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import INFO, WARNING, Tick
