@@ -48,8 +48,9 @@ def run_master(listen: str, token_file: str | None, state_file: str, log_level: 
     """
     with one_line_errors():
         options = options_with(token_file)
-        log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
-        serve(listen, options, log, ready, state_file)
+        level = level_of(log_level)
+        log, ready = _json_output(level) if as_json else _log_output(level)
+        serve(listen, options, log, ready, state_file, level=level)
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

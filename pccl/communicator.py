@@ -9,6 +9,7 @@ is *abandoned*: no caller will wait for it, but its memory is held until no work
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pccl.client.reduce_descriptor import ReduceOpDescriptor
 
     from .values import QuantizationOptions, ReduceOperandDescriptor
+
+_log = logging.getLogger("pccl.peer")
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
 DEL_WAIT = 0.5  # a communicator that is garbage-collected, not closed, delays its process no longer than this
@@ -121,6 +124,7 @@ class Communicator:
                     advertise_host,
                     advertise_port,
                     self._options.encode().encode(),
+                    min(_log.getEffectiveLevel(), 255),
                 ),
             )
         except MasterConnectionError as error:
@@ -132,6 +136,7 @@ class Communicator:
             self._drop_actor()
             raise
         self._reduces.learn(payload)
+        self._actor.catch_up()  # what it has to say about the options
 
     def update_topology(self) -> None:
         """Admit waiting peers into the rings of their groups; blocks until all members of all groups call it.
@@ -387,6 +392,11 @@ class Communicator:
                 return resolve(self._host, self._port), attempts - attempt
             except OSError as error:
                 reason = error.strerror or str(error)
+            if attempt + 1 < attempts:
+                _log.warning(
+                    "attempt %d of %d to resolve the master's name %r failed: %s. The next one is in %g s",
+                    *(attempt + 1, attempts, self._host, reason, self._options.retry_interval),
+                )
         message = f"cannot resolve the master's name {self._host!r} within {attempts} attempts: {reason}"
         raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "connect", message)
 

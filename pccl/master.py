@@ -148,8 +148,12 @@ def serve(
     log: Callable[[int, str], None],
     on_ready: Callable[[str], None],
     state_file: str = "",
+    *,
+    level: int | None = None,
 ) -> None:
     """Serve as the master in this process until SIGINT or SIGTERM; an ignored signal stays ignored.
+
+    `level` is the lowest level that `log` shows; None: that of the library's logger.
 
     Raises UsageError if the port cannot be bound, ValueError if the state file cannot be used.
     """
@@ -157,7 +161,10 @@ def serve(
     listener = _bind_or_explain(host, port)
     try:
         file = open_state_file(state_file)
-        actor = MasterActor(listener, options.token.encode(), options, log, version=_version(), state_file=file)
+        if level is None:
+            level = logging.getLogger("pccl.master").getEffectiveLevel()
+        token = options.token.encode()
+        actor = MasterActor(listener, token, options, log, version=_version(), level=level, state_file=file)
     except ValueError:
         listener.close()
         raise

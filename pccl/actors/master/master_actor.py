@@ -67,6 +67,7 @@ class MasterActor:
         log: Callable[[int, str], None],
         *,
         version: str = "unknown",
+        level: int = INFO,
         state_file: StateFile | None = None,
     ) -> None:
         self._log = log
@@ -94,6 +95,10 @@ class MasterActor:
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
         self._fastpath.pending = self._listening.pending
+        if level <= DEBUG:
+            from pccl.actors.io.trace import Trace  # here, because most masters do not need it
+
+            self._fastpath.trace = Trace(level, log, self._phases, self._name)
 
     @property
     def port(self) -> int:
@@ -115,6 +120,18 @@ class MasterActor:
     def stop(self) -> None:
         """End `run`; safe in a signal handler."""
         self.loop.stop()
+
+    def _phases(self) -> dict[str, str]:
+        """The phases of the machine's parts, for the debug log."""
+        state = self.state
+        phases = {"topology": state.topology_round.phase, "optimize": state.optimizer.phase}
+        return phases | {
+            f"sync group={number}": group.consensus.phase() for number, group in state.members.groups.items()
+        }
+
+    def _name(self, conn: int) -> str:
+        peer = self.state.members.conns.get(conn)
+        return f"conn{conn}" if peer is None else str(peer.id)
 
     def _begin(self, options: Options) -> MasterState:
         """Return the state of a new run, or of the run in the file, which must be writable before any peer comes."""
@@ -289,10 +306,12 @@ def main(arguments: list[str]) -> int:
     options, version = Options.decode(mailbox.recv(1 << 16).decode()), mailbox.recv(1 << 10).decode()
     path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
     listener = socket.socket(fileno=listener_fd)
-    log = logging.getLogger("pccl.master").log
+    logger = logging.getLogger("pccl.master")
+    log, level = logger.log, logger.getEffectiveLevel()
     try:
         file = open_state_file(path)
-        actor = MasterActor(listener, options.token.encode(), options, log, version=version, state_file=file)
+        token = options.token.encode()
+        actor = MasterActor(listener, token, options, log, version=version, level=level, state_file=file)
     except ValueError as error:
         mailbox.send(str(error).encode())
         return 1
