@@ -7,7 +7,7 @@ or process did what, and what to do. The peer actor reports an outcome as two sm
 
 from __future__ import annotations
 
-from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST
+from pccl._core.protocol.outcomes import KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST
 
 from .values import Result
 
@@ -46,6 +46,10 @@ class KickedError(PCCLError):
         return self.message
 
 
+class RunFinishedError(PCCLError):
+    """The run is finished: all members called `finish()`, and nothing is left to do."""
+
+
 class MasterLostError(PCCLError):
     """The master, or this peer's actor, is gone or silent: connect again once the master is back."""
 
@@ -68,7 +72,11 @@ _CLASS_BY_RESULT: dict[Result, type[PCCLError]] = {
     Result.MASTER_CONNECTION_FAILED: MasterConnectionError,
 }
 
-_CLASS_BY_KIND: dict[int, type[PCCLError]] = {KIND_KICKED: KickedError, KIND_MASTER_LOST: MasterLostError}
+_CLASS_BY_KIND: dict[int, type[PCCLError]] = {
+    KIND_KICKED: KickedError,
+    KIND_MASTER_LOST: MasterLostError,
+    KIND_FINISHED: RunFinishedError,
+}
 
 
 def error_from_outcome(result: int, kind: int, func_name: str, message: str) -> PCCLError:

@@ -25,6 +25,7 @@ from pccl._core.protocol.state_schema import explain_difference
 from pccl._core.records import record
 
 from .deadlock import name_peers
+from .run_table import name_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,8 +89,11 @@ def _explain(right: bytes, wrong: bytes, schemas: Mapping[bytes, bytes]) -> str:
     return explain_difference(schemas[right], schemas[wrong])
 
 
-def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decision:
-    """The decision over votes with equal schemas. `agreed` is the agreed revision, `content` its digest."""
+def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str = "") -> Decision:
+    """The decision over votes with equal schemas. `agreed` is the agreed revision, `content` its digest.
+
+    Reasons show `run`, the name of the run.
+    """
     popular = [peer for peer, vote in votes.items() if vote.strategy == ENFORCE_POPULAR]
     if popular and len(popular) < len(votes):
         return Decision(_kick_mixed(votes, popular))
@@ -117,7 +121,7 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decis
     holders = {peer: vote for peer, vote in givers.items() if vote.content == content}
     if holders:
         return _elect(votes, holders, agreed, content)
-    return Decision({}, (NO_SHARED_STATE_AVAILABLE, _explain_want(votes, agreed, content)))
+    return Decision({}, (NO_SHARED_STATE_AVAILABLE, _explain_want(votes, agreed, content, run)))
 
 
 def _elect(
@@ -179,10 +183,17 @@ def _explain_loser(vote: StateVote, revision: int, count: int) -> str:
     )
 
 
-def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> str:
+def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str) -> str:
+    if all(vote.revision == agreed for vote in votes.values()):
+        return (
+            f"every peer here is at revision {agreed}, but with another content than {name_run(run)} has agreed on for "
+            f"it (digest {content.hex()}): the state has changed, and nobody called push_revision() since. Call it "
+            "exactly once after each change, before the next sync_shared_state"
+        )
     best = max(votes.values(), key=lambda vote: vote.revision)
     return (
-        f"no peer is at revision {agreed + 1}, and none has the state that was last agreed (revision {agreed}, digest "
-        f"{content.hex()}); the newest here is revision {best.revision}. Load the checkpoint of revision {agreed} and "
-        "call again, or start a new run."
+        f"no peer is at revision {agreed + 1}, and none has the state that {name_run(run)} has agreed on earlier "
+        f"(revision {agreed}, digest {content.hex()}); the newest here is revision {best.revision}. To continue that "
+        f"run, load the checkpoint of revision {agreed} and call again. To begin another run, set another Options.run, "
+        "or start the master with --new-run; a program that calls comm.finish() at its end leaves no such state behind"
     )

@@ -4,6 +4,7 @@ from .ballots cimport Ballots
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
+from .runs cimport Runs
 from .topology_round cimport TopologyRound
 
 cdef class MasterState:
@@ -12,6 +13,7 @@ cdef class MasterState:
     cdef readonly dict votes            # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly Optimizer optimizer   # of the rings
     cdef readonly TopologyRound topology_round  # admits newcomers
+    cdef readonly Runs runs             # begins and finishes runs
     cdef GroupDispatch dispatch         # passes messages of members to their group
     cdef dict handlers                  # phase -> type of a message or event -> the method that handles it
     cdef readonly object options

@@ -8,6 +8,7 @@ from pccl.options import Options
 from .ballots import Ballots, Vote
 from .membership import Membership, Peer
 from .optimizer import Optimizer
+from .runs import Runs
 from .topology_round import TopologyRound
 
 TOPOLOGY: Final[str]
@@ -28,6 +29,8 @@ class MasterState:
     def options(self) -> Options: ...
     @property
     def topology_round(self) -> TopologyRound: ...
+    @property
+    def runs(self) -> Runs: ...
     @property
     def next_deadline_ns(self) -> int: ...
     @property

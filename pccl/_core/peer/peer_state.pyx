@@ -20,16 +20,16 @@ from collections import deque
 
 from pccl._core.protocol.events import Tick
 from pccl._core.protocol.mailbox import (
-    CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
-    CallTopology,
+    CallAwait, CallCancel, CallConnect, CallFinish, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce,
+    CallSync, CallTopology,
 )
 from pccl._core.protocol.messages import (
     AbortReduce, Accepted, AskSchema, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
-    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, Serve, SourceGone, SyncDone, TopologyDone,
-    World,
+    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, RunFinished, Serve, SourceGone, SyncDone,
+    TopologyDone, World,
 )
 from pccl._core.protocol.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
 )
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
@@ -217,6 +217,10 @@ cdef class PeerState:
     def _on_kick(self, message):
         self._end(message.result, KIND_KICKED, message.reason)
 
+    def _on_run_finished(self, message):
+        self.member.on_run_finished(message)
+        self._end(INVALID_USAGE, KIND_FINISHED, message.reason)
+
     def _leave(self, str reason):
         if self.phase in (JOINING, MEMBER):
             self.outbox.actions.append(SendMaster(Leave(reason)))
@@ -338,6 +342,7 @@ TRANSITIONS = {
     (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
     (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
     (JOINING, Kick): (PeerState._on_kick, (GONE,)),
+    (JOINING, RunFinished): (PeerState._on_run_finished, (GONE,)),
     (JOINING, Notice): (PeerState._on_notice, (JOINING,)),
     (JOINING, Beat): (PeerState._on_beat, (JOINING,)),
     (JOINING, MasterDown): (PeerState._on_master_unreached, (DIALLING, GONE)),
@@ -352,6 +357,7 @@ TRANSITIONS = {
     (MEMBER, CallTopology): (Member.on_call_topology, (MEMBER,)),
     (MEMBER, CallPending): (Member.on_call_pending, (MEMBER,)),
     (MEMBER, CallOptimize): (Member.on_call_optimize, (MEMBER,)),
+    (MEMBER, CallFinish): (Member.on_call_finish, (MEMBER,)),
     (MEMBER, CallReduce): (Member.on_call_reduce, (MEMBER,)),
     (MEMBER, CallSync): (Member.on_call_sync, (MEMBER,)),
     (MEMBER, CallManifest): (Member.on_call_manifest, (MEMBER,)),
@@ -384,6 +390,7 @@ TRANSITIONS = {
     (MEMBER, Traffic): (Member.on_traffic, (MEMBER,)),
     (MEMBER, RingOrder): (Member.on_ring_order, (MEMBER, GONE)),
     (MEMBER, Kick): (PeerState._on_kick, (GONE,)),
+    (MEMBER, RunFinished): (PeerState._on_run_finished, (GONE,)),
     (MEMBER, Notice): (PeerState._on_notice, (MEMBER,)),
     (MEMBER, Beat): (PeerState._on_beat, (MEMBER,)),
     (MEMBER, MasterDown): (PeerState._on_master_lost, (GONE,)),

@@ -132,6 +132,14 @@ class CallOptimize:
     generation: u32
 
 
+@message(0x5D, "training process to peer actor")
+class CallFinish:
+    """finish."""
+
+    slot: u32
+    generation: u32
+
+
 # ---------------------------------------------------------------------------------------------- workers
 
 

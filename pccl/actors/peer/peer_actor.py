@@ -278,7 +278,7 @@ class PeerActor:
             self.loop,
             self._addresses,
             token=self._token,
-            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port),
+            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port, options.run),
             on_up=self._master_up,
             on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
