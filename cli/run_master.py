@@ -64,9 +64,7 @@ def run_master(
     with one_line_errors():
         options = options_with(token_file)
         log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
-        serve(
-            listen, options, log, ready, state_file, new_run=new_run, exit_when_finished=exit_when_finished
-        )
+        serve(listen, options, log, ready, state_file, new_run=new_run, exit_when_finished=exit_when_finished)
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

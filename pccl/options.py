@@ -120,7 +120,9 @@ class Options:
             raise ValueError(f"Options.slots must be 1 to {SLOTS_MAX}, not {self.slots}")
         if "\n" in self.advertise:
             raise ValueError("Options.advertise must be one host or host:port")
-        if len(self.run.encode("utf-8", "surrogatepass")) > RUN_NAME_BYTES_MAX or (self.run and not self.run.isprintable()):
+        if len(self.run.encode("utf-8", "surrogatepass")) > RUN_NAME_BYTES_MAX or (
+            self.run and not self.run.isprintable()
+        ):
             raise ValueError(f"Options.run must be one line of at most {RUN_NAME_BYTES_MAX} printable bytes")
         if "\n" in self.token or len(self.token.encode()) > TOKEN_BYTES_MAX:
             raise ValueError(f"the token must be one line of at most {TOKEN_BYTES_MAX} bytes")

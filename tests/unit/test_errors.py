@@ -11,6 +11,7 @@ from pccl._core.protocol import outcomes
 from pccl._core.protocol.outcomes import (
     KIND_CANCELLED,
     KIND_COLLECTIVE,
+    KIND_FINISHED,
     KIND_KICKED,
     KIND_MASTER_LOST,
     KIND_PLAIN,
@@ -23,6 +24,7 @@ from pccl.errors import (
     MasterLostError,
     PCCLError,
     PeerLostError,
+    RunFinishedError,
     TooFewPeersError,
     UsageError,
     error_from_outcome,
@@ -76,6 +78,7 @@ def test_the_text_names_the_call_and_the_result() -> None:
         (Result.INVALID_ARGUMENT, KIND_COLLECTIVE, UsageError),
         # The kind has precedence: a kick for a lost connection is a kick.
         (Result.RANK_CONNECTION_LOST, KIND_KICKED, KickedError),
+        (Result.INVALID_USAGE, KIND_FINISHED, RunFinishedError),
         (Result.MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, MasterLostError),
     ],
 )
@@ -107,7 +110,9 @@ def test_the_actors_numbers_are_the_results() -> None:
     assert all(Result[name].value == value for name, value in numbers.items())
 
 
-@pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE])
+@pytest.mark.parametrize(
+    "kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE, KIND_FINISHED]
+)
 def test_an_outcome_fits_into_one_number(kind: int) -> None:
     """Goal: a slot has room for one number, from which both parts can be read."""
     for result in Result:
