@@ -81,6 +81,9 @@ class Plan:
     handshakes: bool  # connections begin with a real handshake
     bytes: bool  # messages travel as encoded bytes
     options: Options
+    finishes: bool  # in the end the programs finish the run; else they leave
+    finish: float  # how often a program wants to finish the run, beside others
+    names: int  # of runs; each program belongs to one
 
     @property
     def is_crowd(self) -> bool:
@@ -155,6 +158,9 @@ def draw(seed: int) -> Plan:
         handshakes=random.random() < 0.2,
         bytes=random.random() < 0.3,
         options=options,
+        finishes=random.random() < 0.3,
+        finish=random.choice((0.0, 0.0, 0.0, 0.02)),
+        names=random.choice((1, 1, 1, 2, 3)),
     )
 
 
