@@ -57,9 +57,9 @@ class Runs:
         if type(event) is PeerCame:
             self._check_newcomer(event, actions, ends, answered)
         elif ends:
-            kinds = [type(action) for action in actions]
+            kinds = [type(getattr(action, "message", action)) for action in actions]
             assert master_events.Save in kinds, "the end of a run was not saved"
-            assert kinds.index(master_events.Save) < kinds.index(SendTo), "an end was told before it was saved"
+            assert kinds.index(master_events.Save) < kinds.index(RunFinished), "an end was told before it was saved"
             assert state.runs.finished, "an end without an end"
             world.paths.mark("all members finish the run")
             if any(not message.call for message in ends):
