@@ -7,6 +7,7 @@ The last test compares both: no entry without a test, no test without an entry.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -457,7 +458,9 @@ def test_a_state_that_does_not_come(
 
 
 def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
-    """Goal: each entry of the page has a test here, and each test here has an entry."""
+    """Goal: each entry of the page has a test here or beside this file, and each such test has an entry."""
+    importlib.import_module(".test_beginner_runs", __package__)
+
     assert set(TITLES) == set(QUOTES) == TESTED
 
 

@@ -186,14 +186,14 @@ def _explain_loser(vote: StateVote, revision: int, count: int) -> str:
 def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str) -> str:
     if all(vote.revision == agreed for vote in votes.values()):
         return (
-            f"every peer here is at revision {agreed}, but with another content than {name_run(run)} has agreed on for "
-            f"it (digest {content.hex()}): the state has changed, and nobody called push_revision() since. Call it "
-            "exactly once after each change, before the next sync_shared_state"
+            f"every peer is at revision {agreed}, but with another content than {name_run(run)} agreed on for it (digest "
+            f"{content.hex()}): nobody called push_revision() since the state has changed. Call it exactly once between "
+            "two calls of sync_shared_state"
         )
     best = max(votes.values(), key=lambda vote: vote.revision)
     return (
-        f"no peer is at revision {agreed + 1}, and none has the state that {name_run(run)} has agreed on earlier "
-        f"(revision {agreed}, digest {content.hex()}); the newest here is revision {best.revision}. To continue that "
-        f"run, load the checkpoint of revision {agreed} and call again. To begin another run, set another Options.run, "
-        "or start the master with --new-run; a program that calls comm.finish() at its end leaves no such state behind"
+        f"no peer is at revision {agreed + 1}, and none has the state that {name_run(run)} agreed on earlier (revision "
+        f"{agreed}, digest {content.hex()}); the newest here is revision {best.revision}. Load the checkpoint of "
+        f"revision {agreed} to continue that run. To begin another one, set another Options.run, or start the master "
+        "with --new-run; call comm.finish() at the end of every run"
     )

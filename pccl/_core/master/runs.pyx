@@ -30,8 +30,8 @@ from .topology_round import CLOSED
 cdef str finish = FINISH
 
 NOTHING_LEFT = (
-    "all its members called finish(), so nothing is left to do. Another run needs another name (Options.run, PCCL_RUN) "
-    "or a master that is started with --new-run"
+    "all its members called finish(), so nothing is left to do. To begin another run, set another Options.run (PCCL_RUN), "
+    "or start the master with --new-run"
 )
 
 
@@ -83,10 +83,10 @@ cdef class Runs:
     def _explain_other(self, name):
         """Why a peer of another run is refused, with both names, and what to do."""
         members = self.members
-        present = name_run(members.run_name)
+        present, count = name_run(members.run_name), len(members.peers)
         return (
-            f"this peer belongs to {name_run(name)}, but this master serves {present}, in which there are "
-            f"{len(members.peers)} peers. Set Options.run or PCCL_RUN to {members.run_name!r} to join them, or start "
+            f"this peer belongs to {name_run(name)}, but this master serves {present}, which has {count} "
+            f"peer{'' if count == 1 else 's'}. Set Options.run or PCCL_RUN to {members.run_name!r} to join them, or start "
             f"another master for {name_run(name)}"
         )
 

@@ -137,7 +137,7 @@ def test_the_message_about_a_missing_state_names_the_run() -> None:
 
     reason = failed(harness.sync(2, 0, "x"))[2].reason
 
-    assert "the state that run 'llama' has agreed on earlier (revision 7" in reason
+    assert "the state that run 'llama' agreed on earlier (revision 7" in reason
     for way in ("comm.finish()", "Options.run", "--new-run"):
         assert way in reason
 
