@@ -35,7 +35,7 @@ if TYPE_CHECKING:
                    "master does not start. If it cannot be written later (a full disk), each failure is logged as an "
                    "error and the run continues.")  # fmt: skip
 @click.option("--new-run", is_flag=True,
-              help="Begin a new run: drop the runs that the state file remembers, of all names. Do not use it where the "
+              help="Begin a new run: drop what the state file remembers of runs of all names. Do not use it where the "
                    "master is restarted automatically: every restart would begin a new run.")  # fmt: skip
 @click.option("--exit-when-finished", is_flag=True,
               help="End with exit code 0 when all members have called finish(), some seconds after the last peer was "

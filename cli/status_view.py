@@ -15,8 +15,9 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def render(run: dict[str, Any], address: str) -> str:
     """The whole page."""
     name = f"{run['name']!r} ({run['run'][:12]})" if run["name"] else run["run"][:12]
+    name += ", finished," if run["finished"] else ""
     head = (
-        f"run {name}{', finished,' if run['finished'] else ''} at {address}, pccl {run['version']} (protocol {run['protocol_version']}), "
+        f"run {name} at {address}, pccl {run['version']} (protocol {run['protocol_version']}), "
         f"up {duration(run['uptime_seconds'])}, round {run['round']}, "
         f"{count(run['world'], 'peer')} in {count(run['groups_count'], 'group')}"
     )

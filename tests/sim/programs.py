@@ -83,14 +83,7 @@ class Program:
         if name == SYNC:
             self.syncing.completed(action)
             return
-        if name in (CONNECT, FINISH):
-            self.end = action.result, action.kind
-        if name == FINISH:
-            self._finish_answered(action)
-        if action.kind == KIND_FINISHED and self.numbers is not None:
-            self.world.run_rules.was_told(self.run)
-        over = action.kind in (KIND_KICKED, KIND_MASTER_LOST, KIND_FINISHED)
-        if over or (name == CONNECT and action.result != SUCCESS) or (name == FINISH and action.result == SUCCESS):
+        if self._is_end(name, action):
             self.finish()
             return
         if action.result == SUCCESS and name == CONNECT:
@@ -106,6 +99,17 @@ class Program:
         elif action.slot == 0:  # the main thread; the answer of a second thread is not used
             answer = action.result == SUCCESS and name == PENDING and action.payload == b"\1"
             self._plan_step(asked_and_pending=answer, given_up=action.kind == KIND_CANCELLED)
+
+    def _is_end(self, name: str, action: Complete) -> bool:
+        """Whether this answer ends the membership; note what it says about the end of the run."""
+        if name in (CONNECT, FINISH):
+            self.end = action.result, action.kind
+        if name == FINISH:
+            self._finish_answered(action)
+        if action.kind == KIND_FINISHED and self.numbers is not None:
+            self.world.run_rules.was_told(self.run)
+        over = action.kind in (KIND_KICKED, KIND_MASTER_LOST, KIND_FINISHED)
+        return over or (name == CONNECT and action.result != SUCCESS) or (name == FINISH and action.result == SUCCESS)
 
     def _finish_answered(self, action: Complete) -> None:
         if action.result == SUCCESS:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import events as master_events
 from pccl._core.master.events import PeerCame, SendTo
+from pccl._core.master.run_table import RUNS_MAX
 from pccl._core.protocol.events import Log
 from pccl._core.protocol.messages import Kick, Registered, RunFinished
 from pccl._core.protocol.outcomes import KIND_FINISHED, SUCCESS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .world import World
 
 REFUSED = "this peer belongs to"  # how the reason of a peer of another run begins
+REMEMBERED = RUNS_MAX - 4  # finished runs that a master surely knows; the others are served, or are not finished
 TOGETHER_NS = 2 * SECOND  # how long the others are likely to join a program that wants to end the run
 
 RUN_PATHS = {
@@ -41,7 +43,7 @@ class Runs:
         self._world = world
         self._names = ["", "b", "c"][: world.plan.names]
         self._generation = 0
-        self.told: set[bytes] = set()  # ids of runs whose members were told that they are finished
+        self.told: dict[bytes, None] = {}  # ids of runs whose members were told that they are finished, in order
         self.closing_ns = -1  # until then, programs are likely to call finish
 
     def name(self) -> str:
@@ -88,19 +90,19 @@ class Runs:
         """No more programs for a run that is finished."""
         if name in self._names:
             self._generation += 1
-            self._names[self._names.index(name)] = f"{name}{self._generation}"
+            self._names[self._names.index(name)] = f"run {self._generation}"
 
     def was_told(self, run: bytes) -> None:
         """A member was told that its run is finished."""
-        self.told.add(run)
+        self.told.setdefault(run)
 
     def check_restored(self) -> None:
-        """A master that is started again with its state file knows every end that a member was told of."""
+        """A master that is started again with its state file knows the latest ends that members were told of."""
         state = self._world.master.state
         known = {run.id: run.finished for run in state.runs.table.runs.values()}
         known[state.members.run] = state.runs.finished
         if self._world.plan.durable:
-            for run in self.told:
+            for run in list(self.told)[-REMEMBERED:]:
                 assert known.get(run), f"run {run.hex()} was finished, and the restarted master does not know it"
 
     # ------------------------------------------------------------------------------------------ the phase at rest

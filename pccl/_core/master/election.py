@@ -186,9 +186,9 @@ def _explain_loser(vote: StateVote, revision: int, count: int) -> str:
 def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str) -> str:
     if all(vote.revision == agreed for vote in votes.values()):
         return (
-            f"every peer is at revision {agreed}, but with another content than {name_run(run)} agreed on for it (digest "
-            f"{content.hex()}): nobody called push_revision() since the state has changed. Call it exactly once between "
-            "two calls of sync_shared_state"
+            f"every peer is at revision {agreed}, but with another content than {name_run(run)} agreed on for it "
+            f"(digest {content.hex()}): nobody called push_revision() since the state has changed. Call it exactly "
+            "once between two calls of sync_shared_state"
         )
     best = max(votes.values(), key=lambda vote: vote.revision)
     return (

@@ -40,7 +40,6 @@ from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, 
 from pccl._core.story import attach, show
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
-from .group cimport Group
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer

@@ -148,7 +148,8 @@ cdef class Membership:
             if not group.ring:
                 self._forget_ring(group)
         self.count(how)
-        self.log(INFO if how in ("left", "finished") else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
+        level = INFO if how in ("left", "finished") else WARNING
+        self.log(level, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
         self.on_removed(peer, group is not None)
         return 0
 

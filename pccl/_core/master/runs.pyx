@@ -30,8 +30,8 @@ from .topology_round import CLOSED
 cdef str finish = FINISH
 
 NOTHING_LEFT = (
-    "all its members called finish(), so nothing is left to do. To begin another run, set another Options.run (PCCL_RUN), "
-    "or start the master with --new-run"
+    "all its members called finish(), so nothing is left to do. To begin another run, set another Options.run "
+    "(PCCL_RUN), or start the master with --new-run"
 )
 
 
@@ -86,8 +86,8 @@ cdef class Runs:
         present, count = name_run(members.run_name), len(members.peers)
         return (
             f"this peer belongs to {name_run(name)}, but this master serves {present}, which has {count} "
-            f"peer{'' if count == 1 else 's'}. Set Options.run or PCCL_RUN to {members.run_name!r} to join them, or start "
-            f"another master for {name_run(name)}"
+            f"peer{'' if count == 1 else 's'}. Set Options.run or PCCL_RUN to {members.run_name!r} to join them, or "
+            f"start another master for {name_run(name)}"
         )
 
     def _change(self, name):

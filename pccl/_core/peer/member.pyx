@@ -3,8 +3,9 @@
 
 Each of them is a part of its own: `ring_links`, `calls`, `reduces`, `syncs`, `passive_rate`. `Member` passes every
 event to the part that it concerns, and holds the rules between them. A training process that votes on the topology,
-on its optimisation, or on the end of the run, can neither reduce nor synchronise meanwhile, and the other way round; one that synchronises has no
-reduce under way. One edge is probed at a time, whenever the master asks: the next order ends the last probe.
+on its optimisation, or on the end of the run, can neither reduce nor synchronise meanwhile, and the other way round;
+one that synchronises has no reduce under way. One edge is probed at a time, whenever the master asks: the next order
+ends the last probe.
 
 How a membership begins and ends is decided in `peer_state`, which owns the one `Member` of a peer. A message that no
 honest master would send raises ProtocolViolationError, and that ends the membership. Pure.

@@ -29,7 +29,8 @@ from pccl._core.protocol.messages import (
     TopologyDone, World,
 )
 from pccl._core.protocol.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED, SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN,
+    MASTER_CONNECTION_FAILED, SUCCESS,
 )
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds

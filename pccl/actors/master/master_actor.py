@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from .state_file import StateFile
 
-# How long a master that exits with its run still answers: a peer that died near the end, and is restarted after seconds,
-# hears that nothing is left to do, instead of a refused connection. Every peer that asks begins this time anew.
+# How long a master that exits with its run still answers: a peer that died near the end, and is restarted after some
+# seconds, hears that nothing is left to do, instead of a refused connection. Every peer that asks begins it anew.
 FINISHED_STAY = 10.0
 
 # Messages in the mailbox of a master that has its own process. One more is the reason why it could not start.

@@ -1,4 +1,4 @@
-"""The runs that a master remembers: bounded, the oldest is forgotten first, and nothing changes on the way to a file."""
+"""The runs that a master remembers: the oldest is forgotten first, and nothing changes on the way to a file."""
 
 from __future__ import annotations
 
