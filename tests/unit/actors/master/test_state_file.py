@@ -351,7 +351,7 @@ def test_a_finished_run_stays_finished(path: str) -> None:
             def send(self, message: Any) -> None:
                 seen.append((type(message), json.loads(Path(path).read_text())["state"]["finished"]))
 
-            def finish(self) -> None:
+            def finish(self, linger_ns: int = 0) -> None:
                 pass
 
             def close(self) -> None:
