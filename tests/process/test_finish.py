@@ -20,6 +20,7 @@ from pccl.errors import KickedError, MasterLostError, RunFinishedError, UsageErr
 
 from .helpers import (
     QUICK,
+    Script,
     actor_pid,
     background,
     eventually,
@@ -32,6 +33,12 @@ from .helpers import (
     together,
     voters,
 )
+
+# Fails in its vote.
+VICTIM = """
+peer = join()
+peer.finish()
+"""
 
 
 def late(address: str, run: str = "") -> Result:
@@ -112,6 +119,24 @@ def test_a_peer_that_dies_near_the_end_is_not_waited_for() -> None:
             call.result()
 
         assert late(master.address) is Result.INVALID_USAGE
+
+
+@pytest.mark.parametrize(
+    ("point", "action"),
+    [
+        ("training.CallFinish", "kill"),
+        *(("peer.send.VoteFinish", action) for action in ("kill", "stop", "reset", "garble")),
+    ],
+)
+def test_a_peer_that_fails_in_finish_holds_nobody_up(point: str, action: str) -> None:
+    """Goal: whatever happens to a peer at its vote, the others finish within the bounds of a lost peer."""
+    with running_master() as master, peers_of(master.address, 0, 0) as peers:
+        with Script(VICTIM, master.address, PCCL_FAULT=f"{point}:1:{action}") as victim:
+            eventually(lambda: status(master)["newcomers"]["count"] == 1, "the victim waits")
+            peers.update()
+            victim.expect("in")
+            together(*(peer.finish for peer in peers))
+            victim.process.kill()
 
 
 def test_two_runs_share_a_master_one_after_the_other() -> None:

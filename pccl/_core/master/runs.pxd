@@ -13,6 +13,7 @@ cdef class Runs:
     cdef TopologyRound topology_round   # the same
     cdef readonly object table          # the other runs that this master remembers
     cdef readonly bint finished         # the present run is
+    cdef bint voting                    # a member may be in finish: most events need not look
     cdef readonly long long told_ns     # when a peer was last told so; when this master started, if none was
 
     cdef bint admits(self, event) except -1

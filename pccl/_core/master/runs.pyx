@@ -26,9 +26,6 @@ from .optimizer import IDLE
 from .run_table import AgreedState, RememberedRun, RunTable, find_fault, make_id, name_run, pack_run, unpack_run
 from .topology_round import CLOSED
 
-# The same, without a look-up by name: every event of the master needs it.
-cdef str finish = FINISH
-
 NOTHING_LEFT = (
     "all its members called finish(), so nothing is left to do. To begin another run, set another Options.run "
     "(PCCL_RUN), or start the master with --new-run"
@@ -47,7 +44,7 @@ cdef class Runs:
         self.optimizer = optimizer
         self.topology_round = topology_round
         self.table = RunTable()
-        self.finished = False
+        self.finished = self.voting = False
         self.told_ns = members.now_ns
 
     # ------------------------------------------------------------------------------------------ the begin
@@ -145,20 +142,22 @@ cdef class Runs:
         elif self.optimizer.involves(peer.id):
             wrong = f"voted in {FINISH} while it is in {OPTIMIZE}"
         else:
+            self.voting = True
             wrong = self.ballots.cast(FINISH, peer.id, Vote(message.call, 0, self.members.now_ns))
         if wrong:
             self.members.kick(peer, INVALID_USAGE, wrong)
 
     cdef bint settle(self) except -1:
         """Finish the run if all members have voted for it. Return whether it is finished now."""
-        if not self._is_ripe():
+        if not self.voting or not self._is_ripe():  # at nearly every event
             return False
         self._finish()
         return True
 
     cdef bint _is_ripe(self) except -1:
         """Whether all members have voted, and nothing is under way that must be answered first."""
-        cdef dict votes = <dict> self.votes[finish]
+        cdef dict votes = <dict> self.votes[FINISH]
+        self.voting = len(votes) > 0
         if not votes or len(votes) < len(self.members.accepted):
             return False
         return self.topology_round.phase is not CLOSED and self.optimizer.phase is IDLE
