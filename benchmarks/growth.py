@@ -68,7 +68,7 @@ class Bench:
     def come(self, conn: int) -> list[Any]:
         """A peer registers."""
         self.conns.append(conn)
-        return self.feed(PeerCame(conn, Register(bytes(32), 0, 1, "10.0.0.1", 1 + conn % 65535), "10.0.0.1"))
+        return self.feed(PeerCame(conn, Register(bytes(32), 0, 1, "10.0.0.1", 1 + conn % 65535, bytes(16)), "10.0.0.1"))
 
     def join(self) -> None:
         """All peers register; the first one admits them."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import signal
@@ -67,6 +68,7 @@ def main() -> int:
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
+        logging.getLogger("pccl.peer").setLevel(logging.ERROR)  # members are divergent here on purpose
         plan = json.loads(arguments.rank)
         (be_steady if plan["kind"] == "steady" else be_source_or_newcomer)(plan)
         return 0

@@ -47,7 +47,12 @@ def _peers(run: dict[str, Any]) -> str:
         ]
         for peer in run["peers"]
     ]
-    return table(head, rows) + _more(run["peers_count"] - len(rows), "peer")
+    divergent = [
+        f"peer {peer['id']} was overwritten by {count(peer['overwritten'], 'sync')}: its log names the tensors"
+        for peer in run["peers"]
+        if peer["overwritten"]
+    ]
+    return "\n".join([table(head, rows) + _more(run["peers_count"] - len(rows), "peer"), *divergent])
 
 
 def _group(group: dict[str, Any]) -> str:

@@ -139,7 +139,8 @@ MASTER = """
 
 The master's machine (`pccl/_core/master/master_state.pyx`) keeps a phase for every peer. *PeerWent* is the end of its
 connection. A *Tick* kicks a peer that is silent for too long, or too slow. A newcomer is accepted at the end of a
-topology round, with the last `Wired`, or with the end of the peer that had not sent it.
+topology round, with the last `Wired`, or with the end of the peer that had not sent it. Before that, trials show that
+it can be reached (`pccl/_core/master/admission.pyx`): the master and the peers that would be its neighbours dial it.
 
 """
 
@@ -165,8 +166,8 @@ TAG = """
 
 For every group the master keeps the tags that members have initiated (`pccl/_core/master/collectives.pyx`).
 *Interrupted*: the ring changed, and the verdict waits until the new ring is wired. *PeerWent* is here, and in the next
-diagram, any end of a member of the group. A *Tick* breaks a deadlock, or ends the late probes of an optimisation, which
-then changes the ring.
+diagram, any end of a member of the group; the vote that completes a tag ends the membership of odd peers. A *Tick*
+breaks a deadlock, or ends the late probes of an optimisation, which then changes the ring.
 
 """
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def gradients_in_one(model: nn.Module) -> Tensor:
     """One tensor in shared memory that holds all gradients: `backward` writes where the ring reads, nothing is copied.
 
-    One large reduce is also faster than many small ones.
+    One large reduce is also faster than many small ones. `zero_grad(set_to_none=False)` keeps the gradients in it.
     """
     parameters = list(model.parameters())
     whole = pccl.torch.zeros(sum(parameter.numel() for parameter in parameters))
@@ -66,7 +66,7 @@ def main() -> None:
             after_sync(arguments, comm, state, tensors)
             if state.revision >= arguments.steps:
                 return
-            gradient.zero_()
+            optimizer.zero_grad(set_to_none=False)  # the default would remove them from the shared memory
             loss = loss_of(model, task.batch(state.revision, comm.peer_id))
             loss.backward()
             info = average(comm, gradient)

@@ -246,7 +246,16 @@ class ReduceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """The payload bytes that this peer sent and received in a sync."""
+    """What a sync did: the payload bytes that this peer sent and received, and whether it was a divergent member.
+
+    A divergent member was overwritten by a sync that was not its first one since it joined, and that it did not call
+    with RECEIVE_ONLY: it computed something else than the others, or it missed a revision. `overwritten` has the names
+    of the tensors that such a sync changed, in the order of the schema and without those that may differ, and is empty
+    otherwise. `times_overwritten` counts such syncs since this peer joined. `docs/determinism.md`
+    has a table of causes.
+    """
 
     tx_bytes: int
     rx_bytes: int
+    overwritten: tuple[str, ...] = ()
+    times_overwritten: int = 0

@@ -6,7 +6,8 @@
 stopped peer, or a peer behind a silent link, delays the others until it continues or its silence is detected.
 
 **Progress.** No reduce is attempted forever. **Innocence.** A peer that no fault hit does not lose its membership.
-**Exits** have the expected status. **Memory** does not grow.
+**Exits** have the expected status. **Memory** does not grow. **Admission.** A bad newcomer is refused and told so; no
+member waits for one that cannot be reached or is of another run, and a reduce of others fails once at most.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .faults import ENDINGS, MENDED, PAUSES, STOPS, FaultKind
+from .faults import ENDINGS, MENDED, NEWCOMERS, OUTVOTED, PAUSES, STOPS, FaultKind
 from .ledger import Ledger
 from .paths import Path
 from .records import (
@@ -24,7 +25,9 @@ from .records import (
     CONNECT,
     OPTIMIZE,
     PENDING,
+    REFUSED,
     ROUNDS,
+    SPARED,
     SYNC,
     WAIT,
     Bounds,
@@ -49,6 +52,14 @@ LINK_LOSSES = frozenset(
     {FaultKind.HALF_CLOSE_RING, FaultKind.HALF_CLOSE_MASTER, FaultKind.FLIP_RING, FaultKind.FLIP_MASTER}
 )
 ATTEMPTS_MAX = 50  # at one reduce; every attempt but the last needs its own fault
+REFUSALS = {
+    FaultKind.NEWCOMER_DEAF: Path.REFUSED_DEAF,
+    FaultKind.NEWCOMER_SILENT: Path.REFUSED_SILENT,
+    FaultKind.NEWCOMER_STRANGER: Path.REFUSED_STRANGER,
+    FaultKind.NEWCOMER_STATE: Path.REFUSED_STATE,
+    FaultKind.NEWCOMER_SHAPE: Path.REFUSED_SHAPE,
+    FaultKind.NEWCOMER_CALL: Path.REFUSED_CALL,
+}
 NO_STATE = "NO_SHARED_STATE_AVAILABLE"
 CUT_OFF = "it cannot fetch the shared state"
 ALONE = "needs at least 2 peers in the run"
@@ -83,6 +94,7 @@ class Life:
     synced: bool = False  # in this membership
     ended_ns: int = 0  # when a fault ended it, or when it was found ended
     expected: set[int] = field(default_factory=set)  # exit statuses that its faults explain
+    mistake: FaultKind | None = None  # of a bad newcomer, which reports no steps
 
 
 class Judge:
@@ -108,6 +120,29 @@ class Judge:
         self.lives[life] = Life(life, now_ns, now_ns, group)
         self.ledger.born(life, group, place)
         self.totals.lives += 1
+
+    def came(self, life: int, kind: FaultKind, now_ns: int, group: int, place: int) -> None:
+        """Take a bad newcomer that is started now. Members may wait only for one that most of them must outvote."""
+        self.lives[life] = Life(life, now_ns, now_ns, group, expected={REFUSED, SPARED}, mistake=kind)
+        self.ledger.born(life, group, place)
+        lasting_ns = int(self.bounds.refusal * SECOND) if kind in OUTVOTED else 0
+        fault = CommittedFault(kind, now_ns, frozenset({life}), now_ns + lasting_ns, now_ns, silent=True)
+        self._faults.append(fault)
+        self.totals.faults[kind.value] = self.totals.faults.get(kind.value, 0) + 1
+
+    def went(self, life: int, status: int, now_ns: int) -> None:
+        """Take the end of a bad newcomer."""
+        newcomer = self.lives[life]
+        assert newcomer.mistake is not None
+        newcomer.ended_ns = now_ns
+        for fault in self._faults:
+            if life in fault.victims:
+                fault.deadline_ns = min(fault.deadline_ns, now_ns + self._call_ns)
+        if status == REFUSED:
+            self._mark(REFUSALS[newcomer.mistake])
+        elif status not in newcomer.expected:
+            text = f"life {life} ({newcomer.mistake}) ended with status {status} instead of being refused: see its log"
+            self._add_violation(now_ns, "admission", text)
 
     def harmed(self, kind: FaultKind, victims: Iterable[int], now_ns: int, pause: float, status: int | None) -> None:
         """Take a fault that is committed now; `status` is how the victims will exit, None if they continue."""
@@ -178,6 +213,8 @@ class Judge:
         """Count a fact in the totals and the rare paths."""
         fact, totals = step.fact, self.totals
         if isinstance(fact, Reduced):
+            if not fact.ok:
+                self._judge_failure(step, fact)
             totals.reduces += fact.ok
             totals.aborts += not fact.ok
             totals.retries += fact.attempt > 1
@@ -217,13 +254,29 @@ class Judge:
         if kind in ("MasterLostError", "KickedError") and self._was_harmed(step.life, step.end_ns):
             self.lives[step.life].joined = self.lives[step.life].synced = False
             return
-        if step.call == SYNC and self._faults:
+        if step.call == SYNC and self._was_harm():
             if kind == "PeerLostError" or NO_STATE in step.error:
                 return  # the peers that had the state were lost
             if CUT_OFF in step.error:
                 self.lives[step.life].joined = self.lives[step.life].synced = False
                 return  # or could not be reached
         self._add_violation(step.end_ns, "innocence", f"life {step.life} got from {step.call}: {step.error}")
+
+    def _judge_failure(self, step: Step, fact: Reduced) -> None:
+        """A reduce fails because a peer was lost, or once because a newcomer reduces something else."""
+        if self._was_harm():
+            return
+        if fact.attempt <= 1 and any(
+            fault.kind is FaultKind.NEWCOMER_SHAPE and fault.at_ns <= step.end_ns and step.start_ns <= fault.deadline_ns
+            for fault in self._faults
+        ):
+            return
+        text = f"attempt {fact.attempt} of life {step.life} at a reduce failed, and no peer was harmed"
+        self._add_violation(step.end_ns, "innocence", text)
+
+    def _was_harm(self) -> bool:
+        """Whether a fault hit any peer lately. Bad newcomers hit none."""
+        return any(fault.kind not in NEWCOMERS for fault in self._faults)
 
     def _was_harmed(self, life: int, at_ns: int) -> bool:
         """Whether a fault hit this life that costs a membership."""
@@ -321,6 +374,8 @@ class Judge:
     def tick(self, now_ns: int) -> None:
         """Look for lives without reports, and judge what is complete."""
         for life in self.lives.values():
+            if life.mistake is not None:
+                continue
             patience_ns = self._call_ns if life.joined else int(self.bounds.join * SECOND)
             allowed_ns = self._allowed(life.number, life.heard_ns + patience_ns, now_ns)
             if not life.ended_ns and now_ns > allowed_ns + self._hang_ns:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .workload import VANISHED
+from .records import VANISHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,12 @@ class FaultKind(StrEnum):
     FLIP_RING = "flip-ring"
     FLIP_MASTER = "flip-master"
     MASS_DEATH = "mass-death"
+    NEWCOMER_DEAF = "newcomer-deaf"
+    NEWCOMER_SILENT = "newcomer-silent"
+    NEWCOMER_STRANGER = "newcomer-stranger"
+    NEWCOMER_STATE = "newcomer-state"
+    NEWCOMER_SHAPE = "newcomer-shape"
+    NEWCOMER_CALL = "newcomer-call"
 
 
 # Fault families: kinds that the command line switches on together, and how often each is drawn. Kills are the most
@@ -75,9 +81,17 @@ FAMILIES: dict[str, dict[FaultKind, int]] = {
         FaultKind.FLIP_MASTER: 2,
     },
     "mass": {FaultKind.MASS_DEATH: 2},
+    # Bad newcomers: nobody can dial them, they belong to another run, or they do something else than the members.
+    "unreachable": {FaultKind.NEWCOMER_DEAF: 3, FaultKind.NEWCOMER_SILENT: 3},
+    "stranger": {FaultKind.NEWCOMER_STRANGER: 3},
+    "misfit": {FaultKind.NEWCOMER_STATE: 2, FaultKind.NEWCOMER_SHAPE: 3, FaultKind.NEWCOMER_CALL: 3},
 }
 ALL_FAMILIES = tuple(FAMILIES)
 
+# Faults that hit no peer: a process asks to join with a mistake (`bad_newcomer`), and only that process may notice.
+NEWCOMERS = frozenset({*FAMILIES["unreachable"], *FAMILIES["stranger"], *FAMILIES["misfit"]})
+# Of those, the ones that are refused because most members of the group do something else.
+OUTVOTED = frozenset(FAMILIES["misfit"])
 STOPS = frozenset({FaultKind.STOP_TRAINING, FaultKind.STOP_ACTOR, FaultKind.STOP_PEER})
 PAUSES = STOPS | {FaultKind.BLACK_HOLE}  # faults with a duration
 # Faults that cost no membership: the peer replaces the process or the connection.
@@ -125,7 +139,7 @@ class Fault:
     number: int
     at: float  # seconds after the run began
     kind: FaultKind
-    place: int  # of the victim; in a mass death, of the survivor
+    place: int  # of the victim; in a mass death, of the survivor; of a bad newcomer, a place in its group
     pause: float  # seconds: how long a stop lasts, or until a dead peer is followed by the next
 
     def __str__(self) -> str:

@@ -35,6 +35,12 @@ class Path(StrEnum):
     FLIPPED = "a flipped bit broke a link, and nothing else"
     REPLACED = "a worker was killed and replaced, and its peer stayed a member"
     MASS_DEATH = "all but one died at once"
+    REFUSED_DEAF = "a newcomer was refused at whose address nothing listens"
+    REFUSED_SILENT = "a newcomer was refused at whose address nobody answers"
+    REFUSED_STRANGER = "a newcomer of another run was refused"
+    REFUSED_STATE = "a newcomer with a state of another shape was refused"
+    REFUSED_SHAPE = "a newcomer that reduced something else was refused"
+    REFUSED_CALL = "a newcomer that made another call was refused"
 
 
 NEEDS: dict[Path, frozenset[FaultKind]] = {
@@ -49,6 +55,12 @@ NEEDS: dict[Path, frozenset[FaultKind]] = {
     Path.FLIPPED: frozenset({FaultKind.FLIP_RING}),
     Path.REPLACED: frozenset({FaultKind.KILL_SENDER}),
     Path.GREW_AGAIN: frozenset({FaultKind.MASS_DEATH}),
+    Path.REFUSED_DEAF: frozenset({FaultKind.NEWCOMER_DEAF}),
+    Path.REFUSED_SILENT: frozenset({FaultKind.NEWCOMER_SILENT}),
+    Path.REFUSED_STRANGER: frozenset({FaultKind.NEWCOMER_STRANGER}),
+    Path.REFUSED_STATE: frozenset({FaultKind.NEWCOMER_STATE}),
+    Path.REFUSED_SHAPE: frozenset({FaultKind.NEWCOMER_SHAPE}),
+    Path.REFUSED_CALL: frozenset({FaultKind.NEWCOMER_CALL}),
 }
 
 

@@ -21,6 +21,12 @@ REDUCE = "all_reduce"
 OPTIMIZE = "optimize_topology"
 APPLY = "apply"  # no call of the library: the state was updated
 
+# Exit statuses: of a process that was told to exit without closing; and of bad newcomers.
+VANISHED = 7
+REFUSED = 8  # it was refused with an error that is meant for it
+SPARED = 9  # it found too few members, or lost its chance because one of them died
+UNTOLD = 10  # it was accepted, or got an error that says something else
+
 ROUNDS = frozenset({TOPOLOGY, WAIT})  # calls that take part in topology rounds
 
 
@@ -59,6 +65,7 @@ class Task:
     run_seed: int = 0  # the same for all: what is reduced in which round
     checkpoints: str = ""  # folder for checkpoints of groups that lose all members; empty: no state is kept
     role: str = "peer"  # or "master", or "proxy"
+    mistake: str = ""  # of a bad newcomer: a kind of fault; empty: a peer that trains
 
     def encode(self) -> bytes:
         """One line, without its end."""
@@ -162,6 +169,7 @@ class Bounds:
     stall: float = 1.5  # stall_timeout of the run: how long a link without a sign of life may hold up a reduce
     measuring: float = 1.0  # what the probes of the run add to an optimisation, each with processes to be started
     join: float = 5.0  # from the start of a training process until it is a member
+    refusal: float = 15.0  # from the start of a bad newcomer until it has ended, told what is wrong
     exit: float = 5.0  # from the fault until the training process and all of its processes are gone
     hang: float = 4.0  # how much longer a call may take because of faults of others, however many
     grown_bytes: int = 2 << 20  # growth of master and actor that is allowed in a run; allocators settle, leaks do not
@@ -198,6 +206,7 @@ class RunTotals:
     inspected: int = 0  # tensors of failed reduces that were read from outside
     faults: dict[str, int] = field(default_factory=dict)
     missed: int = 0  # faults whose victim was not there, or had no such process
+    refused: int = 0  # bad newcomers that were refused
     longest: float = 0.0  # seconds of the longest call that no pause of a stopped or silent peer explains
     lateness: float = 0.0  # longest time in seconds that the supervisor did not run: shows an overloaded machine
     responses: list[float] = field(default_factory=list)  # seconds from a fault until the last survivor went on

@@ -110,7 +110,7 @@ def picture(run: Supervisor) -> list[str]:
         f"  steps      {totals.rounds} rounds, {totals.revisions} revisions, {totals.reduces} reduces",
         f"  state      {totals.syncs} syncs, {totals.received} of them brought content; {totals.joins} joins",
         f"  undone     {totals.aborts} aborts, {totals.retries} retries, {totals.inspected} restored tensors inspected",
-        f"  faults     {_words(faults)}; {totals.missed} missed",
+        f"  faults     {_words(faults)}; {totals.missed} missed; {totals.refused} newcomers refused",
         f"  to answer  {_times(totals.responses)}",
         f"  to reduce  {_times(totals.recoveries)}",
         f"  longest    call {totals.longest:.3f} s; the supervisor was late by {totals.lateness:.3f} s",

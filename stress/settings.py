@@ -18,6 +18,7 @@ def _options() -> Options:
         heartbeat_timeout=2.0,
         retry_interval=0.2,
         stall_timeout=1.5,
+        deadlock_timeout=1.0,
         connect_timeout=1.0,
         handshake_timeout=1.0,
         unreachable_expiry=1.0,

@@ -26,6 +26,7 @@ from .faults import (
     ELDER,
     ENDINGS,
     LINK_FAULTS,
+    NEWCOMERS,
     STOPS,
     Fault,
     FaultKind,
@@ -35,6 +36,7 @@ from .faults import (
     processes_of,
     send,
 )
+from .newcomers import BadNewcomers
 from .paths import missing
 from .procfs import PIPE_BYTES, checksum_memory, count_descriptors, enlarge, free_port
 from .proxy import Network
@@ -96,6 +98,7 @@ class Supervisor:
         self._mark = uuid.uuid4().hex
         self.watcher = ProcessWatcher(self._mark, settings.bounds, self._add_violation)
         self._stalls = Stalls(self.logs / "master.log", settings.bounds, self._add_violation)
+        self._newcomers = BadNewcomers(self.judge, self.logs / "newcomers.log", self._add_violation)
         self._selector = selectors.DefaultSelector()
         self._zygote: Zygote | None = None
         self._network: Network | None = None
@@ -183,7 +186,8 @@ class Supervisor:
         while not self._is_over():
             self._serve()
             members = [peer for peer in self.peers.values() if peer.status is None]
-            if len(members) == self.settings.peers and all(peer.world == len(members) for peer in members):
+            complete = len(members) == self.settings.peers and all(peer.world == len(members) for peer in members)
+            if complete and not self._newcomers.any_left:
                 return
             if time.monotonic() > deadline:
                 worlds = {peer.life: peer.world for peer in members}
@@ -193,6 +197,7 @@ class Supervisor:
     def _run_goodbye(self) -> None:
         self.phase = "goodbye"
         self._timers.clear()
+        self._newcomers.dismiss()
         for peer in list(self.peers.values()):
             self._let_go(peer)
             self._harm(FaultKind.CLOSE, [peer], 0.0)
@@ -247,25 +252,10 @@ class Supervisor:
 
     def _start_peer(self, place: int) -> None:
         assert self._zygote is not None
-        settings = self.settings
-        self._lives += 1
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         enlarge(reader)
-        address, options = self._way_of(place)
-        task = Task(
-            self._lives,
-            options.encode(),
-            address,
-            group=place % settings.groups,
-            lanes=settings.lanes,
-            seed=settings.seed * 1_000_003 + self._lives,
-            wait_share=0.0,
-            place=place,
-            places=settings.peers,
-            run_seed=settings.seed,
-            checkpoints=str(self.scratch / "checkpoints"),
-        )
+        task = self._task(place, place, *self._way_of(place))
         self.judge.born(self._lives, time.monotonic_ns(), task.group, place)
         with (self.logs / f"place-{place}.log").open("ab") as log:
             pid = self._zygote.spawn(task, writer, log.fileno())
@@ -276,6 +266,24 @@ class Supervisor:
         while len(self.journals) > JOURNALS_MAX:
             del self.journals[min(self.journals)]
         self._selector.register(reader, selectors.EVENT_READ, peer)
+
+    def _task(self, place: int, of_group: int, address: str, options: Options) -> Task:
+        """The task of the next life, in the group of a place."""
+        settings = self.settings
+        self._lives += 1
+        return Task(
+            self._lives,
+            options.encode(),
+            address,
+            group=of_group % settings.groups,
+            lanes=settings.lanes,
+            seed=settings.seed * 1_000_003 + self._lives,
+            wait_share=0.0,
+            place=place,
+            places=settings.peers,
+            run_seed=settings.seed,
+            checkpoints=str(self.scratch / "checkpoints"),
+        )
 
     def _way_of(self, place: int) -> tuple[str, Options]:
         """The master's address and the options of a peer: direct, or through the proxy and without host reads."""
@@ -299,11 +307,20 @@ class Supervisor:
 
     def _commit(self, fault: Fault) -> None:
         self.done.append(fault)
+        if not self._newcomers.allow(fault.kind):
+            self.judge.totals.missed += 1
+            return
         if fault.kind is FaultKind.KILL_STATE_WORKER:
             self._timed_faults.await_worker(fault)
             return
         if fault.kind is FaultKind.KILL_TWO:
             self._kill_two(fault)
+            return
+        if fault.kind in NEWCOMERS:
+            assert self._zygote is not None
+            # A place that no peer has.
+            task = self._task(self.settings.peers, fault.place, self._address, self.settings.options)
+            self._newcomers.start(self._zygote, fault, task)
             return
         if fault.kind is FaultKind.MASS_DEATH:
             victims = [peer for place, peer in self._places.items() if place != fault.place and peer.status is None]
@@ -395,6 +412,7 @@ class Supervisor:
         if now - self._watched >= WATCH_INTERVAL:
             self._watched = now
             self._watch()
+            self._newcomers.look()
             self.judge.tick(time.monotonic_ns())
         self._show(self)
 
@@ -427,6 +445,8 @@ class Supervisor:
                 continue
             if pid == self._proxy_pid:
                 raise RuntimeError(f"the proxy ended with status {status}; see {self.logs / 'proxy.log'}")
+            if self._newcomers.ended(pid, status):
+                continue
             peer = next(peer for peer in self.peers.values() if peer.pid == pid and peer.status is None)
             peer.status = status
             if peer.drained:

@@ -32,8 +32,9 @@ from pccl import (
 )
 from pccl.master import serve
 
-from . import proxy
+from . import bad_newcomer, proxy
 from .arithmetic import is_optimized
+from .records import VANISHED
 from .reduce_loop import ReduceRound
 from .state_loop import StateLoop
 from .step_log import LoggedCommunicator, StepLog
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from .arithmetic import Array
     from .records import Task
 
-VANISHED = 7  # exit status of a process that was told to exit without closing
 ORDERS = (signal.SIGUSR1, signal.SIGUSR2)  # exit without closing; close and exit
 AFTER_TIMEOUT = 0.05  # seconds: a call that was given up late may have been answered; lets the others continue first
 ASKER_PATIENCE = 10.0  # seconds after which a second thread that does not return is abandoned
@@ -149,6 +149,8 @@ def be(task: Task, report_fd: int) -> int:
     try:
         if task.role == "proxy":
             proxy.serve(report_fd)
+        elif task.mistake:
+            return bad_newcomer.be(task)
         elif task.address:
             Training(task, report_fd).run()
         else:

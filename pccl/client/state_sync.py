@@ -8,6 +8,7 @@ workers cannot map, in ordinary memory or on a GPU, piece by piece through the *
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.kernels.digest import DIGEST_BYTES, block_digests, digest_many, digest_of_blocks
@@ -23,6 +24,8 @@ from pccl.memory.arena import LARGE_BYTES, default
 from pccl.memory.window import HEADER_BYTES, WINDOW_BYTES, Window
 from pccl.values import DeviceType, SharedStateSyncInfo, SharedStateSyncStrategy
 
+from .divergence import Divergence, Overwrite, changed_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from .call_slots import CallSlots
 
 NAME = "sync_shared_state"
+_log = logging.getLogger("pccl.peer")
 GIVE_UP_NS = 2_000_000_000  # an actor ends its workers in milliseconds; an actor that takes this long is stopped
 
 
@@ -44,6 +48,7 @@ class Syncs:
         self._actor = actor
         self._learn = learn  # takes the numbers of the world in which a sync ended
         self._threads = threads
+        self._divergence = Divergence()
         self._held: list[object] = []  # memory that a worker might still use, after a call that could not be ended
 
     def run(self, state: SharedState, strategy: SharedStateSyncStrategy) -> SharedStateSyncInfo:
@@ -70,9 +75,26 @@ class Syncs:
                 self._note_torn_state(state, content)
                 raise
         state.torn = None
+        revision = state.revision
         state.revision, sent, received = SYNCED.unpack_from(payload)
         self._learn(payload[SYNCED.size :])
-        return SharedStateSyncInfo(sent, received)
+        names: tuple[str, ...] = ()
+        is_member = self._divergence.ended()
+        if kind == KIND_DESCRIBE and is_member and strategy is not SharedStateSyncStrategy.RECEIVE_ONLY:
+            names = self._note_overwrite(state, digests, revision, received)
+        return SharedStateSyncInfo(sent, received, names, self._divergence.times)
+
+    def _note_overwrite(self, state: SharedState, before: bytes, revision: int, received: int) -> tuple[str, ...]:
+        """Find out whether a sync overwrote this member, and warn; returns the names of the tensors that it changed."""
+        if not received and revision >= state.revision:
+            return ()  # others fetched from here
+        infos = state.ordered
+        after = hash_tensors(infos, self._threads)
+        names = changed_names([info.name for info in infos], state.compared, before, after)
+        warning = self._divergence.overwritten(Overwrite(names, len(infos), received, revision, state.revision))
+        if warning:
+            _log.warning("%s", warning)
+        return names
 
     def _note_torn_state(self, state: SharedState, before: bytes) -> None:
         """Note a state that a transfer has overwritten in part: no group agreed on it, so it must not be elected."""

@@ -66,6 +66,7 @@ def share_(x: T) -> T:
     """Move a tensor, the parameters and buffers of a module, or an iterable of these into shared memory; return it.
 
     The objects stay the same, and so do contents, strides, `requires_grad` and hooks; dense gradients move too.
+    Gradients stay in shared memory if you call `zero_grad(set_to_none=False)`; torch's default removes them.
     Tensors that overlap still share memory if all are passed here; views that are not passed keep the old memory.
     Tensors that are in shared memory already do not move. During the call both copies exist.
 

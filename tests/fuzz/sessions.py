@@ -154,7 +154,7 @@ def draw_session(draw: Drawing, hello: type[Any]) -> Session:
 def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
     """Return a hello with this proof; the other fields are always the same, because the proof covers them."""
     if hello is Register:
-        return Register(proof, GROUPS[0], 1, "", 1)
+        return Register(proof, GROUPS[0], 1, "", 1, bytes(16))
     if hello is AskStatus:
         return AskStatus(proof)
     return JoinLane(proof, bytes(16), 1, 1, 2, 0)
@@ -163,7 +163,7 @@ def draw_hello(draw: Drawing, hello: type[Any], proof: bytes) -> Any:
 def enter(draw: Drawing, hello: type[Any], group: int) -> Generator[list[bytes], Any, Any]:
     """Do the whole handshake correctly; return the first message after it, or None if it failed."""
     lanes = draw.chance.choice((1, 2, 0, 256, 65535))
-    caller = Caller(b"", draw.chance.randbytes(32), lambda proof: Register(proof, group, lanes, "", 1))
+    caller = Caller(b"", draw.chance.randbytes(32), lambda proof: Register(proof, group, lanes, "", 1, bytes(16)))
     reply: Any = caller.opening()
     while reply is not None:
         heard = yield [draw.framed(reply)]

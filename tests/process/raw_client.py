@@ -105,7 +105,7 @@ class RawClient:
 
     def register(self, group: int = 0, lanes: int = 1, host: str = "", port: int = 1) -> None:
         """Do the handshake at a master's port with a Register message, up to its welcome."""
-        self.handshake(lambda proof: Register(proof, group, lanes, host, port))
+        self.handshake(lambda proof: Register(proof, group, lanes, host, port, bytes(16)))
 
     def join_lane(self, run: bytes, epoch: int, source: int, target: int, lane: int = 0) -> None:
         """Do the handshake at a peer's port with a JoinLane message."""

@@ -454,13 +454,33 @@ def test_a_state_that_does_not_come(
     check(title, failure)
 
 
+@explains("A member is overwritten")
+@explains("A member is outdated")
+def test_a_member_that_diverges(pair: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: the warnings of a different step and of a forgotten push_revision are those of the page."""
+    arrays = [np.zeros(10) for _ in pair]
+    states = [SharedState([TensorInfo.from_numpy(array, "weights")]) for array in arrays]
+
+    def act(peer: Communicator, rank: int) -> None:
+        for own_pushes in (1, 1 - rank):
+            peer.sync_shared_state(states[rank])
+            arrays[rank] += rank
+            states[rank].revision += own_pushes
+        peer.sync_shared_state(states[rank])
+
+    everybody(pair, act)
+    first, second = [record.getMessage() for record in caplog.records if "overwrote" in record.getMessage()]
+    check("A member is overwritten", first)
+    check("A member is outdated", second)
+
+
 # ---------------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
-    """Goal: each entry of the page has a test here or beside this file, and each such test has an entry."""
-    importlib.import_module(".test_beginner_runs", __package__)
-
+    """Goal: each entry of the page has a test here or in the modules named here, and each test has an entry."""
+    for module in (".test_odd_ones", ".test_beginner_runs"):
+        importlib.import_module(module, __package__)
     assert set(TITLES) == set(QUOTES) == TESTED
 
 

@@ -25,9 +25,9 @@ from pccl import (
     ReduceOperandDescriptor,
     Result,
 )
-from pccl.errors import TooFewPeersError, UsageError
+from pccl.errors import KickedError, TooFewPeersError, UsageError
 
-from .helpers import QUICK, ROOT, Peers, bytes_in_use, everybody, peers_of, running_master, together
+from .helpers import QUICK, ROOT, Peers, bytes_in_use, everybody, peers_of, ring_order, running_master, together
 
 
 @pytest.fixture(scope="module")
@@ -283,16 +283,24 @@ def descriptor_of(array: Any, given: dict[str, Any]) -> pccl.ReduceOpDescriptor:
     return pccl.ReduceOpDescriptor.from_numpy(array, array, reduce)
 
 
-def test_the_odd_one_of_many(master: MasterNode) -> None:
-    """Goal: the message names the peers with equal signatures together."""
+def test_the_odd_one_of_many() -> None:
+    """Goal: it is kicked; the others fail once, and their list of reduces repeats by itself."""
     with running_master() as node, peers_of(node.address, 0, 0, 0, 0) as peers:
 
-        def act(peer: Communicator, rank: int) -> str:
-            with pytest.raises(UsageError) as caught:
-                peer.all_reduce(np.ones(5 + rank // 3), np.ones(5 + rank // 3), op=ReduceOp.SUM)
-            return str(caught.value)
+        def act(peer: Communicator, rank: int) -> Exception | float:
+            given = {"op": ReduceOp.SUM, "tag": 4}
+            array = np.ones(6 if rank == 3 else 5)
+            try:
+                peer.all_reduce_multiple_with_retry([descriptor_of(array, given)])
+            except KickedError as error:
+                return error
+            return float(array.max())
 
-        assert all("peers 1, 2, 3: " in text and "peer 4: " in text for text in everybody(peers, act))
+        *sums, error = everybody(peers, act)
+        assert sums == [3.0] * 3
+        assert isinstance(error, KickedError)
+        assert "it gave 6 x DOUBLE, SUM; peers 1, 2, 3 gave 5 x DOUBLE, SUM" in error.reason
+        peers.dismiss(ring_order(peers)[3])
         check_works(peers)
 
 

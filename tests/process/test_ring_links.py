@@ -7,6 +7,7 @@ when the connection changes.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -147,18 +148,18 @@ def test_a_killed_worker_is_replaced(master: MasterNode, worker: str) -> None:
 
 
 def test_a_newcomer_that_nobody_can_dial_is_refused(master: MasterNode) -> None:
-    """Goal: a wrong advertised port costs the newcomer its admission, with the pair named; veterans go on."""
+    """Goal: a wrong advertised port costs the newcomer its admission, at once; no member makes a call for that."""
     with peers_of(master.address, 0, 0) as peers:
         wrong = quick(advertise=f"127.0.0.1:{free_port()}")
-        joining = background(Communicator(master.address, options=wrong).connect)
-        eventually(lambda: all(together(*(peer.are_peers_pending for peer in peers))), "it is registered")
-        peers.update()
 
-        error = joining.error()
+        error = background(Communicator(master.address, options=wrong).connect).error()
+
         assert isinstance(error, KickedError)
         assert error.result is Result.RANK_CONNECTION_FAILED
-        assert "peer 3: peer 1 cannot reach peer 3" in error.reason or "peer 2 cannot reach peer 3" in error.reason
+        assert "the master cannot reach" in error.reason
+        assert "peer 1 cannot reach peer 3" in error.reason or "peer 2 cannot reach peer 3" in error.reason
         assert wrong.advertise in error.reason
+        assert not any(together(*(peer.are_peers_pending for peer in peers)))
         assert peers[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
         peers.admit(peers.newcomer())
 
@@ -210,17 +211,23 @@ def test_a_ring_goes_around_a_pair_that_cannot_connect() -> None:
 
 @needs_root
 def test_a_newcomer_without_a_ring_is_refused_and_the_veteran_stays() -> None:
-    """Goal: two hosts that cannot reach each other: the second is told which pair it was, the first goes on."""
+    """Goal: two hosts that cannot reach each other, and a third that reaches both: the first two of a ring go on.
+
+    While it is one against one, both are told which pair it is, and nobody is kicked.
+    """
     with HostNetwork(hosts=3) as network, running_master(host=network.gateway) as master, ExitStack() as scripts:
         network.cut(0, 1)
         veteran = scripts.enter_context(network.start(0, RESIDENT, master.address, 2))
         veteran.expect("in 1")
         newcomer = scripts.enter_context(network.start(1, RESIDENT, master.address, 2))
+        told = re.compile("cannot form a ring: peer [12] cannot reach peer [12] at 198")
+        for one in (veteran, newcomer):
+            eventually(lambda: told.search(one.errors()), "both are told which pair cannot connect")  # noqa: B023
+
+        third = scripts.enter_context(network.start(2, RESIDENT, master.address, 2))
         reason = newcomer.expect("kicked RANK_CONNECTION_FAILED")
         assert "peer 1 cannot reach peer 2" in reason or "peer 2 cannot reach peer 1" in reason
         assert newcomer.end() == 0
-
-        third = scripts.enter_context(network.start(2, RESIDENT, master.address, 2))
         for peer in (veteran, third):
             peer.expect("whole")
             peer.say()

@@ -240,7 +240,7 @@ class Faults:
             self._world.spawn(knows_token=False)
         elif shell.control is not None and shell.control.conn in self._world.master.links:
             wrong = [
-                Register(bytes(32), 0, 1, "", 1),
+                Register(bytes(32), 0, 1, "", 1, bytes(16)),
                 EdgeLost(1, 1 << 40, 1 << 41, "an edge of other peers"),
                 Wired(1 << 30),
                 Initiate(b"nonsense"),

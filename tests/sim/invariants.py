@@ -5,6 +5,7 @@ Each function raises an AssertionError that says what was expected; the world ad
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.master import events as master_events
@@ -71,6 +72,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
             _note_commenced(world, state.members.conns[action.conn], message)
         elif kind is ReduceFailed:
             _check_failure(world, state.members.groups[state.members.conns[action.conn].group], message)
+    _check_minorities(world, actions)
     assert len(common) <= 1, f"one round with different numbers: {common}"
 
 
@@ -163,18 +165,79 @@ def _check_mark(world: World, source: PeerShell, failure: WireFailed) -> None:
     )
 
 
+# Reasons that speak of a majority.
+MAJORITY = ("it does not agree with the majority", "it waits in ")
+ODD_SIGNATURE = re.compile(
+    r"it does not agree .* \(tag (\d+)\) is: it gave (\S+) x (\S+).*; peers? .* gave (\S+) x \3, SUM\. Reduce"
+)
+NAMES = re.compile(r"peers ([\d, ]+?)(?: and (\d+) more)?(?:\)| gave)")
+
+
+def _check_minorities(world: World, actions: list[Any]) -> None:
+    """A majority stays, and costs fewer peers than it has."""
+    kicks = [action.message.reason for action in actions if type(action) is SendTo and type(action.message) is Kick]
+    majorities: dict[str, list[str]] = {}
+    for reason in kicks:
+        if reason.startswith(MAJORITY):
+            names = NAMES.search(reason)
+            assert names is not None, f"no majority of two or more is named: {reason}"
+            majorities.setdefault(names[0], []).append(reason)
+            if len(kicks) == len(majorities[names[0]]):  # nobody was kicked for another reason
+                stay = {int(name) for name in names[1].split(", ")}
+                assert stay <= world.master.state.members.accepted, f"a majority was kicked: {reason}"
+    for majority, reasons in majorities.items():
+        names = NAMES.match(majority)
+        assert names is not None
+        count = len(names[1].split(", ")) + int(names[2] or 0)
+        assert len(reasons) < count, f"{len(reasons)} peers were kicked for {majority}"
+
+
 def _check_kick(world: World, conn: int, reason: str) -> None:
     shell = world.master.links[conn].peer
     if shell.program.syncing.is_odd(reason) or reason.startswith(REFUSED):
         return
+    if odd := ODD_SIGNATURE.match(reason):
+        tag, count = int(odd[1]), int(odd[2])
+        assert odd[2] != odd[4], f"{shell.name} kicked, though it agrees: {reason}"
+        assert (tag, count) in shell.program.reducing.given or shell.intruded, f"{shell.name} gave no {count}: {reason}"
     if world.calm:
-        assert world.clock.now_ns <= world.kicks_end_ns, f"{shell.name} kicked long after the calm: {reason}"
+        # A deadlock may begin with the last call that returns because of a kick, and is broken a while later.
+        options = world.plan.options
+        grace_ns = nanoseconds(options.deadlock_timeout + 2 * options.heartbeat_interval)
+        end_ns = world.kicks_end_ns + (grace_ns if reason.startswith("it waits in ") else 0)
+        assert world.clock.now_ns <= end_ns, f"{shell.name} kicked long after the calm: {reason}"
     if reason.startswith("nothing heard"):
         assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
     elif reason.startswith("it cannot fetch the shared state"):
         assert shell.states.hindered, f"{shell.name} kicked, though it could fetch: {reason}"
-    elif not reason.startswith(("straggler", "no ring is possible", "its lanes were not up")):
+    elif "is not admitted, because" in reason or "form a ring without" in reason:
+        assert _is_hard_to_reach(world, shell), f"{shell.name} kicked, though it can be reached: {reason}"
+        if "form a ring without" in reason:
+            _note_replaced(world, shell)
+        else:
+            world.paths.mark("a newcomer that finds no gap is refused")
+    elif not reason.startswith((*MAJORITY, "straggler", "no ring is possible", "its lanes were not up")):
         assert shell.intruded, f"{shell.name} kicked without a forged message: {reason}"
+
+
+def _note_replaced(world: World, shell: PeerShell) -> None:
+    """A lone member makes way for a larger set; what it agreed on alone is forgotten with it."""
+    members = world.master.state.members
+    group = members.groups.get(shell.group)
+    world.paths.mark("a lone member makes way for a larger set")
+    if group is None or group.consensus.revision == NEVER:
+        world.agreed_states.pop((members.run, shell.group), None)
+        world.told.pop((members.run, shell.group), None)
+
+
+def _is_hard_to_reach(world: World, shell: PeerShell) -> bool:
+    """Whether a fault explains why this peer was not reached, or did not reach others."""
+    options = world.plan.options
+    window_ns = nanoseconds(options.unreachable_expiry + 2 * options.connect_timeout + 3) + 10 * world.delay_ns_max
+    since_ns = world.clock.now_ns - window_ns
+    cut_ns = [until_ns for pair, until_ns in world.blocked.items() if shell in pair]
+    ends_ns = shell.troubled_ns, shell.cut_until_ns, world.master.troubled_ns, *cut_ns
+    return not shell.alive or shell.frozen or max(ends_ns) >= since_ns
 
 
 def _is_troubled(world: World, shell: PeerShell) -> bool:

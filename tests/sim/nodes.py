@@ -28,6 +28,7 @@ from .moonshots import Moonshots
 from .network import ControlLink, Fin, LaneEnd, LaneLink, Opened
 from .probes import Probes
 from .states import StatePlane
+from .trials import dial_back, try_peer
 
 if TYPE_CHECKING:
     from .programs import Program
@@ -153,6 +154,8 @@ class MasterShell(Node):
             self.links.pop(action.conn).say_to_peer(Fin("closed by the master"))
         elif kind is master_events.Save:
             self.save()
+        elif kind is master_events.DialBack:
+            dial_back(self, action)
         elif kind is master_events.BeginMoonshot:
             self.moonshots.begin(action)
         elif kind is master_events.CancelMoonshot:
@@ -200,6 +203,7 @@ class PeerShell(Node):
         self.host = host
         self.advertised = advertised  # the host that it registers with; empty: the master uses the source address
         self.port = port
+        self.instance = world.nonce()[:16]
         self.group = group
         self.lanes = lanes
         self.state = PeerState(world.plan.options, world.clock.now_ns)
@@ -228,6 +232,7 @@ class PeerShell(Node):
             peer_events.BeginOperation: self.plane.begin,
             peer_events.AbortOperation: self.plane.abort,
             peer_events.EndOperation: self.plane.end,
+            peer_events.BeginTrial: lambda action: try_peer(self, action),
             peer_events.BeginProbe: self.probes.begin,
             peer_events.EndProbe: self.probes.end,
             peer_events.ServeState: self.states.serve,
@@ -276,7 +281,7 @@ class PeerShell(Node):
         self.control = ControlLink(
             world,
             self,
-            Register(bytes(32), self.group, self.lanes, self.advertised, self.port, self.program.name),
+            Register(bytes(32), self.group, self.lanes, self.advertised, self.port, self.instance, self.program.name),
             token,
         )
         options = world.plan.options

@@ -38,6 +38,8 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | RUN_PATHS | {
     "a pair that cannot connect is routed around",
     "a newcomer is refused because there is no ring",
     "a veteran is kicked because there is no ring",
+    "a newcomer that finds no gap is refused",
+    "a lone member makes way for a larger set",
     "a late report of an unreachable pair is ignored",
     "a broken edge is ordered anew",
     "the second report of a broken edge is ignored",
@@ -51,6 +53,7 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | RUN_PATHS | {
     "a vote is held for a larger group",
     "a held vote is released by a newcomer",
     "calls that never meet are explained",
+    "the minority of a deadlock is kicked",
     "a long vote is named",
     "a newcomer is told whom it waits for",
     "a straggler is kicked",
@@ -74,6 +77,9 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | RUN_PATHS | {
     "a collective succeeds",
     "several collectives commence at once",
     "signatures that differ are named",
+    "the odd signature is kicked",
+    "a majority loses its reduce to an odd signature",
+    "a majority loses its reduce to an odd call",
     "a lone peer cannot reduce",
     "a running collective fails with its ring",
     "an open vote fails with its ring",
@@ -176,7 +182,8 @@ class Paths:
             self.mark("an empty run takes those who wait")
         if late:
             self.mark("a sweep after the master's own pause kicks no peer")
-        if type(event) is master_events.PeerCame and held and state.topology_round.phase == CLOSED:
+        shown = type(event) is master_events.DialledBack or type(getattr(event, "message", None)) is messages.Tried
+        if shown and held and state.topology_round.phase == CLOSED:
             self.mark("a held vote is released by a newcomer")
         if type(event) is master_events.PeerSaid:
             self._at_message(state, event.message, actions, closed, vote)
@@ -254,6 +261,10 @@ class Paths:
         if failure.result == RANK_CONNECTION_LOST:
             what = "a running collective" if failure.sequence else "an open vote"
             self.mark(f"{what} fails with its ring")
+            if " was kicked: it does not agree with the majority" in failure.reason:
+                self.mark("a majority loses its reduce to an odd signature")
+            elif " was kicked: it waits in " in failure.reason:
+                self.mark("a majority loses its reduce to an odd call")
         elif failure.result == INVALID_ARGUMENT:
             self.mark("signatures that differ are named")
         elif failure.result == TOO_FEW_PEERS:
@@ -295,6 +306,10 @@ class Paths:
             self.mark("slow wiring ends a newcomer" if admitting else "slow wiring ends a veteran")
         elif reason.startswith("nothing heard"):
             self.mark("a silent peer is kicked")
+        elif reason.startswith("it does not agree with the majority"):
+            self.mark("the odd signature is kicked")
+        elif reason.startswith("it waits in "):
+            self.mark("the minority of a deadlock is kicked")
         elif reason.startswith("straggler"):
             self.mark("a straggler of a reduce is kicked" if "all_reduce" in reason else "a straggler is kicked")
         elif "shared state" in reason or "sync_shared_state" in reason:

@@ -53,6 +53,7 @@ class OpRunner:
         self._world = program.world
         self.in_flight: dict[tuple[int, int], int] = {}  # slot and its generation -> tag
         self._blocked: set[tuple[int, int]] = set()
+        self.given: set[tuple[int, int]] = set()  # tag and elements of every reduce
         self._lost: list[int] = []  # tags to be tried again
         self._resting: set[tuple[int, int]] = set()  # launched in the phase without faults
 
@@ -65,6 +66,7 @@ class OpRunner:
             while any(used == slot for used, _ in self.in_flight):
                 slot += 10  # the tag is in use: a mistake of this program
             count = 2 if not world.settled and world.chance(plan.mismatch) else 1
+            self.given.add((tag, count))
             key = slot, self._program.new_generation(slot)
             self.in_flight[key] = tag
             if world.settled:

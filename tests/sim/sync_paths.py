@@ -8,6 +8,7 @@ from pccl._core.master import events as master_events
 from pccl._core.peer import events as peer_events
 from pccl._core.peer.fetch import FETCHING, SEEKING, STRANDED, CloseLink, DialSource
 from pccl._core.protocol import mailbox, messages
+from pccl._core.protocol.events import Log
 from pccl._core.protocol.outcomes import NO_SHARED_STATE_AVAILABLE, PENDING_ASYNC_OPS
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ SYNC_PATHS = frozenset({
     "a caller gives up in a transfer",
     "a ring changes under a transfer",
     "a torn state is voted",
+    "a divergent member is counted",
     "an outdated state is overwritten",
     "no peer may send its state",
     "no peer has the agreed state",
     "schemas are asked for",
     "an odd schema is kicked",
+    "schemas without a majority are explained",
     "a revision beyond is kicked",
     "mixed strategies are kicked",
     "a losing sender is kicked",
@@ -72,6 +75,8 @@ def mark_master(
             mark("equal states are agreed at once" if master_events.Save() in actions else "a revision is repeated")
         elif type(message) is messages.Fetched:
             mark("a state is fetched and agreed")
+    if any(type(action) is Log and "overwritten by a sync" in action.line for action in actions):
+        mark("a divergent member is counted")
     if messages.RingOrder in kinds and any(group.consensus.transfer for group in state.members.groups.values()):
         mark("a ring changes under a transfer")
     transfer, receivers = before
@@ -117,6 +122,7 @@ _REASONS = {
     "it cannot fetch the shared state": "a receiver that cannot fetch is kicked",
     "with RECEIVE_ONLY: no peer": "no peer may send its state",
     " in sync_shared_state;": "a sync and another call never meet",
+    "the members do not agree on what the shared state is": "schemas without a majority are explained",
     "its shared state is laid out differently": "an odd schema is kicked",
     "its shared state is at revision": "a revision beyond is kicked",
     "with ENFORCE_POPULAR": "mixed strategies are kicked",

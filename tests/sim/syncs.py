@@ -14,6 +14,7 @@ from pccl._core.peer.events import Complete
 from pccl._core.protocol.events import NUMBERS, SYNCED
 from pccl._core.protocol.mailbox import CallCancel, CallManifest, CallSync
 from pccl._core.protocol.outcomes import (
+    INVALID_ARGUMENT,
     INVALID_USAGE,
     KIND_CANCELLED,
     KIND_COLLECTIVE,
@@ -27,6 +28,7 @@ from pccl._core.protocol.outcomes import (
     SUCCESS,
 )
 from pccl._core.protocol.state_schema import digest_schema
+from pccl.client.divergence import Divergence, Overwrite
 
 from .clock import MILLISECOND, SECOND
 from .states import ODD, RIGHT, State
@@ -42,6 +44,7 @@ ENDINGS = {
     (INVALID_USAGE, KIND_CANCELLED),
     (PENDING_ASYNC_OPS, KIND_PLAIN),
     (NO_SHARED_STATE_AVAILABLE, KIND_COLLECTIVE),
+    (INVALID_ARGUMENT, KIND_COLLECTIVE),  # no schema is agreed, and none has a majority
     (RANK_CONNECTION_LOST, KIND_COLLECTIVE),
 }
 POPULAR, RECEIVE, SEND = 0, 1, 2
@@ -64,6 +67,7 @@ class SyncMachine:
         self._attempt = 0  # counts the calls
         self._voted = b""  # the digest of its content
         self._in_step = False  # it holds the agreed state, and may make the next step
+        self._divergence = Divergence()
 
     @property
     def under_way(self) -> bool:
@@ -156,12 +160,27 @@ class SyncMachine:
         assert agreed.get(revision) == self.state.digest(), f"revision {revision} succeeded with something else"
         assert not (tx_bytes and rx_bytes) or self._program.shell.states.heir, "sent and received in one round"
         assert rx_bytes == 0 or self.strategy != SEND, "SEND_ONLY was overwritten"
+        self._count_overwrites(revision, rx_bytes)
         self.state.revision = revision
         self.state.torn = b""
         self._in_step = True
 
+    def _count_overwrites(self, revision: int, rx_bytes: int) -> None:
+        """Count the syncs that overwrite this program as a divergent member. The master has counted each of them."""
+        is_member = self._divergence.ended()
+        if is_member and rx_bytes and self.strategy != RECEIVE:
+            self._divergence.overwritten(Overwrite((), 5, rx_bytes, self.state.revision, revision))
+        members, numbers = self._world.master.state.members, self._program.numbers
+        peer = members.peers.get(numbers[0]) if numbers and members.run == self._program.run else None
+        assert peer is None or peer.overwritten >= self._divergence.times, f"the master counted {peer.overwritten}"
+
     def _failed(self, result: int) -> None:
-        """If the memory differs from the vote, a transfer has torn it. Loading a checkpoint repairs it."""
+        """If the memory differs from the vote, a transfer has torn it. Loading a checkpoint repairs it.
+
+        A program that reads that the schemas differ is repaired.
+        """
+        if result == INVALID_ARGUMENT:
+            self.schema = RIGHT
         if self.state.digest() != self._voted:
             self.state.torn = self.state.digest()
         if result == NO_SHARED_STATE_AVAILABLE or self._world.chance(self._world.plan.dirty):

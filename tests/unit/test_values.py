@@ -124,7 +124,9 @@ def test_values_are_frozen_and_pickle() -> None:
     assert {info, pickle.loads(pickle.dumps(info))} == {info}
     with pytest.raises(AttributeError):
         info.tx_bytes = 5
-    assert SharedStateSyncInfo(tx_bytes=1, rx_bytes=2) == SharedStateSyncInfo(1, 2)
+    assert SharedStateSyncInfo(tx_bytes=1, rx_bytes=2) == SharedStateSyncInfo(1, 2, (), 0)
+    divergent = SharedStateSyncInfo(0, 8, ("bias",), 3)
+    assert pickle.loads(pickle.dumps(divergent)) == divergent
 
 
 def describe(count: int, datatype: DataType = DataType.FLOAT) -> ReduceDescriptor:

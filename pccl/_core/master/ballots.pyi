@@ -23,6 +23,13 @@ class OpenCall:
     def waited_ns(self, now_ns: int) -> int: ...
 
 @final
+@record
+class Deadlock:
+    reason: str
+    involved: list[tuple[OpenCall, int]]
+    odd: dict[int, str]
+
+@final
 class Ballots:
     votes: dict[str, dict[int, Vote]]
     def __init__(self, *names: str) -> None: ...
@@ -34,4 +41,4 @@ class Ballots:
     def is_news(self, call: OpenCall) -> bool: ...
 
 def name_missing(missing: frozenset[int] | set[int], calls: list[OpenCall]) -> str: ...
-def find_deadlock(calls: list[OpenCall], oldest_ns: int) -> tuple[str, list[tuple[OpenCall, int]]]: ...
+def find_deadlock(calls: list[OpenCall], oldest_ns: int) -> Deadlock | None: ...

@@ -10,7 +10,7 @@ every peer casts a vote in every step of its training loop.
 
 from pccl._core.records import record
 
-from .deadlock import BlockingCall, describe_missing, explain_stuck, find_stuck
+from .deadlock import BlockingCall, describe_missing, explain_stuck, find_knots, find_odd, find_stuck
 
 
 @record
@@ -35,6 +35,15 @@ class OpenCall:
     def waited_ns(self, now_ns):
         """How long the first peer has waited for a missing one; 0 if no peer waits or none is missing."""
         return now_ns - min(self.waiting.values()) if self.missing and self.waiting else 0
+
+
+@record
+class Deadlock:
+    """Peers that wait for each other, and what the master does: it kicks the odd ones, or explains it to all."""
+
+    reason: str  # for all peers in it
+    involved: list  # (OpenCall, peer) for each peer, and each call that it waits in
+    odd: dict  # peer -> why it is kicked: a majority waits for it in another call; empty: there is no majority
 
 
 cdef class Ballots:
@@ -103,10 +112,12 @@ def name_missing(missing, calls):
 
 
 def find_deadlock(calls, oldest_ns):
-    """Find a deadlock in which all peers have waited since `oldest_ns`. Return why, and which peer is in which call."""
+    """Return a deadlock in which all peers have waited since `oldest_ns`; None if there is none."""
+    if len(calls) < 2:
+        return None
     waits = [BlockingCall(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
-    stuck = find_stuck(waits) if len(waits) > 1 else set()
-    involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & stuck)]
-    if not stuck or any(call.waiting[peer] > oldest_ns for call, peer in involved):
-        return "", []
-    return explain_stuck(waits, stuck), involved
+    for knot in find_knots(waits, find_stuck(waits)):
+        involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & knot)]
+        if all([call.waiting[peer] <= oldest_ns for call, peer in involved]):
+            return Deadlock(explain_stuck(waits, knot), involved, find_odd(waits, knot))
+    return None

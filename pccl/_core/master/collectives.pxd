@@ -4,6 +4,8 @@ cdef class OpenReduce:
     cdef readonly object tag             # chosen by users
     cdef readonly long long began_ns     # when the first member initiated it
     cdef readonly dict signatures        # peer -> the signature it gave, packed
+    cdef bytes first                     # the signature of the first vote
+    cdef bint is_mixed                   # a vote differed from the first; it may be gone again
     cdef readonly dict awaiting          # peer -> since when its caller blocks
     cdef public bint warned              # its long wait was reported
 
@@ -27,6 +29,8 @@ cdef class Collectives:
     cdef list failures                   # Failures of the event being handled
     cdef list commenced                  # (tag, sequence) of the event being handled
     cdef list outbox                     # (peers, message) of the event being handled
+    cdef dict odd                        # members that must be kicked -> reason; None: none
+    cdef bint is_mixed                   # an open tag may be mixed
 
     # What members say.
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=*)
@@ -38,6 +42,8 @@ cdef class Collectives:
     # What the master decides, and which members it tells.
     cdef bint decide(self, list ring, bint wired, bint ready) except -1
     cdef list tell(self, list ring, unsigned int epoch, tuple numbers)
+    cdef dict take_odd(self)
+    cdef dict _find_odd(self, list ring)
     cdef int _commence(self, list ring) except -1
     cdef int _tell_failures(self, tuple numbers) except -1
 

@@ -12,6 +12,11 @@ from one that was told that it failed: both votes belong to the next reduce of t
 **Sequence numbers** name the reduces that commenced. They grow by one and are never used again, also when the ring
 changes. All members get them in the same order, because a control link keeps the order of messages.
 
+**Signatures that differ.** If more than half of the ring gave the same signature, the other members are *odd*: the
+master kicks them, and so ends all tags of the group; the majority repeats them over the new ring. Only the first such
+tag is judged before the ring changes, so a kick never costs more than a minority of a ring. Without a majority the tag
+fails for all, with the explanation, and nobody is kicked.
+
 **A change of the ring** ends everything at once and needs no answer: the ring order tells the members to give up. What
 a member still says about a reduce that ended this way is ignored. A member that has reported its new edges sends
 nothing more about the old ring.
@@ -31,6 +36,7 @@ from .ballots import OpenCall
 from .deadlock import name_peers
 
 SIDES_MAX = 4  # different signatures that an explanation names; more would not help a reader
+REMEDY = "Reduce the same count, dtype and op under a tag on every peer"
 
 cdef Py_ssize_t operations_max = OPERATIONS_MAX
 
@@ -61,10 +67,11 @@ cdef class OpenReduce:
     """A tag that some members have initiated and that has not commenced."""
 
 
-cdef OpenReduce _new_open_tag(tag, long long now_ns):
+cdef OpenReduce _new_open_tag(tag, bytes signature, long long now_ns):
     cdef OpenReduce open_tag = OpenReduce.__new__(OpenReduce)
     open_tag.tag = tag
     open_tag.began_ns = now_ns
+    open_tag.first = signature
     open_tag.signatures = {}
     open_tag.awaiting = {}
     return open_tag
@@ -99,12 +106,15 @@ cdef class Collectives:
         self.failures = []
         self.commenced = []
         self.outbox = []
+        self.odd = None
+        self.is_mixed = False
 
     # ------------------------------------------------------------------------------------------ what members say
 
     cpdef str initiate(self, peer, bytes signatures, long long now_ns=0):
         """Take a member's votes. Return an empty text, or what is wrong with votes that no honest peer would send."""
         cdef OpenReduce open_tag
+        cdef bytes signature
         cdef list votes
         cdef set held = self.held.get(peer)
         if held is None:
@@ -121,7 +131,9 @@ cdef class Collectives:
             held.add(tag)
             open_tag = self.open.get(tag)
             if open_tag is None:
-                open_tag = self.open[tag] = _new_open_tag(tag, now_ns)
+                open_tag = self.open[tag] = _new_open_tag(tag, signature, now_ns)
+            elif signature != open_tag.first:
+                open_tag.is_mixed = self.is_mixed = True
             open_tag.signatures[peer] = signature
             self.ripe[tag] = None
         return ""
@@ -223,12 +235,21 @@ cdef class Collectives:
         self.open.clear()
         self.running.clear()
         self.ripe.clear()
+        self.is_mixed = False
 
     cdef bint decide(self, list ring, bint wired, bint ready) except -1:
         """Decide what can be decided. Return True if there are failures: then `tell` needs the numbers of the world.
 
         `ready`: the ring is wired, and all peers in it are members.
         """
+        if self.is_mixed and ready and self.ripe:
+            self.odd = self._find_odd(ring)
+            if self.odd is not None:
+                # The kicks change the ring and so interrupt every tag: no other verdict can be sent before the wiring.
+                self.ripe.clear()
+                self.aborted += self.failures
+                self.failures = []
+                return False
         if wired and self.aborted:
             self.failures += self.aborted
             self.aborted = []
@@ -251,6 +272,18 @@ cdef class Collectives:
             self.outbox = []
         return told
 
+    cdef dict _find_odd(self, list ring):
+        """Return the members that must be kicked, of the first complete tag with a majority; None if there are none."""
+        cdef OpenReduce open_tag
+        self.is_mixed = any([open_tag.is_mixed for open_tag in self.open.values()])
+        for tag in self.ripe:
+            open_tag = self.open.get(tag)
+            if open_tag is not None and open_tag.is_mixed and len(open_tag.signatures) == len(ring):
+                odd = _outvoted(open_tag)
+                if odd:
+                    return odd
+        return None
+
     cdef int _commence(self, list ring) except -1:
         """Close every vote that is unanimous, and commence what can commence."""
         cdef OpenReduce open_tag
@@ -262,7 +295,7 @@ cdef class Collectives:
             if len(ring) < 2:
                 reason = "this peer is alone in its group: wait for others, then call again"
                 self.failures.append(Failure(set(ring), tag, 0, TOO_FEW_PEERS, reason))
-            elif not _is_one_signature(open_tag):
+            elif open_tag.is_mixed and not _is_one_signature(open_tag):
                 self.failures.append(Failure(set(ring), tag, 0, INVALID_ARGUMENT, _explain_difference(open_tag)))
             else:
                 self.latest += 1
@@ -270,6 +303,12 @@ cdef class Collectives:
                 self.commenced.append((tag, self.latest))
         self.ripe.clear()
         return 0
+
+    cdef dict take_odd(self):
+        """Return the members that gave another signature than the majority, and the reason for their kick."""
+        cdef dict odd = self.odd
+        self.odd = None
+        return odd
 
     cdef int _tell_failures(self, tuple numbers) except -1:
         for failure in self.failures:
@@ -321,6 +360,7 @@ cdef class Collectives:
         cdef RunningReduce run
         where, members = f"group {self.number}", set(ring)
         assert not self.outbox and not self.failures and not self.commenced, f"{where}: a message was not sent"
+        assert self.odd is None, f"{where}: members {self.odd} were not kicked"
         assert not (wired and self.aborted or ready and self.ripe), f"{where}: a verdict or a vote is overdue"
         held = {peer: set() for peer in members}
         for tag, open_tag in self.open.items():
@@ -359,13 +399,36 @@ cdef bint _is_one_signature(OpenReduce open_tag) except -1:
     return True
 
 
-cdef str _explain_difference(OpenReduce open_tag):
-    """Say which members gave which signature."""
+cdef dict _camps(OpenReduce open_tag):
+    """Return signature -> the members that gave it."""
     camps = {}
     for peer, signature in open_tag.signatures.items():
         camps.setdefault(signature, []).append(peer)
+    return camps
+
+
+cdef dict _outvoted(OpenReduce open_tag):
+    """Return the members outside the majority, each with the reason for its kick; nothing if there is no majority."""
+    camps = _camps(open_tag)
+    right = max(camps, key=lambda signature: len(camps[signature]))
+    if 2 * len(camps[right]) <= len(open_tag.signatures):
+        return {}
+    said = f"{name_peers(sorted(camps[right]))} gave {unpack_signatures(right)[0]}"
+    odd = {}
+    for signature, peers in camps.items():
+        if signature != right:
+            reason = (
+                f"it does not agree with the majority on what all_reduce (tag {open_tag.tag}) is: it gave "
+                f"{unpack_signatures(signature)[0]}; {said}. {REMEDY}"
+            )
+            odd.update(dict.fromkeys(peers, reason))
+    return odd
+
+
+cdef str _explain_difference(OpenReduce open_tag):
+    """Say which members gave which signature."""
+    camps = _camps(open_tag)
     parts = [f"{name_peers(sorted(peers))}: {unpack_signatures(signature)[0]}" for signature, peers in camps.items()]
     more = f"; and {len(parts) - SIDES_MAX} more" if len(parts) > SIDES_MAX else ""
     sides = f"{'; '.join(parts[:SIDES_MAX])}{more}"
-    remedy = "Reduce the same count, dtype and op under a tag on every peer"
-    return f"the members do not agree on what all_reduce (tag {open_tag.tag}) is: {sides}. {remedy}"
+    return f"the members do not agree on what all_reduce (tag {open_tag.tag}) is: {sides}. {REMEDY}"

@@ -3,7 +3,11 @@
 A blocking call completes when its whole electorate has made it. A peer in no call may still make any call; a peer in a
 call continues when one of its calls completes. The search begins with the free peers and adds every peer that can
 continue, until nothing changes; the other peers wait for ever. A peer with threads in several calls counts as free when
-one of these calls can complete, so there is no false alarm. Pure functions over names and peer ids.
+one of these calls can complete, so there is no false alarm.
+
+Stuck peers that wait for each other form one *knot*; two knots do not concern each other. If more than half of a knot
+waits in the same call, the peers that this call misses are *odd*: without them it completes, because every other peer
+that it misses can continue. Pure functions over names and peer ids.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from pccl._core.records import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+REMEDY = "Let all peers make the same blocking calls in the same order."
 
 
 @record
@@ -42,6 +48,35 @@ def find_stuck(calls: list[BlockingCall]) -> set[int]:
     return blocked - free
 
 
+def find_knots(calls: list[BlockingCall], stuck: set[int]) -> list[set[int]]:
+    """Return the stuck peers, those together that share a call or wait for each other; the lowest peer first."""
+    knots: list[set[int]] = []
+    for call in calls:
+        if call.present & stuck:
+            joined = set(call.present | call.electorate) & stuck
+            apart = [knot for knot in knots if not knot & joined]
+            knots = [*apart, joined.union(*[knot for knot in knots if knot & joined])]
+    return sorted(knots, key=min)
+
+
+def find_odd(calls: list[BlockingCall], knot: set[int]) -> dict[int, str]:
+    """Return the peers of a knot that its majority waits for, each with the reason; nothing without a majority."""
+    largest = max(calls, key=lambda call: len(call.present & knot))
+    majority = largest.present & knot
+    if 2 * len(majority) <= len(knot):
+        return {}
+    odd = sorted(largest.electorate & knot - majority)
+    return {peer: _explain_odd(calls, peer, largest.name, majority) for peer in odd}
+
+
+def _explain_odd(calls: list[BlockingCall], peer: int, name: str, majority: frozenset[int]) -> str:
+    own = " and ".join(sorted({call.name for call in calls if peer in call.present}))
+    return (
+        f"it waits in {own}, and the majority ({name_peers(sorted(majority))}) in {name}: these calls can never meet. "
+        f"{REMEDY}"
+    )
+
+
 def explain_stuck(calls: list[BlockingCall], stuck: set[int]) -> str:
     """One sentence that names every call, the peers in it, and the remedy."""
     parts = []
@@ -49,10 +84,7 @@ def explain_stuck(calls: list[BlockingCall], stuck: set[int]) -> str:
         present = sorted(call.present & stuck)
         if present:
             parts.append(f"{name_peers(present)} in {call.name}")
-    return (
-        f"these calls can never meet: {'; '.join(parts)}. Each waits for the others to make the same call. "
-        "Let all peers make the same blocking calls in the same order."
-    )
+    return f"these calls can never meet: {'; '.join(parts)}. Each waits for the others to make the same call. {REMEDY}"
 
 
 def describe_missing(votes: dict[str, dict[int, Any]], missing: list[int]) -> str:

@@ -3,8 +3,9 @@
 A vote names a revision, a strategy, and the digests of schema and content. The decision is made once all members have
 voted, and does not depend on the order of the votes:
 
-1. *Schemas* must be equal. The right schema is that of the agreed state, else the one that most peers have, else that
-   of the lowest peer id. A peer with another schema is kicked, and told which key differs.
+1. *Schemas* must be equal. The right schema is that of the agreed state, else the one that more than half of the peers
+   have. A peer with another schema is kicked, and told which key differs. If there is no right schema, all calls fail
+   with that explanation.
 2. *Strategies*: if one peer uses ENFORCE_POPULAR, all must. If no peer would give its state, all calls fail.
 3. *Revisions*: one more than the agreed revision is expected; a peer beyond that is kicked. Before the first agreed
    state the highest revision is expected. If no peer has the expected revision, only the agreed content is a candidate,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 ENFORCE_POPULAR, RECEIVE_ONLY, SEND_ONLY = 0, 1, 2
 STRATEGIES = ("ENFORCE_POPULAR", "RECEIVE_ONLY", "SEND_ONLY")
 
+SCHEMAS_MAX = 3  # different schemas that an explanation names; more would not help a reader
+
 NEVER = -1  # the agreed revision before the first agreed state
 
 
@@ -63,15 +66,13 @@ class Decision:
     receivers: tuple[tuple[int, bool], ...] = ()  # peers that lack it; True: outdated, takes over everything
 
 
-def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes:
-    """Return the schema that all peers should have."""
+def choose_schema(votes: Mapping[int, StateVote], agreed: bytes) -> bytes | None:
+    """Return the schema that all peers should have; None if no state is agreed and there is no majority."""
     holders = Counter(vote.schema for vote in votes.values())
     if agreed in holders:
         return agreed
-    lowest: dict[bytes, int] = {}
-    for peer in sorted(votes, reverse=True):
-        lowest[votes[peer].schema] = peer
-    return max(holders, key=lambda schema: (holders[schema], -lowest[schema]))
+    [(schema, count)] = holders.most_common(1)
+    return schema if 2 * count > len(votes) else None
 
 
 def kick_odd_schemas(
@@ -83,6 +84,20 @@ def kick_odd_schemas(
         for peer, vote in votes.items()
         if vote.schema != right
     }
+
+
+def explain_schemas(votes: Mapping[int, StateVote], schemas: Mapping[bytes, bytes]) -> str:
+    """Say how the schemas differ from that of the lowest peer, if there is no right one."""
+    holders: dict[bytes, list[int]] = {}
+    for peer in sorted(votes):
+        holders.setdefault(votes[peer].schema, []).append(peer)
+    first, *others = holders
+    parts = [f"{name_peers(holders[other])}: {_explain(first, other, schemas)}" for other in others]
+    more = f"; and {len(parts) - SCHEMAS_MAX} more" if len(parts) > SCHEMAS_MAX else ""
+    return (
+        f"the members do not agree on what the shared state is. Compared with {name_peers(holders[first])}, "
+        f"{'; '.join(parts[:SCHEMAS_MAX])}{more}. Pass tensors of the same names, dtypes and sizes on every peer"
+    )
 
 
 def _explain(right: bytes, wrong: bytes, schemas: Mapping[bytes, bytes]) -> str:

@@ -44,6 +44,14 @@ class PeerWent:
 
 
 @record
+class DialledBack:
+    """The answer to DialBack: the reason why the master cannot reach that peer, empty if it has reached it."""
+
+    conn: int
+    reason: str
+
+
+@record
 class MoonshotFound:
     """The moonshot found a ring: these peers, in this order."""
 
@@ -68,7 +76,7 @@ class VoteReopened:
 
 @record
 class NewcomerWaits:
-    """A peer registered after all members have voted."""
+    """A newcomer fits into a ring, after all members have voted."""
 
 
 @record
@@ -102,6 +110,16 @@ class Dismiss:
     """Close the connection after everything sent to it has left."""
 
     conn: int
+
+
+@record
+class DialBack:
+    """Find out whether the master reaches this peer where others will dial it; `DialledBack` follows."""
+
+    conn: int
+    host: str
+    port: int
+    instance: bytes
 
 
 @record

@@ -35,11 +35,13 @@ cdef class Group:
         self.collectives = Collectives(number)
         self.consensus = StateConsensus(number)
 
-    def add(self, peer):
-        """Put a newcomer at the end of the ring; an optimisation may find a better position for it."""
-        self.ring.append(peer)
-        self.newcomers.add(peer)
-        self.bandwidths.add(peer)
+    def add(self, ring, newcomers):
+        """Change the ring to this one, with newcomers; an optimisation may find better ranks for them."""
+        assert set(ring) == {*self.ring, *newcomers}, f"{ring} are not the members {self.ring} and {newcomers}"
+        self.ring = ring
+        self.newcomers.update(newcomers)
+        for peer in newcomers:
+            self.bandwidths.add(peer)
 
     def accept(self, peer):
         """The newcomer is a member."""

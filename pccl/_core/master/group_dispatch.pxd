@@ -17,6 +17,7 @@ cdef class GroupDispatch:
     cdef bint settle(self) except -1
     cdef int _settle_group(self, number) except -1
     cdef int _settle_collectives(self, Group group) except -1
+    cdef int _note_overwrite(self, Peer peer, revision, agreed) except -1
     cdef int _settle_consensus(self, Group group) except -1
     cdef tuple _numbers(self, Group group)
     cdef int _tell(self, Peer peer, Group group, message) except -1

@@ -9,9 +9,9 @@ Part of the master's machine. Every reduce passes through here twice for each me
 that: this path is typed and has no look-ups by name.
 """
 
-from pccl._core.protocol.events import DEBUG, FINISH, SYNC, TOPOLOGY
+from pccl._core.protocol.events import DEBUG, FINISH, SYNC, TOPOLOGY, WARNING
 from pccl._core.protocol.messages import ReduceFailed, World
-from pccl._core.protocol.outcomes import INVALID_USAGE
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE
 
 from .collectives cimport Collectives
 from .group cimport Group
@@ -113,7 +113,7 @@ cdef class GroupDispatch:
         return 0
 
     cdef int _settle_collectives(self, Group group) except -1:
-        """Tell the members what became of their collectives."""
+        """Tell the members what became of their collectives, and kick those that disagree with a majority."""
         cdef Collectives collectives = group.collectives
         cdef bint wired = group.number not in self.members.wiring
         cdef tuple numbers = None
@@ -123,6 +123,9 @@ cdef class GroupDispatch:
         for told, message in collectives.tell(group.ring, group.epoch, numbers):
             for peer_id in told:
                 self._tell(peers[peer_id], group, message)
+        if collectives.odd is not None:
+            for peer_id, reason in sorted(collectives.take_odd().items()):
+                self.members.kick(peers[peer_id], INVALID_ARGUMENT, reason)
         return 0
 
     cdef int _tell(self, Peer peer, Group group, message) except -1:
@@ -136,6 +139,15 @@ cdef class GroupDispatch:
     cdef tuple _numbers(self, Group group):
         """The numbers of the world as this group sees it now, in the order of World and ReduceFailed."""
         return *self.members.numbers(group, self.members.world()), self.members.round
+
+    cdef int _note_overwrite(self, Peer peer, revision, agreed) except -1:
+        """Count a sync that overwrote a divergent member. Its own log names the tensors."""
+        peer.overwritten += 1
+        self.members.count("overwritten")
+        level = WARNING if peer.overwritten == 1 else DEBUG
+        line = f"peer={peer.id} overwritten by a sync group={peer.group} times={peer.overwritten}"
+        self.members.log(level, f"{line} revision={revision} agreed={agreed}")
+        return 0
 
     cdef int _settle_consensus(self, Group group) except -1:
         """Tell the members what became of their vote; what was agreed is saved before any member relies on it."""
@@ -151,6 +163,8 @@ cdef class GroupDispatch:
             members.log(DEBUG, f"group={group.number} agreed revision={consensus.revision} digest={digest}")
         for peer_id, message in told:
             self._tell(members.peers[peer_id], group, message)
+        for peer_id, revision, agreed_revision in consensus.overwritten:
+            self._note_overwrite(members.peers[peer_id], revision, agreed_revision)
         for peer_id, (result, reason) in sorted(kicks.items()):
             members.kick(members.peers[peer_id], result, reason)
         return 0

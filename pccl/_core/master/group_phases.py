@@ -3,6 +3,7 @@
 (phase, event) -> the phases that may follow when the event is over. An event is a message of any member, or one of:
 
 - PeerWent: a member of this group was removed, in whatever way; a sender that is kicked for its message is removed too.
+  The vote that completes a tag may remove the minority of its members, and so interrupt the tag at once.
 - Tick: a sweep broke a deadlock, or ended the probes of an optimisation.
 
 An event that is not here changes no phase. The tables have no handlers: `group_dispatch` passes a message to the group
@@ -51,7 +52,7 @@ CONSENSUS: PhaseTable = {
     (VOTING, PeerWent): (VOTING, ASKING, TRANSFERRING, IDLE),
     (VOTING, Tick): (VOTING, IDLE),
     (ASKING, VoteSync): (ASKING, TRANSFERRING, IDLE),
-    (ASKING, Schema): (ASKING, VOTING),
+    (ASKING, Schema): (ASKING, VOTING, IDLE),
     (ASKING, Fetched): (ASKING,),
     (ASKING, Withdraw): (ASKING, VOTING, IDLE),
     (ASKING, PeerWent): (ASKING, VOTING, TRANSFERRING, IDLE),
@@ -65,7 +66,7 @@ CONSENSUS: PhaseTable = {
 # A tag of a member that remains in the group, whichever member sends the message. The last probe of an optimisation, or
 # the end of a late one, may change the ring while a member that gave the optimisation up reduces.
 COLLECTIVES: PhaseTable = {
-    (FREE, Initiate): (OPEN, RUNNING, FAILED),
+    (FREE, Initiate): (OPEN, RUNNING, INTERRUPTED, FAILED),
     (OPEN, Initiate): (OPEN, RUNNING, FAILED),
     (OPEN, WithdrawReduce): (OPEN, FAILED),
     (OPEN, Wired): (OPEN, RUNNING, INTERRUPTED, FAILED),

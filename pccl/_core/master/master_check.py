@@ -142,6 +142,7 @@ def check_master(master: Any) -> None:
 def _check_consensus(master: Any, group: Any) -> None:
     """Assert that a member in a sync is in no other major call."""
     consensus = group.consensus
+    assert consensus.synced <= set(group.ring), f"group {group.number}: {consensus.synced} synced, but are no members"
     if consensus.is_idle():
         consensus.check(set())
         return

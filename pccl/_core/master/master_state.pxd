@@ -1,5 +1,6 @@
 # The parts of the master's machine and the class that joins them; the bodies are in master_state.pyx.
 
+from .admission cimport Admission
 from .ballots cimport Ballots
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
@@ -12,6 +13,7 @@ cdef class MasterState:
     cdef readonly Ballots ballots       # votes of all members
     cdef readonly dict votes            # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly Optimizer optimizer   # of the rings
+    cdef readonly Admission admission   # newcomers and their places
     cdef readonly TopologyRound topology_round  # admits newcomers
     cdef readonly Runs runs             # begins and finishes runs
     cdef GroupDispatch dispatch         # passes messages of members to their group

@@ -5,6 +5,7 @@ from typing import Any, Final, Self, final
 from pccl._core.protocol.messages import VotePending, Withdraw
 from pccl.options import Options
 
+from .admission import Admission
 from .ballots import Ballots, Vote
 from .membership import Membership, Peer
 from .optimizer import Optimizer
@@ -23,6 +24,8 @@ class MasterState:
     def ballots(self) -> Ballots: ...
     @property
     def votes(self) -> dict[str, dict[int, Vote]]: ...
+    @property
+    def admission(self) -> Admission: ...
     @property
     def optimizer(self) -> Optimizer: ...
     @property

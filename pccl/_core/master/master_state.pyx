@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The master's machine: it decides which calls complete and which peers are admitted. Events in, actions out.
 
-`MasterState` has the parts and joins them: peers and rings (`membership`), votes of all members (`ballots`), topology
-rounds (`topology_round`), the optimisation of the rings (`optimizer`), the begin and the end of runs (`runs`), and what
-members say to their own group (`group_dispatch`).
+`MasterState` has the parts and joins them: peers and rings (`membership`), newcomers (`admission`), votes of all members
+(`ballots`), topology rounds (`topology_round`), the optimisation of the rings (`optimizer`), the begin and the end of
+runs (`runs`), and what members say to their own group (`group_dispatch`).
 
 **Phases.** A peer that passed the handshake is *registered*; it becomes *accepted* in a topology round, and is *gone*
 when it is lost, leaves, or is kicked. `TRANSITIONS` says which message is legal in which phase, which part handles it,
@@ -13,14 +13,17 @@ have phases and tables of their own.
 
 **A lost member** (closed connection, silence, goodbye, kick) loses its votes and is removed from its ring. The ring is
 ordered anew at once, without a vote; other groups are not affected. The same happens when an edge breaks between two
-living peers. Rings avoid a pair that cannot connect; if no ring is possible, a newcomer is kicked, or a member if there
-is no newcomer.
+living peers. Rings avoid a pair that cannot connect; if no ring is possible, the peer that most others cannot reach is
+kicked.
 
 **Collectives** belong to one group. A ring that changes ends all collectives of its group; a member that has one
 without a verdict cannot vote on the topology, so no round closes during a collective. **The shared state** belongs to
 one group too: a member in a sync can neither vote on the topology nor reduce meanwhile. A change of the ring does not
 affect the sync. An **optimisation** of the rings is a vote of all members, like a topology round; neither closes while
 the other is under way.
+
+**Odd peers.** Where more than half of the peers concerned agree on a signature, a call or a schema, the others are
+kicked with both sides in the reason, and the majority goes on. Without a majority all of them get the explanation.
 
 **After every event** `_settle` does everything that follows: it orders changed rings, and lets the topology round, the
 optimisation and the groups go on as far as they can. The work of an event does not grow with the number of peers,
@@ -34,18 +37,19 @@ from collections import deque
 from pccl._core.protocol.events import FINISH, OPTIMIZE, PENDING, TOPOLOGY, WARNING, Tick
 from pccl._core.protocol.messages import (
     Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer, Probed,
-    VoteFinish, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
+    Tried, VoteFinish, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 from pccl._core.story import attach, show
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
+from .admission cimport Admission
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
 from .runs cimport Runs
 from .topology_round cimport TopologyRound
-from .events import MoonshotFound, PeerCame, PeerSaid, PeerWent
+from .events import DialledBack, MoonshotFound, PeerCame, PeerSaid, PeerWent
 from .ballots import Ballots, Vote, find_deadlock, name_missing
 from .deadlock import name_peers
 from .master_check import check_master, check_transitions, observe
@@ -61,7 +65,8 @@ cdef class MasterState:
         self.ballots = Ballots(TOPOLOGY, PENDING, OPTIMIZE, FINISH)
         self.votes = self.ballots.votes
         self.optimizer = Optimizer(self.members, self.ballots)
-        self.topology_round = TopologyRound(self.members, self.ballots, self.optimizer)
+        self.admission = Admission(self.members)
+        self.topology_round = TopologyRound(self.members, self.ballots, self.optimizer, self.admission)
         self.dispatch = GroupDispatch(self.members, self.optimizer, self.ballots)
         self.runs = Runs(self.members, self.ballots, self.optimizer, self.topology_round)
         self.members.on_removed = self._removed
@@ -76,7 +81,9 @@ cdef class MasterState:
 
     def _bind_handlers(self):
         """Return phase -> type of a message or event -> bound handler, so that a look-up needs no tuple."""
-        parts = self, self.members, self.topology_round, self.optimizer, self.dispatch, self.runs
+        parts = (
+            self, self.members, self.admission, self.topology_round, self.optimizer, self.dispatch, self.runs,
+        )
         bound = {REGISTERED: {}, ACCEPTED: {}}
         for (phase, kind), (handler, _) in TRANSITIONS.items():
             [part] = [part for part in parts if getattr(type(part), handler.__name__, None) is handler]
@@ -102,8 +109,9 @@ cdef class MasterState:
                 peer.heard_ns = now_ns
                 self._hear(peer, event.message)
         elif kind is PeerCame:
-            if self.runs.admits(event):
-                self.members.register(event)
+            peer = self.members.register(event) if self.runs.admits(event) else None
+            if peer is not None:
+                self.admission.register(peer)
         elif kind is PeerWent:
             peer = self.members.conns.get(event.conn)
             if peer is not None:
@@ -111,6 +119,8 @@ cdef class MasterState:
         elif kind is Tick:
             if now_ns >= self.next_deadline_ns:
                 self._sweep(event)
+        elif kind is DialledBack:
+            self.admission.on_dialled_back(event)
         elif kind is MoonshotFound:
             self.optimizer.take_moonshot(event)
         else:
@@ -132,8 +142,9 @@ cdef class MasterState:
         return 0
 
     def _removed(self, Peer peer, bint in_ring):
-        """Remove the votes of a peer that is gone, and its part in an optimisation."""
+        """Remove the votes of a peer that is gone, its trials, and its part in an optimisation."""
         self.ballots.drop(peer.id)
+        self.admission.remove(peer)
         self.optimizer.remove(peer, in_ring)
 
     # ------------------------------------------------------------------------------------------ votes
@@ -156,6 +167,7 @@ cdef class MasterState:
         """Do everything that follows. Each turn of the loop consumes something, so the loop ends."""
         while (
             self.members.order_changed_rings()
+            or self.admission.settle()
             or self.topology_round.settle()
             or self.optimizer.settle()
             or self.dispatch.settle()
@@ -170,7 +182,7 @@ cdef class MasterState:
         cdef dict votes = self.votes[PENDING]
         if not votes or len(votes) < len(members.accepted):
             return 0
-        pending = bool(members.registered or members.admitting)
+        pending = bool(self.admission.fitting or members.admitting)
         for peer_id, vote in self.ballots.close(PENDING).items():
             members.send(members.peers[peer_id], PendingAnswer(vote.call, pending))
         return 0
@@ -190,6 +202,7 @@ cdef class MasterState:
             for peer in list(members.peers.values()):
                 self.handlers[peer.phase][Tick](peer, tick)
             self._end_slow_wiring()
+            self.admission.sweep()
             self.optimizer.sweep(tick)
             self._watch_calls()
             self._warn_newcomers()
@@ -269,13 +282,21 @@ cdef class MasterState:
             members.send(members.peers[peer_id], Notice(WARNING, line))
 
     def _break_deadlocks(self):
+        """Kick the minority of every deadlock, and so free the majority; explain it to all if there is no majority."""
         cdef Membership members = self.members
         oldest_ns = members.now_ns - nanoseconds(members.options.deadlock_timeout)
-        reason, stuck = find_deadlock(self._open_calls(), oldest_ns)
-        if stuck:
+        while (deadlock := find_deadlock(self._open_calls(), oldest_ns)) is not None:
             members.count("deadlocks")
-            members.log(WARNING, reason)
-        for call, peer_id in stuck:
+            members.log(WARNING, deadlock.reason)
+            for peer_id, reason in deadlock.odd.items():
+                members.kick(members.peers[peer_id], INVALID_USAGE, reason)
+            if not deadlock.odd:
+                self._explain_deadlock(deadlock)
+
+    def _explain_deadlock(self, deadlock):
+        cdef Membership members = self.members
+        reason = deadlock.reason
+        for call, peer_id in deadlock.involved:
             peer = members.peers[peer_id]
             if call.tag is not None:
                 members.group_to_settle(peer).collectives.fail(peer_id, call.tag.tag, reason)
@@ -314,6 +335,7 @@ cdef class MasterState:
     def check(self):
         """Invariants between two events; run after every one in all tests."""
         check_master(self)
+        self.admission.check()
         self.topology_round.check()
         self.optimizer.check()
         self.runs.check()
@@ -326,6 +348,7 @@ TRANSITIONS = {
     (REGISTERED, Wired): (Membership.on_wired, (REGISTERED, ACCEPTED, GONE)),
     (REGISTERED, WireFailed): (Membership.on_wire_failed, (REGISTERED, GONE)),
     (REGISTERED, EdgeLost): (Membership.on_edge_lost, (REGISTERED, GONE)),
+    (REGISTERED, Tried): (Admission.on_tried, (REGISTERED, ACCEPTED, GONE)),
     (REGISTERED, Beat): (Membership.on_beat, (REGISTERED, GONE)),
     (REGISTERED, Leave): (Membership.on_leave, (GONE,)),
     (REGISTERED, PeerWent): (Membership.on_went, (GONE,)),
@@ -346,6 +369,7 @@ TRANSITIONS = {
     (ACCEPTED, Wired): (Membership.on_wired, (ACCEPTED, GONE)),
     (ACCEPTED, WireFailed): (Membership.on_wire_failed, (ACCEPTED, GONE)),
     (ACCEPTED, EdgeLost): (Membership.on_edge_lost, (ACCEPTED, GONE)),
+    (ACCEPTED, Tried): (Admission.on_tried, (ACCEPTED, GONE)),
     (ACCEPTED, Beat): (Membership.on_beat, (ACCEPTED, GONE)),
     (ACCEPTED, Leave): (Membership.on_leave, (GONE,)),
     (ACCEPTED, PeerWent): (Membership.on_went, (GONE,)),

@@ -9,10 +9,13 @@ cdef class Peer:
     cdef readonly int lanes             # its pool size
     cdef readonly str host              # where other peers dial it
     cdef readonly int port
+    cdef readonly bytes instance        # names its process: whoever dials that port can tell that it is the right one
+    cdef readonly bint is_proven        # it was in a wired ring with another peer, so peers can reach it
     cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
     cdef public bint warned             # it was told once which peers it waits for
+    cdef public int overwritten         # how many syncs overwrote it as a divergent member
     cdef public long long told_world    # `world_changes` when it last got the numbers of the world
     cdef readonly object tx_bytes       # bytes that its lanes have sent, as of its latest heartbeat
     cdef readonly object rx_bytes
@@ -44,6 +47,7 @@ cdef class Membership:
     cdef readonly set wiring            # numbers of groups whose members have not all reported
     cdef readonly set changed           # numbers of groups that need a new order; empty between events
     cdef readonly set unsettled         # numbers of groups that must be settled; empty between events
+    cdef readonly set reordered         # numbers of groups whose ring has changed; empty between events
 
     # The event being handled, and what every part of the machine may do.
     cdef list begin(self, long long now_ns)
@@ -54,9 +58,9 @@ cdef class Membership:
     cdef int count(self, str name, int times=*) except -1
 
     # Peers come, become members, and go.
-    cdef int register(self, event) except -1
+    cdef Peer register(self, event)
     cdef int remove(self, Peer peer, str how, str reason) except -1
-    cdef set admit_registered(self)
+    cdef int admit(self, number, ring, newcomers) except -1
     cdef set accept_admitted(self)
     cdef tuple world(self)
     cdef tuple numbers(self, Group group, tuple world)

@@ -24,7 +24,10 @@ ACCEPTED = "accepted"  # a member
 GONE = "gone"  # lost, left or kicked
 
 IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a restarted master goes on behind them
-COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "optimized", "finished", "refused")
+COUNTERS = (
+    *("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "overwritten", "optimized", "finished"),
+    "refused",
+)
 
 cdef long long RATE_NS_MIN = 50_000_000  # a rate is never computed over a shorter time
 
@@ -39,10 +42,12 @@ cdef class Peer:
         self.lanes = min(max(register.lanes, 1), LANES_MAX)
         self.host = register.host or host
         self.port = register.port
+        self.instance = register.instance
         self.phase = REGISTERED
         self.heard_ns = now_ns
         self.phase_ns = now_ns
         self.warned = False
+        self.overwritten = 0
         self.tx_bytes = self.rx_bytes = 0
         self.tx_rate = self.rx_rate = 0.0
         self.mark = now_ns, 0, 0
@@ -76,7 +81,7 @@ cdef class Membership:
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
         self.now_ns = self.began_ns = now_ns
         self.actions = []
-        self.wiring, self.changed, self.unsettled = set(), set(), set()
+        self.wiring, self.changed, self.unsettled, self.reordered = set(), set(), set(), set()
 
     # ------------------------------------------------------------------------------------------ one event
 
@@ -113,14 +118,14 @@ cdef class Membership:
 
     # ------------------------------------------------------------------------------------------ membership
 
-    cdef int register(self, event) except -1:
-        """Register a peer that has passed the handshake; refuse it if there are too many groups."""
+    cdef Peer register(self, event):
+        """Register a peer that has passed the handshake. If there are too many groups, refuse it and return None."""
         cdef Peer peer
         register = event.register
         if register.group not in self.groups and len(self.groups) + len(self.registered) >= GROUPS_MAX:
             self.actions.append(SendTo(event.conn, Kick(INVALID_USAGE, f"there are {GROUPS_MAX} peer groups already")))
             self.actions.append(Dismiss(event.conn))
-            return 0
+            return None
         if self.next_id == self.reserved_id:
             self.reserved_id += IDS_AT_ONCE
             self.actions.append(Save())
@@ -130,7 +135,7 @@ cdef class Membership:
         self.registered.add(peer.id)
         self.send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
         self.log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
-        return 0
+        return peer
 
     cdef int remove(self, Peer peer, str how, str reason) except -1:
         """Remove a peer from the run. `how` is lost, left, kicked or finished: it names a counter."""
@@ -157,23 +162,20 @@ cdef class Membership:
         """The last member is gone: keep the agreed state, and delete a group that has none."""
         self.changed.discard(group.number)
         self.wiring.discard(group.number)
+        self.reordered.add(group.number)
         if group.consensus.revision == NEVER:
             del self.groups[group.number]
 
-    cdef set admit_registered(self):
-        """Close a topology round: put every newcomer into its group's ring. Returns the numbers of those groups."""
-        cdef Peer peer
-        cdef Group group
-        numbers = set()
-        self.admitting = set(self.registered)
-        self.registered.clear()
-        for peer_id in sorted(self.admitting):
-            peer = self.peers[peer_id]
-            group = self.groups.get(peer.group) or self.new_group(peer.group)
-            group.add(peer_id)
-            self.changed.add(group.number)
-            numbers.add(group.number)
-        return numbers
+    cdef int admit(self, number, ring, newcomers) except -1:
+        """Close a topology round for a group: its ring is this one, with these newcomers."""
+        cdef Group group = self.groups.get(number)
+        if group is None:
+            group = self.new_group(number)
+        group.add(ring, newcomers)
+        self.admitting.update(newcomers)
+        self.registered.difference_update(newcomers)
+        self.changed.add(number)
+        return 0
 
     cdef set accept_admitted(self):
         """Complete a topology round: the newcomers are members from now on. Returns their ids."""
@@ -275,6 +277,15 @@ cdef class Membership:
         if group is not None and group.reported(peer.id, message.epoch):
             self.wiring.discard(peer.group)
             self.unsettled.add(peer.group)
+            if len(group.ring) > 1:
+                self._prove(group)
+
+    def _prove(self, Group group):
+        """Note that these peers reach each other: their ring is wired."""
+        cdef Peer peer
+        for peer_id in group.ring:
+            peer = self.peers[peer_id]
+            peer.is_proven = True
 
     def on_wire_failed(self, Peer peer, message):
         """A member cannot connect to its next peer."""
@@ -326,6 +337,7 @@ cdef class Membership:
             self.count("rewired")
             self.world_changes += 1
             self.wiring.add(number)
+            self.reordered.add(number)
             ring = group.ring if len(group.ring) <= 16 else f"of {len(group.ring)}"
             self.log(INFO, f"group={number} epoch={group.epoch} ring={ring}")
         self.changed.clear()

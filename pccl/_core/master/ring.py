@@ -9,6 +9,7 @@ network has few forbidden pairs and most orders are legal. Pure functions over p
 from __future__ import annotations
 
 EXHAUSTIVE_MAX = 12  # the exact search takes 2^n * n steps: some ten milliseconds at twelve
+SPARING_MAX = 9  # members up to which every single removal is tried: nine searches of at most a few milliseconds
 SEARCH_STEPS_MAX = 50_000  # the bounded search gives up after this, well below a tenth of a second
 
 Pair = tuple[int, int]  # source, target
@@ -38,8 +39,9 @@ def find_ring(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:
 def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], suspects: set[int]) -> int:
     """Return the peer to kick when no ring exists.
 
-    It is from the first of the `sorts` below that has peers: the one with most forbidden pairs, then the youngest.
-    Suspects are members that have fallen silent: a peer that cannot reach them must not be kicked for it.
+    The larger set that can form a ring goes on: a peer without which the others have a ring is preferred, a newcomer
+    among such; then the peer with most forbidden pairs, then the youngest. Suspects are members that have fallen
+    silent: a peer that cannot reach them must not be kicked for it.
     """
     members = set(order)
     blame = dict.fromkeys(order, 0)
@@ -48,14 +50,14 @@ def choose_victim(order: list[int], newcomers: set[int], forbidden: set[Pair], s
             blame[source] += 1
             blame[target] += 1
     guilty = [peer for peer in order if blame[peer]]
-    sorts = (
-        [peer for peer in guilty if peer in suspects],
-        [peer for peer in guilty if peer in newcomers],
-        [peer for peer in order if peer in newcomers],
-        guilty,
-        order,
-    )
-    return max(next(sort for sort in sorts if sort), key=lambda peer: (blame[peer], peer))
+    silent = [peer for peer in guilty if peer in suspects]
+    if silent:
+        return max(silent, key=lambda peer: (blame[peer], peer))
+    if len(order) <= SPARING_MAX:
+        enough = [peer for peer in order if find_ring([other for other in order if other != peer], forbidden)]
+        if enough:
+            return max(enough, key=lambda peer: (peer in newcomers, blame[peer], peer))
+    return max(guilty or order, key=lambda peer: (blame[peer], peer in newcomers, peer))
 
 
 def _find_exactly(preferred: list[int], forbidden: set[Pair]) -> list[int] | None:

@@ -18,18 +18,23 @@ no receiver fetches any more, every member that is left holds the state, and it 
 one or resume from it, which changes nothing. It is kept when all members are gone, and after a restart of the master if
 there is a state file.
 
+**A divergent member** has completed a sync before, did not vote RECEIVE_ONLY, and is overwritten all the same: it
+computes something else than the others. That is no error, so the operator is told (`overwritten`).
+
 A change of the ring does not affect any of this. Part of the master's machine, which sends what `settle` returns; pure.
 """
 
 from pccl._core.protocol.events import SYNC
 from pccl._core.protocol.messages import AskSchema, CallFailed, Fetch, MoreSources, Serve, SourceGone, SyncDone
-from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_LOST
+from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE, RANK_CONNECTION_LOST
 from pccl._core.protocol.sources import Source, pack_sources
 from pccl._core.protocol.state_schema import PAGES_MAX, digest_schema, unpack_schema
 from pccl.options import KEYS_MAX, SCHEMA_BYTES_MAX
 
 from .ballots import OpenCall
-from .election import NEVER, STRATEGIES, StateVote, choose_schema, decide, kick_odd_schemas
+from .election import (
+    NEVER, RECEIVE_ONLY, STRATEGIES, StateVote, choose_schema, decide, explain_schemas, kick_odd_schemas,
+)
 
 # Phases of one group's sync (see `group_phases`). A member that gave up while the others transfer may vote again
 # meanwhile; the group is TRANSFERRING until the transfer ends.
@@ -53,6 +58,7 @@ cdef class Transfer:
         self.votes = votes
         self.sources = set(decision.sources)
         self.fetching = {peer for peer, _ in decision.receivers}
+        self.divergent = {}
         self.endpoints = {}
         self.stranded = {}
 
@@ -64,12 +70,15 @@ cdef class StateConsensus:
         self.number = number
         self.revision = NEVER
         self.content = self.schema = b""
+        self.author = None
         self.warned = False
         self.votes = {}
         self.schemas = {}
         self.asked = {}
         self.transfer = None
         self.latest = 0
+        self.synced = set()
+        self.overwritten = []
         self.outbox = []
 
     # ------------------------------------------------------------------------------------------ what members say
@@ -143,6 +152,7 @@ cdef class StateConsensus:
     def remove(self, peer):
         """Remove a member that is gone from the vote and the transfer."""
         self._lose_part(peer)
+        self.synced.discard(peer)
         self.outbox = [(other, message) for other, message in self.outbox if other != peer]
 
     cdef _lose_part(self, peer):
@@ -166,11 +176,15 @@ cdef class StateConsensus:
     def settle(self, int members, dict peers, str run=""):
         """Return messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is agreed.
 
+        `overwritten` has the divergent members of the syncs that ended.
+
         A new agreed state must be saved before the messages are sent. If there are kicks, settle again after them.
 
         `members` is how many must vote, `peers` says where they can be dialled, `run` is the name of the run.
         """
         kicks, agreed = {}, False
+        if self.overwritten:
+            self.overwritten = []
         if self.transfer is not None:
             agreed = self._complete_transfer(kicks)
         if not kicks and self.votes and len(self.votes) == members and self._know_schemas():
@@ -197,6 +211,10 @@ cdef class StateConsensus:
     cdef dict _decide(self, dict peers, str run):
         """Decide a complete vote. Return the peers that must be kicked first; if there are none, close the vote."""
         right = choose_schema(self.votes, self.schema)
+        if right is None:
+            self._answer_all(self.votes, INVALID_ARGUMENT, explain_schemas(self.votes, self.schemas))
+            self._forget_vote()
+            return {}
         kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
             return kicks
@@ -208,11 +226,15 @@ cdef class StateConsensus:
             self._answer_all(self.votes, result, reason)
         else:
             self._begin_transfer(decision, right, peers)
+        self._forget_vote()
+        return {}
+
+    cdef _forget_vote(self):
+        """The vote is closed: its members were answered, or are in the transfer."""
         self.votes = {}
         self.schemas = {}
         self.asked = {}
         self.warned = False
-        return {}
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
         """Tell the sources before the receivers, so that a source usually expects a receiver that dials."""
@@ -221,6 +243,11 @@ cdef class StateConsensus:
         self.transfer = Transfer(self.latest, decision, schema, self.votes)
         if not decision.receivers:
             return
+        self.transfer.divergent = {
+            peer: self.votes[peer]
+            for peer, _ in decision.receivers
+            if peer in self.synced and self.votes[peer].strategy != RECEIVE_ONLY
+        }
         for peer in decision.sources:
             self.outbox.append((peer, Serve(self.votes[peer].call, self.latest)))
         self.transfer.endpoints = {peer: Source(peer, peers[peer].host, peers[peer].port) for peer in self.votes}
@@ -258,10 +285,31 @@ cdef class StateConsensus:
         self.transfer = None
         for peer in sorted(transfer.votes):
             self.outbox.append((peer, SyncDone(transfer.votes[peer].call, transfer.revision)))
+        self.synced.update(transfer.votes)
+        if transfer.divergent:
+            self.overwritten += [
+                (peer, vote.revision, transfer.revision)
+                for peer, vote in transfer.divergent.items()
+                if peer in transfer.votes
+            ]
         now = transfer.revision, transfer.content, transfer.schema
         if not transfer.votes or now == (self.revision, self.content, self.schema):
             return False
-        self.revision, self.content, self.schema = now
+        self._agree(transfer)
+        return True
+
+    cdef _agree(self, Transfer transfer):
+        """All members hold the elected state: it is the agreed state."""
+        alone = next(iter(transfer.votes)) if len(transfer.votes) == 1 else None
+        self.author = alone if self.revision == NEVER or self.author == alone else None
+        self.revision, self.content, self.schema = transfer.revision, transfer.content, transfer.schema
+
+    def forget_if_only(self, peer):
+        """Forget the agreed state if this peer alone has ever agreed on one. Return whether it is forgotten."""
+        if self.author != peer:
+            return False
+        self.author, self.revision = None, NEVER
+        self.content = self.schema = b""
         return True
 
     cdef _appoint(self, heirs):

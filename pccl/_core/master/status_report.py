@@ -179,6 +179,7 @@ def _peer(state: MasterState, peer: Peer, busy: tuple[str, str, int] | None, now
         "rx_bytes": peer.rx_bytes,
         "tx_bytes_per_second": round(peer.tx_rate),
         "rx_bytes_per_second": round(peer.rx_rate),
+        "overwritten": peer.overwritten,
     }
 
 

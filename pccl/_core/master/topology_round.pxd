@@ -1,5 +1,6 @@
 # The topology round, from its votes to its wired rings; the bodies are in topology_round.pyx.
 
+from .admission cimport Admission
 from .ballots cimport Ballots
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
@@ -7,6 +8,7 @@ from .optimizer cimport Optimizer
 cdef class TopologyRound:
     cdef Membership members             # peers and rings
     cdef Ballots ballots                # votes of all members
+    cdef Admission admission            # newcomers and their places
     cdef Optimizer optimizer            # of the rings: never at the same time
     cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly str phase             # VOTING, HELD or CLOSED

@@ -3,6 +3,7 @@ from typing import Any, Final, final
 
 from pccl._core.protocol.messages import VoteTopology
 
+from .admission import Admission
 from .ballots import Ballots
 from .membership import Membership, Peer
 from .optimizer import Optimizer
@@ -14,7 +15,7 @@ TRANSITIONS: Final[dict[tuple[str, type[Any]], tuple[Callable[..., str], tuple[s
 
 @final
 class TopologyRound:
-    def __init__(self, members: Membership, ballots: Ballots, optimizer: Optimizer) -> None: ...
+    def __init__(self, members: Membership, ballots: Ballots, optimizer: Optimizer, admission: Admission) -> None: ...
     @property
     def phase(self) -> str: ...
     def on_vote(self, peer: Peer, message: VoteTopology) -> None: ...

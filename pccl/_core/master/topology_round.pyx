@@ -2,9 +2,9 @@
 """A topology round at the master: from the unanimous vote to the newcomers that are members.
 
 A round is unanimous over all accepted peers of all groups. When the last vote is in and no ring is being wired, the
-vote is closed: every registered peer is put into its group's ring, and the changed rings are ordered. When all their
-members have reported, the newcomers are accepted and all voters get the same numbers. A run without members admits a
-registered peer at once. Votes that wait for a larger group hold the round while there is no newcomer.
+vote is closed: every newcomer that fits (see `admission`) is put into its group's ring, and the changed rings
+are ordered. When all their members have reported, the newcomers are accepted and all voters get the same numbers. A run
+without members admits newcomers as soon as one fits. Votes that wait for a larger group hold the round while none does.
 
 The table `TRANSITIONS` at the end says what may happen in which phase, and what may follow; docs/architecture.md shows
 it as a diagram. Its events are inner ones, which `settle` finds after every event of the master.
@@ -16,6 +16,7 @@ from pccl._core.protocol.events import FINISH, INFO, OPTIMIZE, SYNC, TOPOLOGY
 from pccl._core.protocol.messages import Accepted, TopologyDone
 from pccl._core.protocol.outcomes import INVALID_USAGE
 
+from .admission cimport Admission
 from .group cimport Group
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
@@ -35,8 +36,9 @@ cdef str voting = VOTING, idle = IDLE, topology = TOPOLOGY
 cdef class TopologyRound:
     """The round under way; its number is that of the rounds that were completed."""
 
-    def __init__(self, Membership members not None, ballots, Optimizer optimizer not None):
+    def __init__(self, Membership members not None, ballots, Optimizer optimizer not None, Admission admission not None):
         self.members = members
+        self.admission = admission
         self.ballots = ballots
         self.optimizer = optimizer
         self.votes = ballots.votes
@@ -94,18 +96,18 @@ cdef class TopologyRound:
             return VoteReopened
         # Only another vote can change what a held round waits for, because groups do not grow without newcomers. So it
         # is not computed at every heartbeat.
-        return NewcomerWaits if self.members.registered and not self.members.wiring else None
+        return NewcomerWaits if self.admission.fitting and not self.members.wiring else None
 
     cdef bint _is_complete(self) except -1:
-        """Whether all members have voted; without members: whether a newcomer waits."""
+        """Whether all members have voted; without members: whether a newcomer fits."""
         cdef dict votes = <dict> self.votes[topology]
         if len(votes) < len(self.members.accepted):
             return False
-        return len(votes) > 0 or len(self.members.registered) > 0
+        return len(votes) > 0 or len(self.admission.fitting) > 0
 
     def _close_or_hold(self):
-        """Close the vote, unless there is no newcomer and every voter waits for a larger group."""
-        if not self.members.registered and not self._is_a_voter_content():
+        """Close the vote, unless no newcomer fits and every voter waits for a larger group."""
+        if not self.admission.fitting and not self._is_a_voter_content():
             return HELD
         return self._close()
 
@@ -117,13 +119,13 @@ cdef class TopologyRound:
         return False
 
     def _close(self):
-        """Close the vote: put every newcomer into its group's ring."""
+        """Close the vote: put every newcomer that fits into its group's ring."""
         cdef Group group
         if self.checking:
             for group in self.members.groups.values():
                 assert group.collectives.is_idle(), f"a round closed over a reduce of group {group.number}"
                 assert group.consensus.is_idle(), f"a round closed over {SYNC} of group {group.number}"
-        for number in sorted(self.members.admit_registered()):
+        for number in sorted(self.admission.admit()):
             self.optimizer.cancel_moonshot(number)
         return CLOSED
 
@@ -159,7 +161,7 @@ cdef class TopologyRound:
         assert event is None, f"{event.__name__} while {self.phase}, and the topology round did not go on"
         assert self.phase is CLOSED or not members.admitting, f"newcomers are admitted while {self.phase}"
         assert self.phase is not HELD or not self._is_a_voter_content(), "a topology round is held without a reason"
-        assert members.accepted or not members.registered or self.phase is CLOSED, "newcomers wait without members"
+        assert members.accepted or not self.admission.fitting or self.phase is CLOSED, "newcomers wait without members"
 
 
 # (phase, event) -> (handler, phases that may follow). A pair that is not here is an error.

@@ -145,6 +145,14 @@ class ProbeDone:
 
 
 @record
+class TrialEnded:
+    """The answer to BeginTrial: why this peer cannot reach the target, empty if it has reached it."""
+
+    target: int
+    reason: str
+
+
+@record
 class Traffic:
     """How many bytes all lanes have moved since this process began; comes ahead of a Tick."""
 
@@ -172,6 +180,16 @@ class SendMaster:
     """Send a message on the control connection."""
 
     message: Any
+
+
+@record
+class BeginTrial:
+    """Dial a peer and hang up; `TrialEnded` follows."""
+
+    target: int
+    host: str
+    port: int
+    instance: bytes
 
 
 @record

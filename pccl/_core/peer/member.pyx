@@ -12,7 +12,7 @@ honest master would send raises ProtocolViolationError, and that ends the member
 """
 
 from pccl._core.protocol.events import FINISH, NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY
-from pccl._core.protocol.messages import Beat, Probed, VoteFinish, VoteOptimize, VotePending, VoteTopology
+from pccl._core.protocol.messages import Beat, Probed, Tried, VoteFinish, VoteOptimize, VotePending, VoteTopology
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 from pccl.options import LANES_MAX
 
@@ -21,7 +21,7 @@ from .reduce_machine cimport ReduceMachine
 from .ring_links cimport RingLinks
 from .sync_machine cimport SyncMachine
 from .calls import Calls
-from .events import BeginProbe, Complete, EndProbe, ProtocolViolationError, SendMaster
+from .events import BeginProbe, BeginTrial, Complete, EndProbe, ProtocolViolationError, SendMaster
 
 BYTES_MIN = 4 << 20  # below it, mostly votes and delays are measured
 LIMIT_SHARE = 0.9  # share of the receivers' time in the middle of frames from which the edge was the limit
@@ -296,6 +296,16 @@ cdef class Member:
         if self.probe is not None:
             self.outbox.actions.append(EndProbe(self.probe.round))
             self.probe = None
+
+    # ------------------------------------------------------------------------------------------ trials
+
+    def on_try(self, message):
+        """Find out whether this peer reaches another one; both may be newcomers."""
+        self.outbox.actions.append(BeginTrial(message.target, message.host, message.port, message.instance))
+
+    def on_trial_ended(self, event):
+        """Send the master what a trial has shown."""
+        self.outbox.actions.append(SendMaster(Tried(event.target, event.reason)))
 
     # ------------------------------------------------------------------------------------------ shared state
 

@@ -26,7 +26,7 @@ from pccl._core.protocol.mailbox import (
 from pccl._core.protocol.messages import (
     AbortReduce, Accepted, AskSchema, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
     PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, RunFinished, Serve, SourceGone, SyncDone,
-    TopologyDone, World,
+    TopologyDone, Try, World,
 )
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN,
@@ -41,7 +41,7 @@ from .calls import Call
 from .events import (
     AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
     MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
-    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, WorkerDied,
+    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, TrialEnded, WorkerDied,
 )
 
 LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
@@ -342,6 +342,8 @@ TRANSITIONS = {
     (JOINING, Registered): (PeerState._on_registered, (JOINING,)),
     (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
     (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
+    (JOINING, Try): (Member.on_try, (JOINING,)),
+    (JOINING, TrialEnded): (Member.on_trial_ended, (JOINING,)),
     (JOINING, Kick): (PeerState._on_kick, (GONE,)),
     (JOINING, RunFinished): (PeerState._on_run_finished, (GONE,)),
     (JOINING, Notice): (PeerState._on_notice, (JOINING,)),
@@ -388,6 +390,8 @@ TRANSITIONS = {
     (MEMBER, ReduceProgress): (PeerState._on_reduce_progress, (MEMBER,)),
     (MEMBER, Probe): (Member.on_probe, (MEMBER, GONE)),
     (MEMBER, ProbeDone): (Member.on_probe_done, (MEMBER,)),
+    (MEMBER, Try): (Member.on_try, (MEMBER,)),
+    (MEMBER, TrialEnded): (Member.on_trial_ended, (MEMBER,)),
     (MEMBER, Traffic): (Member.on_traffic, (MEMBER,)),
     (MEMBER, RingOrder): (Member.on_ring_order, (MEMBER, GONE)),
     (MEMBER, Kick): (PeerState._on_kick, (GONE,)),
@@ -416,5 +420,5 @@ cdef dict dispatch = {
 # Late events of connections and processes that the machine has already dropped.
 IGNORED = frozenset({
     LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceDrained, ReduceProgress,
-    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone,
+    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone, TrialEnded,
 })

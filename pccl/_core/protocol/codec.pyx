@@ -16,7 +16,7 @@ from libc.string cimport memcpy
 from pccl._core.records cimport blank, fields_of, get as get_field, put as put_field
 from pccl._core.records import record
 
-PROTOCOL_VERSION = 1  # one number for everything: peers of different versions refuse each other at the first frame
+PROTOCOL_VERSION = 2  # one number for everything: peers of different versions refuse each other at the first frame
 TEXT_BYTES_MAX = 768  # reasons and host names; a longer reason is cut, because only people read it
 BLOB_BYTES_MAX = 8192  # lists: of addresses, options, operations; no message of a handshake has one
 

@@ -52,6 +52,7 @@ class Register:
     lanes: u16
     host: text  # empty: the address the master sees
     port: u16
+    instance: bytes16  # random: names this process, so that whoever dials that port can tell that it is the right one
     run: text = ""  # its name
 
 
@@ -85,6 +86,14 @@ class JoinState:
     target: u64  # the caller, which fetches it
 
 
+@message(0x15, "master or peer to peer")
+class JoinTrial:
+    """A hello that asks for nothing but the answer: it shows that the caller reaches this peer. The caller hangs up."""
+
+    proof: bytes32  # covers both nonces and every field below
+    instance: bytes16  # the peer that the caller wants to reach
+
+
 @message(0x13, "peer to peer")
 class JoinProbe:
     """A peer's hello to the target of a probe: count the bytes that arrive over this connection, and send the count."""
@@ -101,5 +110,5 @@ class JoinProbe:
 
 # The messages that are legal on a connection until its handshake is done.
 HANDSHAKE_TO_MASTER = limits(ClientHello, Register, AskStatus)
-HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe)
+HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe, JoinTrial)
 TO_CALLER = limits(Challenge, Welcome, Refused)

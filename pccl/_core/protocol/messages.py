@@ -47,6 +47,14 @@ class Probed:
     reason: text  # empty unless it failed
 
 
+@message(0x1A, "peer to master")
+class Tried:
+    """The report of a trial: why this peer cannot reach the target, empty if it has reached it."""
+
+    target: u64
+    reason: text
+
+
 @message(0x1B, "peer to master")
 class VoteFinish:
     """This peer is in finish: it agrees that the run ends."""
@@ -370,6 +378,16 @@ class Probe:
     host: text
 
 
+@message(0x45, "master to peer")
+class Try:
+    """Make a trial, a dial without any other effect, of this peer, and send Tried."""
+
+    target: u64
+    instance: bytes16
+    port: u16
+    host: text
+
+
 @message(0x42, "master to peer")
 class OptimizeDone:
     """Every group has the best known ring, and all rings are wired; all members get the same numbers."""
@@ -417,10 +435,10 @@ TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Schema, Fetched),
-    *(VoteOptimize, Probed, VoteFinish),
+    *(VoteOptimize, Probed, Tried, VoteFinish),
 )
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, RingOrder, Kick, Notice, Beat),
     *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskSchema, Serve, Fetch, SourceGone, SyncDone),
-    *(Probe, OptimizeDone, MoreSources, World, RunFinished),
+    *(Probe, OptimizeDone, MoreSources, World, Try, RunFinished),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from weakref import ref
 
 from pccl._core.protocol.handshake import NONCE_BYTES, Caller
 from pccl._core.protocol.hellos import TO_CALLER
@@ -59,7 +60,9 @@ class Dialler:
         self._reasons: list[str] = []
         self._over = False
         if timeout_ns:
-            loop.after(timeout_ns, lambda: self._time_out(timeout_ns))
+            # A timer cannot be cancelled, so it must not keep an attempt that has ended. The owner keeps this one.
+            me = ref(self)
+            loop.after(timeout_ns, lambda: _time_out(me, timeout_ns))
         # From the loop, so that no callback is called before the constructor has returned.
         loop.after(0, self._dial_next)
 
@@ -129,7 +132,8 @@ class Dialler:
         else:
             self._next_after(reason)  # also after a damaged frame: the next attempt may succeed
 
-    def _time_out(self, timeout_ns: int) -> None:
+    def time_out(self, timeout_ns: int) -> None:
+        """The time for the whole attempt is over."""
         what = "no answer"
         if self._connection is not None and self._connection.is_idle():
             what = "it took the connection, but did not answer as pccl does"
@@ -143,6 +147,12 @@ class Dialler:
         if not self._over:
             self.cancel()
             self._on_down(reason, final)
+
+
+def _time_out(dialler: ref[Dialler], timeout_ns: int) -> None:
+    attempt = dialler()
+    if attempt is not None:
+        attempt.time_out(timeout_ns)
 
 
 def _plainly(reason: str) -> str:

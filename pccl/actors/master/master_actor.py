@@ -13,7 +13,17 @@ from __future__ import annotations
 import os
 import socket
 
-from pccl._core.master.events import BeginMoonshot, CancelMoonshot, Dismiss, MoonshotFound, PeerCame, PeerWent, Save
+from pccl._core.master.events import (
+    BeginMoonshot,
+    CancelMoonshot,
+    DialBack,
+    DialledBack,
+    Dismiss,
+    MoonshotFound,
+    PeerCame,
+    PeerWent,
+    Save,
+)
 from pccl._core.master.master_state import MasterState
 from pccl._core.master.run_table import RUN_ID_BYTES, name_run
 from pccl._core.protocol.codec import PROTOCOL_VERSION
@@ -24,6 +34,7 @@ from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.system.futex import monotonic_ns
 from pccl.actors.io.listener import Listener
 from pccl.actors.io.loop import Loop
+from pccl.actors.io.trials import Trials
 from pccl.options import STATUS_REPORT_TIME, nanoseconds
 
 from .master_fastpath import MasterFastpath
@@ -66,6 +77,7 @@ class MasterActor:
         exit_when_finished: bool = False,
     ) -> None:
         self._log = log
+        self._token = token
         self._file = state_file
         self._exit_when_finished = exit_when_finished
         self._unwritten = False  # the file is older than the agreed states
@@ -74,6 +86,7 @@ class MasterActor:
         self._fastpath = MasterFastpath(self.state, self.loop, self._perform)
         self._connections = self._fastpath.connections
         self.loop.look_ns = nanoseconds(options.look_time)
+        self._trials = Trials(self.loop)
         self._version = version  # of the package; an argument, because the lookup is slow
         self._numbers = 0
         self._question: BeginMoonshot | None = None  # the question of the search in the background
@@ -101,6 +114,7 @@ class MasterActor:
             self.loop.run(self._fastpath.deadline, self._tick)
         finally:
             self._moonshot.close()
+            self._trials.cancel()
             self._listening.close()
             self.loop.close()  # and with it all connections, also those that have sent their last message
             if self._file is not None:
@@ -152,6 +166,17 @@ class MasterActor:
             if self._unwritten:
                 self._log(INFO, f"state file {self._file.path} is written again")
             self._unwritten = False
+
+    def _dial_back(self, action: DialBack) -> None:
+        """Find out whether a newcomer can be reached at the address that others would dial."""
+        timeout_ns, conn = nanoseconds(self.state.options.connect_timeout), action.conn
+        self._trials.begin(
+            (action.host, action.port),
+            action.instance,
+            self._token,
+            timeout_ns,
+            lambda reason: self._feed(DialledBack(conn, reason)),
+        )
 
     def _search(self, question: BeginMoonshot) -> None:
         """Let a child continue the search. If there can be no child, the run continues with its present ring."""
@@ -232,6 +257,8 @@ class MasterActor:
                 connection.finish()
         elif kind is Save:
             self._save()
+        elif kind is DialBack:
+            self._dial_back(action)
         elif kind is BeginMoonshot:
             self._search(action)
         elif kind is CancelMoonshot:

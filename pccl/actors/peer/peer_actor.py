@@ -26,6 +26,7 @@ from pccl._core.peer.events import (
     AppGone,
     AttachLink,
     BeginProbe,
+    BeginTrial,
     Called,
     Dial,
     DialMaster,
@@ -47,12 +48,13 @@ from pccl._core.peer.events import (
     SpawnLanes,
     Stop,
     Tell,
+    TrialEnded,
     WorkerDied,
 )
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
-from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, Refused, Register
+from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, JoinTrial, Refused, Register
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
 from pccl._core.protocol.messages import TO_PEER, Notice
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
@@ -63,6 +65,7 @@ from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
 from pccl.actors.io.loop import IDLE_NS, Loop
+from pccl.actors.io.trials import Trials, answer_trial
 from pccl.memory.completion_slots import SlotTable
 from pccl.options import Options, link_silence_ns, nanoseconds
 
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from pccl._core.protocol.hellos import Welcome
     from pccl.actors.io.connection import Connection
 
+INSTANCE_BYTES = 16  # of the random name of this process
 COLLECT_NS = 10_000_000_000  # interval: old rings, links and callbacks form cycles, some kilobytes in this time
 
 
@@ -128,6 +132,8 @@ class PeerActor:
             identity=self._identity,
         )
         self._probes = Probes(self.loop, life_fd, feed=self._feed, tell=self._tell, identity=self._identity)
+        self._trials = Trials(self.loop)
+        self._instance = os.urandom(INSTANCE_BYTES)
         self._fastpath.op_runner = self._op_runner
         self._fastpath.windows = self._transfers.windows
         mailbox.setblocking(False)
@@ -201,6 +207,9 @@ class PeerActor:
                 JoinLane: self._link_came,
                 JoinState: self._transfers.link_came,
                 JoinProbe: self._probes.link_came,
+                JoinTrial: lambda connection, hello, _, welcome: answer_trial(
+                    connection, hello, welcome, self._instance
+                ),
             },
             limits=HANDSHAKE_TO_PEER,
             new_number=self.state.new_link,
@@ -278,7 +287,9 @@ class PeerActor:
             self.loop,
             self._addresses,
             token=self._token,
-            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port, options.run),
+            hello=lambda proof: Register(
+                proof, call.group, call.lanes, call.advertise_host, port, self._instance, options.run
+            ),
             on_up=self._master_up,
             on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
@@ -295,7 +306,16 @@ class PeerActor:
             self._fastpath.master = None
         self._feed(MasterDown(f"{kind}: {reason}" if kind not in ("closed", "error") else reason))
 
+    def _begin_trial(self, action: BeginTrial) -> None:
+        assert self.state is not None
+        where, timeout_ns = (action.host, action.port), nanoseconds(self.state.options.connect_timeout)
+        target = action.target
+        self._trials.begin(
+            where, action.instance, self._token, timeout_ns, lambda reason: self._feed(TrialEnded(target, reason))
+        )
+
     def _hang_up(self, _: HangUp) -> None:
+        self._trials.cancel()
         if self._master_dialler is not None:
             self._master_dialler.cancel()
         if self._fastpath.master is not None:
@@ -411,6 +431,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     SendSchema: PeerActor._send_schema,
     BeginProbe: lambda actor, action: actor._probes.begin(action),
     EndProbe: lambda actor, action: actor._probes.end(action),
+    BeginTrial: PeerActor._begin_trial,
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
     Stop: PeerActor._stop,

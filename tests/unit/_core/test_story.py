@@ -32,7 +32,7 @@ class Holder:
 @pytest.mark.parametrize(
     "value",
     [
-        PeerCame(1, hellos.Register(bytes(32), 0, 1, "host", 7), "host"),
+        PeerCame(1, hellos.Register(bytes(32), 0, 1, "host", 7, bytes(16)), "host"),
         [SendTo(1, m.Kick(4, "a reason")), Dismiss(1)],
         ((1,), (), {"a": [None, True]}, b"bytes", 1.5),
     ],
@@ -45,7 +45,7 @@ def test_values_without_secrets_are_shown_as_they_print(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        hellos.Register(PROOF, 0, 1, "host", 7),
+        hellos.Register(PROOF, 0, 1, "host", 7, bytes(16)),
         hellos.Welcome(PROOF),
         Holder(TOKEN, PROOF, [hellos.Welcome(PROOF), {"inside": (Holder(TOKEN, PROOF, None),)}]),
         Options(token=TOKEN),
@@ -75,10 +75,10 @@ def test_encoded_options_are_not_shown() -> None:
 def test_an_error_of_the_master_shows_no_secret() -> None:
     """Goal: the note of an error that the master's machine raises has the whole story, and neither token nor proof."""
     state = MasterState(bytes(16), Options(token=TOKEN, check=True))
-    state.handle(PeerCame(1, hellos.Register(PROOF, 0, 1, "", 7), "host"), 0)
+    state.handle(PeerCame(1, hellos.Register(PROOF, 0, 1, "", 7, bytes(16)), "host"), 0)
 
     with pytest.raises(TypeError) as caught:
-        state.handle(replace(hellos.Register(PROOF, 0, 1, "", 7), port=8), 0)
+        state.handle(replace(hellos.Register(PROOF, 0, 1, "", 7, bytes(16)), port=8), 0)
 
     note = "\n".join([str(caught.value), *caught.value.__notes__])
     assert "registered group=0" in note
@@ -91,7 +91,7 @@ def test_the_masters_actions_hold_no_secret() -> None:
     """Goal: nothing that the master logs or sends on repeats the token or a proof."""
     state = MasterState(bytes(16), Options(token=TOKEN, check=True))
 
-    actions = state.handle(PeerCame(1, hellos.Register(PROOF, 0, 1, "", 7), "host"), 0)
+    actions = state.handle(PeerCame(1, hellos.Register(PROOF, 0, 1, "", 7, bytes(16)), "host"), 0)
 
     assert actions
     assert TOKEN not in repr((state, actions))

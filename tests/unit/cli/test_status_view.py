@@ -43,7 +43,7 @@ def test_a_run_at_a_glance() -> None:
         "missing: peers 2, 3 (in no call)"
     ) in lines
     assert "update_topology: 1 of 3 for 1 m 15 s, waits for peers 2, 3 (in no call)" in lines
-    numbers = "admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, optimized 0"
+    numbers = "admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, overwritten 0, optimized 0"
     assert lines[-1] == f"counters: {numbers}, finished 0, refused 0"
 
 
@@ -79,6 +79,19 @@ def test_what_a_group_has_beside_its_ring() -> None:
     assert "1 -> 2 -> 3 -> 1, shared state at revision 7 (abcd)" in text
     assert "  peer 1 cannot reach peer 3: no route to host (avoided for 1 m 0 s)" in text
     assert "  MB/s    1  2  3\n  1 ->    .  5  .\n  2 ->  125  .  .\n  3 ->    .  .  ." in text
+
+
+def test_a_divergent_peer_is_named() -> None:
+    """Goal: an operator sees which peer is overwritten, and where its tensors are named."""
+    harness = of(1, 2, 3)
+    harness.state.members.peers[2].overwritten = 1
+    harness.state.members.peers[3].overwritten = 40
+    lines = rendered(harness)
+
+    assert lines[6:8] == [
+        "peer 2 was overwritten by 1 sync: its log names the tensors",
+        "peer 3 was overwritten by 40 syncs: its log names the tensors",
+    ]
 
 
 def test_what_was_cut_is_counted() -> None:

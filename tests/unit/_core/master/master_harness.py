@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pccl._core.master.events import PeerCame, PeerSaid, PeerWent, SendTo
+from pccl._core.master.events import DialBack, DialledBack, PeerCame, PeerSaid, PeerWent, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
@@ -37,9 +37,29 @@ class MasterHarness:
     def feed(self, event: Any) -> list[Any]:
         return self.state.handle(event, self.now_ns)
 
+    def register(self, peer: int, group: int = 0, lanes: int = 1, run: str = "") -> list[Any]:
+        """A peer registers; nobody has tried it yet."""
+        hello = hellos.Register(bytes(32), group, lanes, "", 1000 + peer, instance(peer), run)
+        return self.feed(PeerCame(peer, hello, f"host{peer}"))
+
     def come(self, peer: int, group: int = 0, lanes: int = 1, run: str = "") -> list[Any]:
-        register = hellos.Register(bytes(32), group, lanes, "", 1000 + peer, run)
-        return self.feed(PeerCame(peer, register, f"host{peer}"))
+        """A peer registers, and all trials show at once that it can be reached."""
+        return self.show(self.register(peer, group, lanes, run))
+
+    def show(self, actions: list[Any]) -> list[Any]:
+        """Let all trials among these actions, and those that follow, succeed; return the other actions."""
+        others = []
+        while actions:
+            following = []
+            for action in actions:
+                if isinstance(action, DialBack):
+                    following += self.feed(DialledBack(action.conn, ""))
+                elif is_sent(action, m.Try):
+                    following += self.say(action.conn, m.Tried(action.message.target, ""))
+                else:
+                    others.append(action)
+            actions = following
+        return others
 
     def say(self, peer: int, message: Any) -> list[Any]:
         return self.feed(PeerSaid(peer, message))
@@ -57,7 +77,12 @@ class MasterHarness:
         )
 
     def wire(self, actions: list[Any]) -> list[Any]:
-        """Every peer that got a ring order reports it as wired; return the actions that follow."""
+        """Every peer that got a ring order reports it as wired; return the actions that follow. All trials succeed."""
+        orders = [(action.conn, action.message) for action in self.show(actions) if is_sent(action, m.RingOrder)]
+        return self.show([after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))])
+
+    def wire_only(self, actions: list[Any]) -> list[Any]:
+        """Every peer that got a ring order reports it as wired; trials stay open."""
         orders = [(action.conn, action.message) for action in actions if is_sent(action, m.RingOrder)]
         return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
 
@@ -84,6 +109,10 @@ class MasterHarness:
                     self.say(peer, m.Beat(self.now_ns))
             actions += self.feed(Tick())
         return [action for action in actions if not is_sent(action, m.Beat)]
+
+
+def instance(peer: int) -> bytes:
+    return b"instance" + peer.to_bytes(8, "big")
 
 
 def digest(content: str) -> bytes:
@@ -115,10 +144,10 @@ def of(*peers: int, run: str = "", **options: Any) -> MasterHarness:
     return harness
 
 
-def agree(harness: MasterHarness, revision: int, content: str) -> MasterHarness:
+def agree(harness: MasterHarness, revision: int, content: str, **more: Any) -> MasterHarness:
     """Let all members of group 0 sync this state, so that it is the agreed state."""
     members = list(harness.state.members.groups[0].ring)
-    actions = [action for peer in members for action in harness.sync(peer, revision, content)]
+    actions = [action for peer in members for action in harness.sync(peer, revision, content, **more)]
     assert done(actions) == dict.fromkeys(members, revision)
     return harness
 

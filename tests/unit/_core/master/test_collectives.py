@@ -104,17 +104,19 @@ def test_groups_do_not_concern_each_other() -> None:
 
 
 def test_a_mismatch_fails_on_every_member_and_names_both_sides() -> None:
-    """Goal: the message names each peer's arguments in words, so that the program can be fixed; no peer is kicked."""
-    harness = of(1, 2, 3)
+    """Goal: without a majority the message names each peer's arguments in words, and no peer is kicked."""
+    harness = of(1, 2, 3, 4)
     harness.reduce(1, 5)
     harness.reduce(3, 5)
+    harness.reduce(4, 5, count=2048)
 
     actions = harness.reduce(2, 5, count=2048)
 
-    assert failures(actions) == [(peer, 5, 0, INVALID_ARGUMENT) for peer in (1, 2, 3)]
+    assert failures(actions) == [(peer, 5, 0, INVALID_ARGUMENT) for peer in (1, 2, 3, 4)]
     reason = sent(actions, m.ReduceFailed)[1].reason
     assert "(tag 5)" in reason
-    assert "peers 1, 3: 1,024 x FLOAT, SUM; peer 2: 2,048 x FLOAT, SUM" in reason
+    assert "peers 1, 3: 1,024 x FLOAT, SUM; peers 2, 4: 2,048 x FLOAT, SUM" in reason
+    assert not sent(actions, m.Kick)
     assert not harness.reduce(1, 5)
 
 

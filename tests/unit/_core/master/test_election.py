@@ -236,15 +236,15 @@ def test_without_a_whole_state_a_torn_one_does_not_do() -> None:
 # --- Schemas ---
 
 
-def test_the_agreed_schema_is_right_then_the_popular_one_then_the_lowest_peers() -> None:
-    """Goal: the choice of the wrong schema is deterministic."""
+def test_the_agreed_schema_is_right_then_that_of_a_majority() -> None:
+    """Goal: the agreed state decides; before it, more than half of the peers; otherwise no schema is right."""
     votes = {1: vote(0, "a", schema=b"x"), 2: vote(0, "a", schema=b"y"), 3: vote(0, "a", schema=b"y")}
 
     assert choose_schema(votes, b"") == b"y"
     assert choose_schema(votes, b"x") == b"x"
     assert choose_schema(votes, b"gone") == b"y"
-    assert choose_schema({1: votes[1], 2: votes[2]}, b"") == b"x"
-    assert choose_schema({5: votes[1], 2: votes[2]}, b"") == b"y"
+    assert choose_schema({1: votes[1], 2: votes[2]}, b"") is None
+    assert choose_schema(votes | {4: vote(0, "a", schema=b"z")}, b"") is None, "half of them is no majority"
 
 
 # --- Any votes at all ---

@@ -22,6 +22,7 @@ MESSAGES = {
     m.VoteOptimize: m.VoteOptimize(1),
     m.VoteFinish: m.VoteFinish(1),
     m.Probed: m.Probed(1, 2, 3, ""),
+    m.Tried: m.Tried(2, ""),
     m.Withdraw: m.Withdraw(1),
     m.Wired: m.Wired(77),
     m.WireFailed: m.WireFailed(77, 2, "x"),

@@ -83,7 +83,7 @@ def test_a_peer_that_reaches_nobody_has_no_ring() -> None:
 
 
 def test_who_has_to_go() -> None:
-    """Goal: a silent peer, else a newcomer, else the peer with most dead pairs, else the youngest."""
+    """Goal: a silent peer, else a newcomer if that is enough, else the peer with most dead pairs, or the youngest."""
     order = [1, 2, 3, 4]
     dead = {(1, 2), (2, 3)}
 
@@ -95,6 +95,15 @@ def test_who_has_to_go() -> None:
     assert choose_victim(order, set(), dead, {4}) == 2, "silence alone is no guilt"
     assert choose_victim(order, set(), {(1, 2), (3, 4)}, set()) == 4, "the youngest of equals"
     assert choose_victim(order, set(), {(7, 8)}, set()) == 4, "dead pairs of others do not count"
+
+
+def test_the_larger_set_goes_on() -> None:
+    """Goal: a member that three newcomers cannot reach goes, because without it they have a ring; none of them goes."""
+    dead = {(newcomer, 1) for newcomer in (2, 3, 4)}
+
+    assert choose_victim([1, 2, 3, 4], {2, 3, 4}, dead, set()) == 1
+    crowd = list(range(1, 30))
+    assert choose_victim(crowd, set(crowd[1:]), {(newcomer, 1) for newcomer in crowd[1:]}, set()) == 1
 
 
 def test_a_living_peer_does_not_pay_for_the_dead() -> None:

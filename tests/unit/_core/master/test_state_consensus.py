@@ -309,17 +309,18 @@ def test_a_schema_comes_in_pages() -> None:
     large = pack_schema([SchemaRow(f"layer.{n:05}", 10, False, 4) for n in range(1000)])
     pages = [large[at : at + BLOB_BYTES_MAX] for at in range(0, len(large), BLOB_BYTES_MAX)]
     assert len(pages) == 3
-    harness = of(1, 2)
-    harness.sync(1, 0, "a", packed=large)
+    harness = agree(of(1), 5, "a", packed=large)
+    harness.admit(2)
+    harness.sync(1, 6, "b", packed=large)
     harness.sync(2, 0, "a")
-    harness.say(2, m.Schema(102, 0, 1, SCHEMA))
+    harness.say(2, m.Schema(103, 0, 1, SCHEMA))
 
     for page, rows in enumerate(pages[:2]):
-        assert harness.say(1, m.Schema(101, page, 3, rows)) == []
-    actions = harness.say(1, m.Schema(101, 2, 3, pages[2]))
+        assert harness.say(1, m.Schema(102, page, 3, rows)) == []
+    actions = harness.say(1, m.Schema(102, 2, 3, pages[2]))
 
     assert "'bias' (FLOAT, 16 bytes) is not in" in sent(actions, m.Kick)[2].reason
-    assert done(actions) == {1: 0}
+    assert done(actions) == {1: 6}
 
 
 @pytest.mark.parametrize(

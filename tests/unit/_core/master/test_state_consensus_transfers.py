@@ -11,9 +11,23 @@ from hypothesis import strategies as st
 from pccl._core.master.events import PeerWent, Save
 from pccl._core.master.state_consensus import CUT_OFF, SOURCES_LOST
 from pccl._core.protocol import messages as m
+from pccl._core.protocol.events import DEBUG, WARNING, Log
 from pccl._core.protocol.sources import Source, unpack_sources
 
-from .master_harness import INVALID_USAGE, LOST, SEND, MasterHarness, agree, agreed, digest, done, failed, of, sent
+from .master_harness import (
+    INVALID_USAGE,
+    LOST,
+    RECEIVE,
+    SEND,
+    MasterHarness,
+    agree,
+    agreed,
+    digest,
+    done,
+    failed,
+    of,
+    sent,
+)
 
 
 def transferring(**contents: str) -> MasterHarness:
@@ -307,3 +321,77 @@ def test_permutations_of_votes_give_the_same_orders(states: list[tuple[str, int]
         orders.append((set(sent(actions, m.Serve)), fetches, done(actions), set(failed(actions))))
 
     assert orders[0] == orders[1]
+
+
+# --- Divergent members ------------------------------------------------------
+
+
+def overwritten(harness: MasterHarness) -> dict[int, int]:
+    """Return how often each peer was overwritten as a divergent member."""
+    members = harness.state.members
+    times = {peer.id: peer.overwritten for peer in members.peers.values() if peer.overwritten}
+    assert members.counters["overwritten"] >= sum(times.values())
+    return times
+
+
+def test_a_member_that_is_overwritten_is_counted() -> None:
+    """Goal: an operator sees which peer diverges; the first time is a warning, so that it is not missed."""
+    harness = transferring(p1="a", p2="b", p3="a")
+    assert overwritten(harness) == {}, "the transfer has not ended"
+
+    first = logged(fetched(harness, 2))
+    harness.calls = 0
+    for peer in (1, 2, 3):
+        harness.sync(peer, 5 + (peer != 2), "cdc"[peer - 1])
+    second = logged(fetched(harness, 2, transfer=2))
+
+    assert first == [Log(WARNING, "peer=2 overwritten by a sync group=0 times=1 revision=5 agreed=5")]
+    assert second == [Log(DEBUG, "peer=2 overwritten by a sync group=0 times=2 revision=5 agreed=6")]
+    assert overwritten(harness) == {2: 2}
+    assert harness.state.members.counters["overwritten"] == 2
+
+
+def test_a_newcomer_is_not_divergent() -> None:
+    """Goal: nobody is in the first sync of a run, and a newcomer is not in its first sync."""
+    harness = of(1, 2, 3)
+    harness.calls = 0
+    for peer, content in {1: "a", 2: "b", 3: "a"}.items():
+        harness.sync(peer, 5, content)
+    fetched(harness, 2)
+    harness.admit(4)
+    harness.calls = 0
+    for peer, content in {1: "a", 2: "a", 3: "a", 4: "x"}.items():
+        harness.sync(peer, 0 if peer == 4 else 6, content)
+    assert done(fetched(harness, 4, transfer=2)) == dict.fromkeys((1, 2, 3, 4), 6)
+    assert overwritten(harness) == {}
+
+    harness.calls = 0
+    for peer, content in {1: "a", 2: "a", 3: "a", 4: "x"}.items():
+        harness.sync(peer, 7, content)
+    fetched(harness, 4, transfer=3)
+
+    assert overwritten(harness) == {4: 1}
+
+
+def test_a_receiver_by_choice_is_not_divergent() -> None:
+    """Goal: RECEIVE_ONLY asks to be overwritten."""
+    harness = agree(of(1, 2), 4, "z")
+    harness.calls = 0
+    harness.sync(1, 5, "a", SEND)
+    harness.sync(2, 5, "b", RECEIVE)
+
+    assert done(fetched(harness, 2)) == {1: 5, 2: 5}
+    assert overwritten(harness) == {}
+
+
+def test_a_divergent_member_that_gives_up_is_not_counted() -> None:
+    """Goal: only a sync that succeeded counts, as in the peer's own count."""
+    harness = transferring(p1="a", p2="b", p3="b", p4="a", p5="a")
+    fetched(harness, 2)
+
+    assert set(done(harness.say(3, m.Withdraw(3)))) == {1, 2, 4, 5}
+    assert overwritten(harness) == {2: 1}
+
+
+def logged(actions: list[Any]) -> list[Log]:
+    return [action for action in actions if isinstance(action, Log) and "overwritten" in action.line]

@@ -63,6 +63,7 @@ def test_members_and_their_ring() -> None:
         "rx_bytes": 0,
         "tx_bytes_per_second": 0,
         "rx_bytes_per_second": 0,
+        "overwritten": 0,
     }
     (group,) = run["groups"]
     assert group["ring"] == [1, 2, 3]
@@ -72,7 +73,7 @@ def test_members_and_their_ring() -> None:
 def test_an_address_with_colons_is_in_brackets() -> None:
     """Goal: a shown address can be copied and used."""
     harness = MasterHarness()
-    harness.feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "fd00::7", 48149), "host1"))
+    harness.feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "fd00::7", 48149, bytes(16)), "host1"))
 
     assert peer(described(harness), 1)["address"] == "[fd00::7]:48149"
 

@@ -33,6 +33,7 @@ from pccl._core.peer.events import (
     Tell,
     Traffic,
     TransferEnded,
+    TrialEnded,
     WorkerDied,
 )
 from pccl._core.peer.peer_state import IGNORED, TRANSITIONS
@@ -397,6 +398,8 @@ EVENTS: dict[type[Any], Any] = {
     m.OptimizeDone: MasterSaid(m.OptimizeDone(77, 7, 1, 1, 1, 1, 1)),
     m.Probe: MasterSaid(m.Probe(1, 9, 1, 100, 1009, "host9")),
     ProbeDone: ProbeDone(1, 5, ""),
+    m.Try: MasterSaid(m.Try(3, RUN, 1003, "host3")),
+    TrialEnded: TrialEnded(3, ""),
     AppGone: AppGone("x"),
     MasterUp: MasterUp(),
     MasterDown: MasterDown("x"),

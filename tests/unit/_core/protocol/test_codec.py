@@ -41,7 +41,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x02, hellos.Challenge(NONCE), f"{NONCE.hex()}"),
     (0x03, hellos.Welcome(NONCE), f"{NONCE.hex()}"),
     (0x04, hellos.Refused(8, "é1"), "080300c3a931"),
-    (0x10, hellos.Register(NONCE, 2, 3, "é3", 5, "é5"), f"{NONCE.hex()}0200000003000300c3a93305000300c3a935"),
+    (0x10, hellos.Register(NONCE, 2, 3, "é3", 5, RUN, "é5"),
+     f"{NONCE.hex()}0200000003000300c3a9330500{RUN.hex()}0300c3a935"),
     (0x14, hellos.AskStatus(NONCE), f"{NONCE.hex()}"),
     (0x48, m.Report(1, 2, b"\x00\xff"), "01000200020000ff"),
     (0x11, hellos.JoinLane(NONCE, RUN, 3, 4, 5, 6),
@@ -50,8 +51,10 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"{NONCE.hex()}{RUN.hex()}030000000000000004000000000000000500000000000000"),
     (0x13, hellos.JoinProbe(NONCE, RUN, 3, 4, 5, 6, 7, 8),
      f"{NONCE.hex()}{RUN.hex()}0300000000000000040000000000000005000000000000000600070008000000"),
+    (0x15, hellos.JoinTrial(NONCE, RUN), f"{NONCE.hex()}{RUN.hex()}"),
     (0x18, m.VoteOptimize(1), "01000000"),
     (0x19, m.Probed(1, 2, 3, "é4"), "0100000000000000020000000000000003000000000000000300c3a934"),
+    (0x1A, m.Tried(1, "é2"), "01000000000000000300c3a932"),
     (0x1B, m.VoteFinish(1), "01000000"),
     (0x20, m.VoteTopology(1, 2), "0100000002000000"),
     (0x21, m.VotePending(1), "01000000"),
@@ -94,6 +97,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x42, m.OptimizeDone(1, 2, 3, 4, 5, 6, 7), "0100000002000000000000000300000004000000050000000600000007000000"),
     (0x43, m.MoreSources(1, 2, b"\x00\xff"), "010000000200000000000000020000ff"),
     (0x44, m.World(1, 2, 3, 4, 5, 6), "01000000020000000300000004000000050000000600000000000000"),
+    (0x45, m.Try(1, RUN, 3, "é4"), f"0100000000000000{RUN.hex()}03000300c3a934"),
     (0x46, m.RunFinished(1, "é1"), "010000000300c3a931"),
     (0x50, mailbox.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
      "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
@@ -242,7 +246,7 @@ def test_every_wire_type_is_known() -> None:
 def test_conversations_only_name_what_belongs_there() -> None:
     """Goal: a pending connection may send the messages of a handshake, and no others."""
     assert set(hellos.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x14}
-    assert set(hellos.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13}
+    assert set(hellos.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13, 0x15}
     assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 

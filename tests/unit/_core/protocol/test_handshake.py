@@ -23,7 +23,7 @@ from pccl._core.records import replace
 
 TOKEN = b"the secret"
 SECOND = 1_000_000_000
-HELLO = Register(bytes(32), 3, 2, "host", 48149)
+HELLO = Register(bytes(32), 3, 2, "host", 48149, bytes(16))
 
 
 def make_pending(most: int = 8, token: bytes = TOKEN) -> PendingConnections:

@@ -19,7 +19,7 @@ def begin(**how: Any) -> tuple[MasterActor, list[str]]:
     """Return a master with one member, and the lines that it logs."""
     lines: list[str] = []
     actor = MasterActor(bind("127.0.0.1", 0), b"", Options(check=True), lambda _, line: lines.append(line), **how)
-    actor._feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
+    actor._feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16)), "127.0.0.1"))
     actor._feed(PeerSaid(1, m.Wired(actor.state.members.groups[0].epoch)))
     return actor, lines
 
@@ -32,7 +32,7 @@ def test_it_ends_some_time_after_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not actor._is_over(actor.state.runs.told_ns + stay_ns), "the run is not finished"
     actor._feed(PeerSaid(1, m.VoteFinish(1)))
     before_ns = actor.state.runs.told_ns
-    actor._feed(PeerCame(2, hellos.Register(bytes(32), 0, 1, "", 1), "127.0.0.1"))
+    actor._feed(PeerCame(2, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16)), "127.0.0.1"))
 
     assert actor.state.runs.told_ns > before_ns
     assert not actor._is_over(before_ns + stay_ns)

@@ -269,7 +269,7 @@ class Shell:
     def sync(self, revision: int, content: bytes, run: str = "") -> None:
         """A peer joins, is alone in the run, and synchronises."""
         feed = self.actor._feed
-        feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, run), "127.0.0.1"))
+        feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16), run), "127.0.0.1"))
         feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
         self.vote(revision, content)
 

@@ -1,0 +1,36 @@
+from collections.abc import Container
+from typing import Final, final
+
+from .membership import Membership
+from .ring import Pair
+
+UNKNOWN: Final[str]
+SHOWN: Final[str]
+FAILED: Final[str]
+OVERDUE: Final[str]
+REPORT_NS: Final[int]
+
+@final
+class Trial:
+    def __init__(self, source: int, target: int) -> None: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def under_way(self) -> bool: ...
+    @property
+    def ended_ns(self) -> int: ...
+    @property
+    def until_ns(self) -> int: ...
+
+@final
+class TrialTable:
+    def __init__(self, members: Membership) -> None: ...
+    @property
+    def trials(self) -> dict[Pair, Trial]: ...
+    def check(self, newcomers: Container[int]) -> None: ...
