@@ -7,6 +7,7 @@ Every machine runs this command; together they form a run. This file has the fla
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pccl import Communicator
+from pccl._core.records import replace
 from pccl.errors import MasterLostError, TooFewPeersError
 from pccl.options import LANES_MAX
 
@@ -23,6 +25,7 @@ from .status_view import count, rate, size, table
 if TYPE_CHECKING:
     from .bench_peer import Bench, Lap
 
+RUN = "pccl bench"  # the name of its runs: on the master of a training run, this command is refused, and nobody else
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # The types that numpy has; the first one is the default because most gradients have it.
 DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -76,7 +79,8 @@ def bench(
 ) -> None:
     """Measure all-reduces on your own machines.
 
-    Start a separate master, then this command on every machine. It joins the run at HOST:PORT, waits for the other
+    Start a separate master, then this command on every machine; the master of a training run refuses it. It joins the
+    run at HOST:PORT, waits for the other
     peers, and reduces a tensor over the ring repeatedly. Peers may die during the measurement; the others report it and
     continue. The largest --peers and --seconds of all peers count; --size and --dtype must be the same on all peers.
     """
@@ -86,7 +90,8 @@ def bench(
         if error.name != "numpy":
             raise
         raise click.ClickException("pccl bench needs numpy; install it: pip install numpy") from None
-    with one_line_errors(), Communicator(address, 0, pool, options=options_with(token_file)) as peer:
+    os.environ.pop("PCCL_RUN", None)  # it would name the training run, and has priority
+    with one_line_errors(), Communicator(address, 0, pool, options=replace(options_with(token_file), run=RUN)) as peer:
         output = BenchOutput(as_json)
         output.say(f"joining the run at {address}")
         peer.connect()

@@ -35,22 +35,43 @@ if TYPE_CHECKING:
                    "lets groups resume only from what was saved. If the file cannot be written at the start, the "
                    "master does not start. If it cannot be written later (a full disk), each failure is logged as an "
                    "error and the run continues.")  # fmt: skip
+@click.option("--new-run", is_flag=True,
+              help="Begin a new run: drop what the state file remembers of runs of all names. Do not use it where the "
+                   "master is restarted automatically: every restart would begin a new run.")  # fmt: skip
+@click.option("--exit-when-finished", is_flag=True,
+              help="End with exit code 0 when all members have called finish(), some seconds after the last peer was "
+                   "told so. Without this flag the master continues, and answers late peers.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(list(LEVELS), case_sensitive=False), default="INFO",
               envvar="PCCL_LOG_LEVEL", show_default=True, show_envvar=True,
               help="Show lines of this level and above.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Log to standard output, one JSON object per line.")
-def run_master(listen: str, token_file: str | None, state_file: str, log_level: str, as_json: bool) -> None:
+def run_master(
+    *,
+    listen: str,
+    token_file: str | None,
+    state_file: str,
+    new_run: bool,
+    exit_when_finished: bool,
+    log_level: str,
+    as_json: bool,
+) -> None:
     """Run the master that peers connect to.
 
     The master decides about members, rings and shared states: one process per run. It moves no tensors, so a small
-    machine is enough; peers must reach its port. Ctrl-C or SIGTERM ends it; peers then get MasterLostError and may
-    connect to the next master. Every timeout is an environment variable in seconds, such as PCCL_HEARTBEAT_TIMEOUT=10.
+    machine is enough; peers must reach its port. The first peer of an empty master names the run (Options.run,
+    PCCL_RUN); peers of another name are refused. Ctrl-C or SIGTERM ends the master; peers then get MasterLostError and
+    may connect to the next one. Every timeout is an environment variable in seconds, such as PCCL_HEARTBEAT_TIMEOUT=10.
     """
     with one_line_errors():
         options = options_with(token_file)
         level = level_of(log_level)
         log, ready = _json_output(level) if as_json else _log_output(level)
-        serve(listen, options, log, ready, state_file, level=level)
+        serve(
+            *(listen, options, log, ready, state_file),
+            level=level,
+            new_run=new_run,
+            exit_when_finished=exit_when_finished,
+        )
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

@@ -14,19 +14,22 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def render(run: dict[str, Any], address: str) -> str:
     """The whole page."""
+    name = f"{run['name']!r} ({run['run'][:12]})" if run["name"] else run["run"][:12]
+    name += ", finished," if run["finished"] else ""
     head = (
-        f"run {run['run'][:12]} at {address}, pccl {run['version']} (protocol {run['protocol_version']}), "
+        f"run {name} at {address}, pccl {run['version']} (protocol {run['protocol_version']}), "
         f"up {duration(run['uptime_seconds'])}, round {run['round']}, "
         f"{count(run['world'], 'peer')} in {count(run['groups_count'], 'group')}"
     )
     parts = [head, _peers(run), *[_group(group) for group in run["groups"]], _newcomers(run), _votes(run)]
+    parts.append(_remembered(run))
     parts.append("counters: " + ", ".join(f"{name} {number}" for name, number in run["counters"].items()))
     return "\n\n".join(part for part in parts if part)
 
 
 def _peers(run: dict[str, Any]) -> str:
     if not run["peers"]:
-        return "no peers: the run is empty"
+        return "no peers: the run is finished" if run["finished"] else "no peers: the run is empty"
     head = ["peer", "group", "address", "lanes", "state", "since", "call", "for", "heard", "tx", "rx"]
     rows = [
         [
@@ -86,6 +89,14 @@ def _votes(run: dict[str, Any]) -> str:
         present, voters = vote["present_count"], vote["present_count"] + vote["missing_count"]
         lines.append(f"{vote['call']}{where}: {present} of {voters} for {duration(vote['seconds'])}, {vote['reason']}")
     return "\n".join(lines) + _more(run["votes_count"] - len(lines), "vote")
+
+
+def _remembered(run: dict[str, Any]) -> str:
+    lines = []
+    for other in run["remembered"]:
+        state = "finished" if other["finished"] else f"agreed revisions by group {other['revisions']}"
+        lines.append(f"remembers run {other['name']!r}: {state}")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------- drawing

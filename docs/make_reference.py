@@ -37,7 +37,7 @@ SECTIONS = {
     "The run and the machine": ["Attribute", "DeviceType", "cuda"],
     "Errors": [
         *("PCCLError", "TooFewPeersError", "PeerLostError", "KickedError", "MasterLostError"),
-        *("MasterConnectionError", "UsageError", "Result"),
+        *("MasterConnectionError", "RunFinishedError", "UsageError", "Result"),
     ],
 }
 

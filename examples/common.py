@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pccl import Attribute, Communicator, ReduceInfo, ReduceOp, SharedState, SharedStateSyncInfo, TensorInfo
-from pccl.errors import MasterLostError, PeerLostError, TooFewPeersError
+from pccl.errors import MasterLostError, PeerLostError, RunFinishedError, TooFewPeersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -86,6 +86,9 @@ class Alone:
     def update_topology(self) -> None:
         """No peer waits."""
 
+    def finish(self) -> None:
+        """No peer waits, and none will come."""
+
     def are_peers_pending(self) -> bool:
         """No peer waits."""
         return False
@@ -116,19 +119,30 @@ def take_part(arguments: argparse.Namespace, train: Callable[[Any], None]) -> No
 
     That happens when the master was restarted, and when every peer that had the state died while it sent the state. (In
     the second case a sync may also be called again; a new membership handles both cases alike.)
+
+    In the end all members finish the run. A peer that is started again after that hears so when it connects, and ends
+    with success, instead of waiting for peers that never come.
     """
+    trained = False
     for attempt in range(REJOINS_MAX):
         try:
             with _membership(arguments) as comm:
                 if not arguments.alone:
                     say("waiting to join")
                     comm.connect(n_attempts=30)
-                return train(comm)
+                train(comm)
+                trained = True
+                comm.finish()
+                return
+        except RunFinishedError as error:
+            if trained:
+                return  # the master was lost while it answered
+            say(f"too late: {error.message}")
+            raise SystemExit(0) from None
         except (MasterLostError, PeerLostError) as error:
             if attempt + 1 == REJOINS_MAX:
                 raise
             say(f"out of the run, joining again: {error}")
-    return None
 
 
 def _membership(arguments: argparse.Namespace) -> AbstractContextManager[Any]:

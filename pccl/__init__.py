@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         MasterLostError,
         PCCLError,
         PeerLostError,
+        RunFinishedError,
         TooFewPeersError,
         UsageError,
     )
@@ -91,6 +92,7 @@ __all__ = [
     "KickedError",
     "MasterLostError",
     "MasterConnectionError",
+    "RunFinishedError",
     "UsageError",
 ]
 
@@ -107,6 +109,7 @@ _HOMES = {
         "MasterLostError",
         "PCCLError",
         "PeerLostError",
+        "RunFinishedError",
         "TooFewPeersError",
         "UsageError",
     ),

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pccl._core.protocol.events import NUMBERS
-from pccl._core.protocol.mailbox import CallConnect, CallOptimize, CallPending, CallTopology
+from pccl._core.protocol.mailbox import CallConnect, CallFinish, CallOptimize, CallPending, CallTopology
 from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.process import usable_cores
 from pccl.actors.io.addresses import format_address, parse_address, resolve
@@ -26,7 +26,7 @@ from pccl.client.pending_reduces import NOT_A_MEMBER, PendingReduces
 from pccl.client.reduce_request import request, request_of
 from pccl.client.state_sync import Syncs
 
-from .errors import MasterConnectionError, TooFewPeersError, UsageError
+from .errors import MasterConnectionError, RunFinishedError, TooFewPeersError, UsageError
 from .options import LANES_MAX, Options, nanoseconds
 from .shared_state import SharedState
 from .values import Attribute, ReduceInfo, ReduceOp, Result, SharedStateSyncInfo, SharedStateSyncStrategy
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pccl.peer")
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
+FINISHED = "the run is finished: this peer and all other members have called finish()"
 DEL_WAIT = 0.5  # a communicator that is garbage-collected, not closed, delays its process no longer than this
 
 
@@ -88,6 +89,7 @@ class Communicator:
         self._syncs: Syncs | None = None  # of this membership
         self._unpacked: tuple[bytes, Numbers | None] = b"", None  # the numbers that were read last: packed, unpacked
         self._closed = False
+        self._finished = False  # finish() has returned
         configure_from_environment()
 
     # ------------------------------------------------------------------------------------------ membership
@@ -96,9 +98,12 @@ class Communicator:
         """Register with the master and wait to be admitted.
 
         The first peer of a run is admitted at once, a later peer when all members call `update_topology`. Raises
-        `MasterConnectionError` after the last failed attempt, `UsageError` if this communicator is connected.
+        `MasterConnectionError` after the last failed attempt, `UsageError` if this communicator is connected,
+        `RunFinishedError` if the run is finished, and `KickedError` if the master serves a run of another name
+        (`Options.run`).
         """
         self._check_process("connect")
+        self._check_unfinished("connect")
         if not _is_integer(n_attempts) or n_attempts < 1:
             raise ValueError(f"n_attempts must be at least 1, not {n_attempts!r}")
         if self._actor is not None and not self._actor.calls.over:
@@ -160,6 +165,23 @@ class Communicator:
         reduces.require_none(name)
         reduces.learn(link.call(name, lambda slot: CallOptimize(slot.index, slot.generation)))
 
+    def finish(self) -> None:
+        """End the run; blocks until all members of all groups call it.
+
+        After that nobody is a member any more: every later call on this communicator, and every peer that connects to
+        this run later, gets `RunFinishedError` instead of waiting. Numbers such as `get_attribute` can still be read.
+        Another run begins with another name (`Options.run`) or a master that is started with `--new-run`. A peer that
+        is lost meanwhile does not fail the call. If the master is lost, `connect()` says whether the run was finished.
+        Raises `UsageError` while a reduce of this peer is un-awaited.
+        """
+        name = "finish"
+        link = self._member(name)
+        reduces = self._reducing(name)
+        reduces.require_none(name)
+        link.call(name, lambda slot: CallFinish(slot.index, slot.generation))
+        self._finished = True
+        reduces.run_finished(FINISHED)
+
     def wait_for_world_size(self, n: int, timeout: float | None = None) -> int:
         """Take part in topology rounds until this peer's group has `n` members; return how many it has.
 
@@ -169,6 +191,7 @@ class Communicator:
         """
         if not _is_integer(n) or n < 1:
             raise ValueError(f"n must be at least 1, not {n!r}: a group has at least 1 member")
+        self._check_unfinished("wait_for_world_size")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
             try:
@@ -374,6 +397,10 @@ class Communicator:
         if known[0] != packed:
             known = self._unpacked = packed, Numbers._make(NUMBERS.unpack(packed))
         return known[1]
+
+    def _check_unfinished(self, name: str) -> None:
+        if self._finished:
+            raise RunFinishedError(Result.INVALID_USAGE, name, FINISHED)
 
     def _check_process(self, name: str) -> None:
         if self._process != os.getpid():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST
+from pccl._core.protocol.outcomes import KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST
 
 from .values import Result
 
@@ -83,6 +83,12 @@ class KickedError(PCCLError):
         return self.message
 
 
+class RunFinishedError(PCCLError):
+    """The run is finished: all members called `finish()`, and nothing is left to do."""
+
+    usual_result = Result.INVALID_USAGE
+
+
 class MasterLostError(PCCLError):
     """The master, or this peer's actor, is gone or silent: connect again once the master is back."""
 
@@ -111,7 +117,11 @@ _CLASS_BY_RESULT: dict[Result, type[PCCLError]] = {
     Result.MASTER_CONNECTION_FAILED: MasterConnectionError,
 }
 
-_CLASS_BY_KIND: dict[int, type[PCCLError]] = {KIND_KICKED: KickedError, KIND_MASTER_LOST: MasterLostError}
+_CLASS_BY_KIND: dict[int, type[PCCLError]] = {
+    KIND_KICKED: KickedError,
+    KIND_MASTER_LOST: MasterLostError,
+    KIND_FINISHED: RunFinishedError,
+}
 
 
 def error_from_outcome(result: int, kind: int, func_name: str, message: str) -> PCCLError:

@@ -19,7 +19,14 @@ from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.listener import bind
 from pccl.actors.io.logs import level_of, show
 from pccl.actors.io.spawn import ActorProcess
-from pccl.actors.master.master_actor import READY, STATE_FILE, MasterActor, open_state_file
+from pccl.actors.master.master_actor import (
+    BEGIN_NEW,
+    EXIT_WHEN_FINISHED,
+    READY,
+    STATE_FILE,
+    MasterActor,
+    open_state_file,
+)
 
 from .errors import UsageError
 from .options import MASTER_PORT, Options
@@ -38,6 +45,8 @@ class MasterNode:
 
     With a `state_file`, a master that starts again with the same file continues the same run: its groups can resume
     only from their agreed state. If the file cannot be written later, the run goes on and an error is logged.
+    `new_run` drops what the file remembers. `exit_when_finished` ends the master some seconds after all members have
+    called `finish()`.
     """
 
     def __init__(
@@ -46,6 +55,8 @@ class MasterNode:
         *,
         options: Options | None = None,
         state_file: str | os.PathLike[str] | None = None,
+        new_run: bool = False,
+        exit_when_finished: bool = False,
     ) -> None:
         self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
         self._mailbox: socket.socket | None = None
@@ -53,6 +64,7 @@ class MasterNode:
         self._host, self._port = parse_listen_address(listen_address)
         self._options = (options or Options()).overridden()
         self._state_file = os.path.abspath(state_file) if state_file is not None else ""
+        self._flags = [BEGIN_NEW] * new_run + [EXIT_WHEN_FINISHED] * exit_when_finished
 
     @property
     def address(self) -> str:
@@ -71,6 +83,7 @@ class MasterNode:
             self._mailbox.send(self._options.encode().encode())
             self._mailbox.send(_version().encode())
             self._mailbox.send(STATE_FILE + os.fsencode(self._state_file))
+            self._mailbox.send(b",".join(self._flags) or b"none")
             fds = (listener.fileno(), theirs.fileno())
             self._actor = ActorProcess("pccl.actors.master.master_actor", fds, fds)
         self._mailbox.settimeout(READY_TIMEOUT)
@@ -150,8 +163,10 @@ def serve(
     state_file: str = "",
     *,
     level: int | None = None,
+    new_run: bool = False,
+    exit_when_finished: bool = False,
 ) -> None:
-    """Serve as the master in this process until SIGINT or SIGTERM; an ignored signal stays ignored.
+    """Serve as the master in this process until SIGINT or SIGTERM, or the end of the run; ignored signals stay ignored.
 
     `level` is the lowest level that `log` shows; None: that of the library's logger.
 
@@ -163,8 +178,17 @@ def serve(
         file = open_state_file(state_file)
         if level is None:
             level = logging.getLogger("pccl.master").getEffectiveLevel()
-        token = options.token.encode()
-        actor = MasterActor(listener, token, options, log, version=_version(), level=level, state_file=file)
+        actor = MasterActor(
+            listener,
+            options.token.encode(),
+            options,
+            log,
+            version=_version(),
+            level=level,
+            state_file=file,
+            new_run=new_run,
+            exit_when_finished=exit_when_finished,
+        )
     except ValueError:
         listener.close()
         raise

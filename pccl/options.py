@@ -40,6 +40,7 @@ FETCH_BYTES_AHEAD = 16 << 20  # requested on one link and not received: 1 Gbit/s
 FETCH_UNITS_AHEAD = 512  # the same in units, for states of many small tensors
 STATE_LINKS_MAX = 1024  # connections over which other peers may fetch from one peer at a time; each costs a process
 PROBES_MAX = 64  # connections of probes that one peer receives, beyond one full pool
+RUN_NAME_BYTES_MAX = 128  # of the name of a run, in UTF-8: log lines and messages show it
 STATUS_REPORT_TIME = 10.0  # for a status report to arrive: hundreds of kilobytes over a slow link
 GROUPS_MAX = 1 << 16  # distinct peer groups of a run; more is a defect of the caller
 
@@ -72,6 +73,7 @@ class Options:
     slots: int = 1024  # calls in flight per communicator
     port: int = 0  # the port of this peer; 0: the first free one from 48149 on
     advertise: str = ""  # host or host:port that others dial; empty: the address that the master sees
+    run: str = ""  # the name of the run: the master refuses peers whose name differs from that of the others
     token: str = ""  # the run's shared secret, best set as PCCL_TOKEN; never shown, never sent
     check: bool = False  # machines verify their invariants after every event
 
@@ -145,6 +147,10 @@ class Options:
             raise ValueError(f"Options.slots must be 1 to {SLOTS_MAX}, not {self.slots}")
         if "\n" in self.advertise:
             raise ValueError("Options.advertise must be one host or host:port")
+        if len(self.run.encode("utf-8", "surrogatepass")) > RUN_NAME_BYTES_MAX or (
+            self.run and not self.run.isprintable()
+        ):
+            raise ValueError(f"Options.run must be one line of at most {RUN_NAME_BYTES_MAX} printable bytes")
         if "\n" in self.token or len(self.token.encode()) > TOKEN_BYTES_MAX:
             raise ValueError(f"the token must be one line of at most {TOKEN_BYTES_MAX} bytes")
         return self
@@ -160,7 +166,7 @@ READ_BY: dict[str, str] = {
     **dict.fromkeys(("vote_warning", "vote_timeout", "deadlock_timeout"), MASTER),
     **dict.fromkeys(("probe_time", "probe_rounds", "rates_expiry", "moonshot_time"), MASTER),
     **dict.fromkeys(("retry_interval", "dial_attempts", "stall_timeout", "start_timeout", "close_timeout"), PEER),
-    **dict.fromkeys(("host_memory", "digest_threads", "slots", "port", "advertise"), PEER),
+    **dict.fromkeys(("host_memory", "digest_threads", "slots", "port", "advertise", "run"), PEER),
     **dict.fromkeys(("connect_timeout", "handshake_timeout", "look_time", "token", "check"), BOTH),
 }
 

@@ -18,7 +18,7 @@ from pccl._core.system.futex cimport now_ns
 from pccl.memory.arena cimport Arena
 from pccl.memory.completion_slots cimport Slot, SlotTable
 from pccl._core.protocol.codec import pack
-from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST, join
+from pccl._core.protocol.outcomes import KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, join
 from pccl._core.records import record
 from pccl.errors import UsageError
 from pccl.memory.completion_slots import SlotsExhaustedError
@@ -29,6 +29,7 @@ WAIT_SLICE_NS = <int> SLICE_NS
 # The constants of `outcomes`, as C numbers.
 cdef int32_t KICKED = KIND_KICKED
 cdef int32_t MASTER_LOST = KIND_MASTER_LOST
+cdef int32_t FINISHED = KIND_FINISHED
 cdef int KIND_SHIFT = join(0, 1).bit_length() - 1
 
 
@@ -140,6 +141,6 @@ cdef class CallSlots:
         cdef bytes payload = PyBytes_FromStringAndSize(slot.entry.payload, slot.entry.length)
         result[0] = slot.entry.result
         slot.release()
-        if result[0] >> KIND_SHIFT in (KICKED, MASTER_LOST):
+        if result[0] >> KIND_SHIFT in (KICKED, MASTER_LOST, FINISHED):
             self.over = True
         return payload

@@ -17,7 +17,7 @@ from pccl._core.system.futex cimport now_ns
 from pccl.memory.completion_slots cimport Slot
 from pccl._core.protocol.mailbox import CallAwait, CallReduce
 from pccl._core.protocol.operations import OPERATIONS_MAX
-from pccl._core.protocol.outcomes import KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN
+from pccl._core.protocol.outcomes import KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN
 from pccl.errors import MasterLostError, PCCLError, TooFewPeersError, UsageError, error_from_outcome
 from pccl.memory.arena import default
 from pccl.values import ReduceInfo, Result
@@ -212,7 +212,7 @@ cdef class PendingReduces:
         if numbers:
             self.learn(numbers)
         ended = outcome_of(result, kind, NOTHING, reason)
-        if self.ended is None and kind in (KIND_KICKED, KIND_MASTER_LOST):
+        if self.ended is None and kind in (KIND_KICKED, KIND_MASTER_LOST, KIND_FINISHED):
             self.ended = ended
         return ended
 
@@ -250,6 +250,10 @@ cdef class PendingReduces:
         while self.abandoned:
             self.calls.wait(name, self.abandoned[-1].slot)
             self.sort_abandoned()
+
+    def run_finished(self, str reason) -> None:
+        """The membership has ended with its run: no reduce can be launched any more."""
+        self.ended = outcome_of(Result.INVALID_USAGE.value, KIND_FINISHED, NOTHING, reason)
 
     def close(self) -> None:
         """The membership has ended and no worker is left: all pending reduces have failed."""

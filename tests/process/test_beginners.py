@@ -458,8 +458,9 @@ def test_a_member_that_diverges(pair: Peers, caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_page_and_the_tests_know_the_same_mistakes() -> None:
-    """Goal: each entry of the page has a test here or in the module named here, and each test has an entry."""
-    importlib.import_module(".test_odd_ones", __package__)
+    """Goal: each entry of the page has a test here or in the modules named here, and each test has an entry."""
+    for module in (".test_odd_ones", ".test_beginner_runs"):
+        importlib.import_module(module, __package__)
     assert set(TITLES) == set(QUOTES) == TESTED
 
 

@@ -26,14 +26,21 @@ CLUSTER = ROOT / "examples" / "cluster"
 SHELL_SCRIPTS = sorted(path for path in CLUSTER.iterdir() if path.suffix in {".sh", ".sbatch"})
 PATIENCE = 60.0  # seconds for processes of processes on a busy machine
 
-# Replaces training here: ends after one reduce with another peer.
+# Replaces training here: ends after one reduce with another peer. With an argument, that many peers die before the end.
 TRAINING = """
 import os, sys, pccl
 ones = pccl.zeros(10)
 with pccl.Communicator(sys.argv[-1]) as comm:
-    comm.connect(n_attempts=30)
+    try:
+        comm.connect(n_attempts=30)
+    except pccl.RunFinishedError:
+        os.write(1, b"late\\n")
+        sys.exit(0)
     comm.wait_for_world_size(2, timeout=60)
     ones.fill(comm.all_reduce(ones, ones, op=pccl.ReduceOp.SUM).world_size)
+    if len(sys.argv) > 2 and comm.peer_id <= int(sys.argv[1]):
+        os._exit(1)
+    comm.finish()
 os.write(1, f"peers {int(ones[0])}\\n".encode())  # at once: both peers share this pipe
 """
 
@@ -111,6 +118,18 @@ def test_the_ssh_script_runs_a_master_and_peers(commands: Path, tmp_path: Path) 
     assert (folder / ".pccl-token").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.timeout(200)
+def test_the_ssh_script_ends_although_a_peer_died_near_the_end(commands: Path, tmp_path: Path) -> None:
+    """Goal: the peer that is started again hears that the run is finished; the master and the script end with 0."""
+    settings = {"REMOTE_DIR": tmp_path, "MASTER_PORT": free_port(), "SSH": "ssh"}
+    hosts = "user@127.0.0.1 user@127.0.0.1"
+    script = (CLUSTER / "ssh.sh", hosts, "python", "train.py", "1")
+    with Script.command(*script, **environment(commands, **settings)) as peers:
+        assert peers.expect("peers", PATIENCE) == "2"
+        peers.expect("late", PATIENCE)
+        assert peers.end(PATIENCE) == 0, peers.errors()
+
+
 def test_the_ssh_script_explains_itself() -> None:
     """Goal: without arguments it shows how it is used, and ends with 2."""
     done = subprocess.run([CLUSTER / "ssh.sh"], capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -134,7 +153,10 @@ def test_the_slurm_scripts_run_a_master_and_peers(commands: Path, tmp_path: Path
         for task in tasks:
             assert task.expect("peers", PATIENCE) == "2"
             assert task.end(PATIENCE) == 0, task.errors()
-        assert master.process.poll() is None, master.errors()
+        assert master.end(PATIENCE) == 0, master.errors()
+        assert (tmp_path / "run" / "finished").exists()
+        after = stack.enter_context(Script.command(*command, SLURM_ARRAY_TASK_ID="7", **shared))
+        assert after.end(PATIENCE) == 0, after.errors()
 
     assert (tmp_path / "run" / "token").stat().st_mode & 0o077 == 0
 

@@ -34,6 +34,7 @@ from pccl.options import nanoseconds
 
 from .dataplane import Run
 from .probes import rate
+from .runs import REFUSED
 
 if TYPE_CHECKING:
     from .nodes import PeerShell
@@ -46,6 +47,7 @@ def check_master(world: World, event: Any, actions: list[Any]) -> None:
     if actions and type(event) is PeerSaid and type(event.message) is WireFailed:
         _check_mark(world, world.master.links[event.conn].peer, event.message)
     _check_consensus(world, actions)
+    world.run_rules.check(event, actions)
     common: set[tuple[int, int, int]] = set()
     per_group: dict[int, tuple[int, int]] = {}
     for action in actions:
@@ -101,6 +103,7 @@ def check_restored(world: World) -> None:
     if not world.plan.durable:
         world.peer_id = 0
         world.paths.mark("a master without a state file begins another run")
+    world.run_rules.check_restored()
     for key in [key for key in world.agreed_states if key[0] == run]:
         group = state.members.groups.get(key[1])
         revision = group.consensus.revision if group is not None else NEVER
@@ -191,7 +194,7 @@ def _check_minorities(world: World, actions: list[Any]) -> None:
 
 def _check_kick(world: World, conn: int, reason: str) -> None:
     shell = world.master.links[conn].peer
-    if shell.program.syncing.is_odd(reason):
+    if shell.program.syncing.is_odd(reason) or reason.startswith(REFUSED):
         return
     if odd := ODD_SIGNATURE.match(reason):
         tag, count = int(odd[1]), int(odd[2])

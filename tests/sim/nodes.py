@@ -280,7 +280,10 @@ class PeerShell(Node):
         assert self.control is None, "a second connection to the master"
         token = world.token if self.program.knows_token else b"wrong"
         self.control = ControlLink(
-            world, self, Register(bytes(32), self.group, self.lanes, self.advertised, self.port, self.instance), token
+            world,
+            self,
+            Register(bytes(32), self.group, self.lanes, self.advertised, self.port, self.instance, self.program.name),
+            token,
         )
         options = world.plan.options
         patience_ns = nanoseconds(options.connect_timeout + options.handshake_timeout)

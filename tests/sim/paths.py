@@ -20,12 +20,13 @@ from pccl._core.protocol.outcomes import INVALID_ARGUMENT, PENDING_ASYNC_OPS, RA
 from pccl.options import nanoseconds
 
 from .actor_paths import ACTOR_PATHS, mark_after, mark_before, mark_loss
+from .runs import RUN_PATHS
 from .sync_paths import SYNC_PATHS, mark_master, mark_peer, remember
 
 if TYPE_CHECKING:
     from .nodes import MasterShell, PeerShell
 
-PATHS = SYNC_PATHS | ACTOR_PATHS | {
+PATHS = SYNC_PATHS | ACTOR_PATHS | RUN_PATHS | {
     # membership
     "a member is lost while newcomers are wired",
     "a newcomer is lost while it is admitted",

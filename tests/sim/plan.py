@@ -7,6 +7,7 @@ are a thousand different environments and not one environment a thousand times. 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from pccl._core.records import record
 from pccl._core.solver.solver import EXACT_MAX
@@ -81,6 +82,9 @@ class Plan:
     handshakes: bool  # connections begin with a real handshake
     bytes: bool  # messages travel as encoded bytes
     options: Options
+    finishes: bool  # in the end the programs finish the run; else they leave
+    finish: float  # how often a program wants to finish the run, beside others
+    names: int  # of runs; each program belongs to one
 
     @property
     def is_crowd(self) -> bool:
@@ -155,7 +159,17 @@ def draw(seed: int) -> Plan:
         handshakes=random.random() < 0.2,
         bytes=random.random() < 0.3,
         options=options,
+        **_draw_ends(random),
     )
+
+
+def _draw_ends(random: Random) -> dict[str, Any]:
+    """Draw what concerns names and ends of runs."""
+    return {
+        "finishes": random.random() < 0.3,
+        "finish": random.choice((0.0, 0.0, 0.0, 0.02)),
+        "names": random.choice((1, 1, 1, 2, 3)),
+    }
 
 
 def _draw_styles(random: Random, *, syncs: bool) -> tuple[str, ...]:

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._core.peer.events import Called, Complete
 from pccl._core.protocol.events import NUMBERS
-from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallLeave, CallOptimize, CallPending, CallTopology
-from pccl._core.protocol.outcomes import KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
+from pccl._core.protocol.mailbox import (
+    CallCancel,
+    CallConnect,
+    CallFinish,
+    CallLeave,
+    CallOptimize,
+    CallPending,
+    CallTopology,
+)
+from pccl._core.protocol.outcomes import KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
 
 from .clock import MILLISECOND, SECOND
 from .reduces import OpRunner
+from .runs import TOGETHER_NS
 from .syncs import SyncMachine
 
 if TYPE_CHECKING:
@@ -23,17 +32,19 @@ if TYPE_CHECKING:
     from .world import World
 
 CONNECT, TOPOLOGY, PENDING, LEAVE = "connect", "update_topology", "are_peers_pending", "close"
-REDUCE, SYNC, OPTIMIZE = "all_reduce", "sync_shared_state", "optimize_topology"
+REDUCE, SYNC, OPTIMIZE, FINISH = "all_reduce", "sync_shared_state", "optimize_topology", "finish"
 SUCCESS, INVALID_USAGE = 0, 4
 
 
 class Program:
     """One training process."""
 
-    def __init__(self, world: World, shell: PeerShell, style: str, *, knows_token: bool = True) -> None:
+    def __init__(self, world: World, shell: PeerShell, style: str, *, name: str, knows_token: bool = True) -> None:
         self.world = world
         self.shell = shell
         self.style = style
+        self.name = name  # of its run
+        self.end: tuple[int, int] | None = None  # result and kind of connect or finish, in the phase without faults
         self.knows_token = knows_token
         self.under_way: dict[tuple[int, int], str] = {}  # (slot, generation) to the name of the call
         self.run = b""  # the run of its present or last membership
@@ -72,7 +83,7 @@ class Program:
         if name == SYNC:
             self.syncing.completed(action)
             return
-        if action.kind in (KIND_KICKED, KIND_MASTER_LOST) or (name == CONNECT and action.result != SUCCESS):
+        if self._is_end(name, action):
             self.finish()
             return
         if action.result == SUCCESS and name == CONNECT:
@@ -88,6 +99,34 @@ class Program:
         elif action.slot == 0:  # the main thread; the answer of a second thread is not used
             answer = action.result == SUCCESS and name == PENDING and action.payload == b"\1"
             self._plan_step(asked_and_pending=answer, given_up=action.kind == KIND_CANCELLED)
+
+    def _is_end(self, name: str, action: Complete) -> bool:
+        """Whether this answer ends the membership; note what it says about the end of the run."""
+        if name in (CONNECT, FINISH):
+            self.end = action.result, action.kind
+        if name == FINISH:
+            self._finish_answered(action)
+        if action.kind == KIND_FINISHED and self.numbers is not None:
+            self.world.run_rules.was_told(self.run)
+        over = action.kind in (KIND_KICKED, KIND_MASTER_LOST, KIND_FINISHED)
+        return over or (name == CONNECT and action.result != SUCCESS) or (name == FINISH and action.result == SUCCESS)
+
+    def _finish_answered(self, action: Complete) -> None:
+        if action.result == SUCCESS:
+            assert self.shell.state.ending[1] == KIND_FINISHED, "finish succeeded, and the membership goes on"
+            self.world.run_rules.was_told(self.run)
+        elif action.result == INVALID_USAGE and b"can never meet" in action.payload:
+            self.world.paths.mark("a finish and another call never meet")
+
+    def finish_at_rest(self) -> None:
+        """Call finish, in the phase without faults."""
+        self.end = None
+        if not self.is_done():
+            self._post(FINISH, CallFinish)
+
+    def has_finished(self) -> bool:
+        """Whether that call was answered, or this program is done."""
+        return self.end is not None or self.is_done()
 
     def give_up(self, *slots: int) -> None:
         """Give up the calls of these slots that are under way."""
@@ -190,6 +229,12 @@ class Program:
             return
         if world.chance(plan.leave):
             self.leave()
+            return
+        together = world.clock.now_ns < world.run_rules.closing_ns and world.chance(0.8)
+        if together or world.chance(plan.finish):
+            if not together:
+                world.run_rules.closing_ns = world.clock.now_ns + TOGETHER_NS
+            self._post(FINISH, CallFinish)
             return
         style = "anything" if world.chance(plan.mistake) else self.style
         if self._wanted:

@@ -27,6 +27,7 @@ from .nodes import MasterShell, Node, PeerShell
 from .paths import Paths
 from .plan import Plan, describe, draw
 from .programs import Program
+from .runs import Runs
 
 
 class ViolationError(AssertionError):
@@ -56,6 +57,7 @@ class World:
         self.contents: dict[bytes, tuple[int, ...]] = {}  # digest -> the values of a vote with it, unless torn
         self.peer_id = 0  # the latest of this run
         self.acting: Node | None = None
+        self.run_rules = Runs(self)
         self.master = MasterShell(self)
         self.master.save()
         self.shells: list[PeerShell] = []
@@ -132,9 +134,17 @@ class World:
 
     def spawn(self, *, knows_token: bool = True, advertised: str | None = None) -> None:
         """Start a training process with its peer actor, on the first free port of its host."""
-        plan, number = self.plan, len(self.shells) + 1
+        plan = self.plan
         if self.settled or sum(shell.alive for shell in self.shells) >= plan.peers_max:
             return
+        self._start(self.run_rules.name(), knows_token=knows_token, advertised=advertised)
+
+    def spawn_late(self, name: str) -> Program:
+        """Start a training process of this run when everything is over."""
+        return self._start(name)
+
+    def _start(self, name: str, *, knows_token: bool = True, advertised: str | None = None) -> Program:
+        plan, number = self.plan, len(self.shells) + 1
         host = f"10.0.0.{self.random.randint(1, plan.hosts)}"
         where = next((host, port) for port in count(PEER_PORT_FIRST) if (host, port) not in self._taken)
         self._taken.add(where)
@@ -144,7 +154,9 @@ class World:
         shell = PeerShell(self, number, where, group, lanes, advertised=advertised)
         self.shells.append(shell)
         self.listeners[where] = shell
-        shell.program = Program(self, shell, self.random.choice(plan.styles), knows_token=knows_token)
+        style = self.random.choice(plan.styles)
+        shell.program = Program(self, shell, style, name=name, knows_token=knows_token)
+        return shell.program
 
     def ended(self, shell: PeerShell) -> None:
         """A peer's processes are gone; its port is free for the next one."""
@@ -188,6 +200,8 @@ class World:
         self._reduce_once_more()
         if self.plan.syncs:
             self._sync_once_more()
+        if self.plan.finishes:
+            self.run_rules.finish_once_more()
         for shell in self.shells:
             if shell.alive:
                 shell.program.leave()

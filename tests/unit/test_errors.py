@@ -15,6 +15,7 @@ from pccl._core.protocol import outcomes
 from pccl._core.protocol.outcomes import (
     KIND_CANCELLED,
     KIND_COLLECTIVE,
+    KIND_FINISHED,
     KIND_KICKED,
     KIND_MASTER_LOST,
     KIND_PLAIN,
@@ -27,6 +28,7 @@ from pccl.errors import (
     MasterLostError,
     PCCLError,
     PeerLostError,
+    RunFinishedError,
     TooFewPeersError,
     UsageError,
     error_from_outcome,
@@ -107,7 +109,7 @@ def test_a_text_alone_makes_one(cls: type[PCCLError]) -> None:
     assert repr(error) == f"{cls.__name__}('it rained')"
     assert (error.result, error.func_name) == (cls.usual_result, "")
     assert type(error_from_outcome(cls.usual_result.value, KIND_PLAIN, "", "")) is cls or cls in {
-        *(PCCLError, KickedError, MasterLostError)
+        *(PCCLError, KickedError, MasterLostError, RunFinishedError)
     }
     assert parts(COPIES["pickle"](error)) == parts(COPIES["text"](error)) == parts(error)
 
@@ -212,6 +214,7 @@ def test_the_text_names_the_call_and_the_result() -> None:
         (Result.INVALID_ARGUMENT, KIND_COLLECTIVE, UsageError),
         # The kind has precedence: a kick for a lost connection is a kick.
         (Result.RANK_CONNECTION_LOST, KIND_KICKED, KickedError),
+        (Result.INVALID_USAGE, KIND_FINISHED, RunFinishedError),
         (Result.MASTER_CONNECTION_FAILED, KIND_MASTER_LOST, MasterLostError),
     ],
 )
@@ -243,7 +246,9 @@ def test_the_actors_numbers_are_the_results() -> None:
     assert all(Result[name].value == value for name, value in numbers.items())
 
 
-@pytest.mark.parametrize("kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE])
+@pytest.mark.parametrize(
+    "kind", [KIND_PLAIN, KIND_KICKED, KIND_MASTER_LOST, KIND_CANCELLED, KIND_COLLECTIVE, KIND_FINISHED]
+)
 def test_an_outcome_fits_into_one_number(kind: int) -> None:
     """Goal: a slot has room for one number, from which both parts can be read."""
     for result in Result:

@@ -123,6 +123,15 @@ def test_the_secret_is_never_shown() -> None:
         assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["x" * 129, "é" * 65, "a\nb", "\x1b[1m"])
+def test_the_name_of_a_run_is_one_short_line(name: str) -> None:
+    """Goal: a name goes into messages and log lines; what cannot be shown there is refused where it is set."""
+    with pytest.raises(ValueError, match="Options.run must be one line of at most 128 printable bytes"):
+        Options(run=name).validated()
+    assert Options(run="Größe 7b").validated().run == "Größe 7b"
+    assert Options(run="a").overridden({"PCCL_RUN": "b"}).run == "b", "the operator's name has priority"
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o604, 0o644])
 def test_a_secret_that_others_can_read_is_pointed_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int

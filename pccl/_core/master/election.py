@@ -26,6 +26,7 @@ from pccl._core.protocol.state_schema import explain_difference
 from pccl._core.records import record
 
 from .deadlock import name_peers
+from .run_table import name_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,8 +104,11 @@ def _explain(right: bytes, wrong: bytes, schemas: Mapping[bytes, bytes]) -> str:
     return explain_difference(schemas[right], schemas[wrong])
 
 
-def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decision:
-    """The decision over votes with equal schemas. `agreed` is the agreed revision, `content` its digest."""
+def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str = "") -> Decision:
+    """The decision over votes with equal schemas. `agreed` is the agreed revision, `content` its digest.
+
+    Reasons show `run`, the name of the run.
+    """
     popular = [peer for peer, vote in votes.items() if vote.strategy == ENFORCE_POPULAR]
     if popular and len(popular) < len(votes):
         return Decision(_kick_mixed(votes, popular))
@@ -132,7 +136,7 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> Decis
     holders = {peer: vote for peer, vote in givers.items() if vote.content == content}
     if holders:
         return _elect(votes, holders, agreed, content)
-    return Decision({}, (NO_SHARED_STATE_AVAILABLE, _explain_want(votes, agreed, content)))
+    return Decision({}, (NO_SHARED_STATE_AVAILABLE, _explain_want(votes, agreed, content, run)))
 
 
 def _elect(
@@ -194,10 +198,17 @@ def _explain_loser(vote: StateVote, revision: int, count: int) -> str:
     )
 
 
-def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes) -> str:
+def _explain_want(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str) -> str:
+    if all(vote.revision == agreed for vote in votes.values()):
+        return (
+            f"every peer is at revision {agreed}, but with another content than {name_run(run)} agreed on for it "
+            f"(digest {content.hex()}): nobody called push_revision() since the state has changed. Call it exactly "
+            "once between two calls of sync_shared_state"
+        )
     best = max(votes.values(), key=lambda vote: vote.revision)
     return (
-        f"no peer is at revision {agreed + 1}, and none has the state that was last agreed (revision {agreed}, digest "
-        f"{content.hex()}); the newest here is revision {best.revision}. Load the checkpoint of revision {agreed} and "
-        "call again, or start a new run."
+        f"no peer is at revision {agreed + 1}, and none has the state that {name_run(run)} agreed on earlier (revision "
+        f"{agreed}, digest {content.hex()}); the newest here is revision {best.revision}. Load the checkpoint of "
+        f"revision {agreed} to continue that run. To begin another one, set another Options.run, or start the master "
+        "with --new-run; call comm.finish() at the end of every run"
     )

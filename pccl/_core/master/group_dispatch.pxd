@@ -10,6 +10,7 @@ cdef class GroupDispatch:
     cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
 
     cdef bint _votes_elsewhere(self, Peer peer) except -1
+    cdef str _where(self, Peer peer)
     cdef int _kick_if(self, Peer peer, str wrong) except -1
 
     # What follows in the groups whose members sent a message.

@@ -9,7 +9,7 @@ Part of the master's machine. Every reduce passes through here twice for each me
 that: this path is typed and has no look-ups by name.
 """
 
-from pccl._core.protocol.events import DEBUG, SYNC, TOPOLOGY, WARNING
+from pccl._core.protocol.events import DEBUG, FINISH, SYNC, TOPOLOGY, WARNING
 from pccl._core.protocol.messages import ReduceFailed, World
 from pccl._core.protocol.outcomes import INVALID_ARGUMENT, INVALID_USAGE
 
@@ -31,8 +31,12 @@ cdef class GroupDispatch:
 
     cdef bint _votes_elsewhere(self, Peer peer) except -1:
         """Whether this member is in a call of the whole run, which excludes calls of its group."""
-        cdef dict topology = self.votes[TOPOLOGY]
-        return peer.id in topology or self.optimizer.involves(peer.id)
+        cdef dict topology = self.votes[TOPOLOGY], finish = self.votes[FINISH]
+        return peer.id in topology or peer.id in finish or self.optimizer.involves(peer.id)
+
+    cdef str _where(self, Peer peer):
+        """Say what it does there."""
+        return f"is in {FINISH}" if peer.id in self.votes[FINISH] else "votes on the topology"
 
     cdef int _kick_if(self, Peer peer, str wrong) except -1:
         if wrong:
@@ -45,7 +49,7 @@ cdef class GroupDispatch:
         """A member calls sync_shared_state."""
         cdef Group group = self.members.group_to_settle(peer)
         if self._votes_elsewhere(peer):
-            self._kick_if(peer, f"voted in {SYNC} while it votes on the topology")
+            self._kick_if(peer, f"voted in {SYNC} while it {self._where(peer)}")
         elif group.collectives.holds(peer.id):
             self._kick_if(peer, f"voted in {SYNC} while a reduce of its own has no verdict")
         else:
@@ -65,7 +69,7 @@ cdef class GroupDispatch:
         """A member initiates reduces."""
         cdef Group group = self.members.group_to_settle(peer)
         if self._votes_elsewhere(peer):
-            self._kick_if(peer, "initiated a reduce while it votes on the topology")
+            self._kick_if(peer, f"initiated a reduce while it {self._where(peer)}")
         elif group.consensus.holds(peer.id):
             self._kick_if(peer, f"initiated a reduce while it is in {SYNC}")
         else:
@@ -151,7 +155,7 @@ cdef class GroupDispatch:
         cdef Membership members = self.members
         if consensus.is_idle() and not consensus.outbox:
             return 0
-        told, kicks, agreed = consensus.settle(group.size(), members.peers)
+        told, kicks, agreed = consensus.settle(group.size(), members.peers, members.run_name)
         if agreed:
             members.act(Save())
             members.count("agreed")

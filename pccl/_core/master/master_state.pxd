@@ -5,6 +5,7 @@ from .ballots cimport Ballots
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
+from .runs cimport Runs
 from .topology_round cimport TopologyRound
 
 cdef class MasterState:
@@ -14,6 +15,7 @@ cdef class MasterState:
     cdef readonly Optimizer optimizer   # of the rings
     cdef readonly Admission admission   # newcomers and their places
     cdef readonly TopologyRound topology_round  # admits newcomers
+    cdef readonly Runs runs             # begins and finishes runs
     cdef GroupDispatch dispatch         # passes messages of members to their group
     cdef dict handlers                  # phase -> type of a message or event -> the method that handles it
     cdef object wait_watch              # reports long waits

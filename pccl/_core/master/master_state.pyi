@@ -9,6 +9,7 @@ from .admission import Admission
 from .ballots import Ballots, Vote
 from .membership import Membership, Peer
 from .optimizer import Optimizer
+from .runs import Runs
 from .topology_round import TopologyRound
 
 TOPOLOGY: Final[str]
@@ -31,6 +32,8 @@ class MasterState:
     def options(self) -> Options: ...
     @property
     def topology_round(self) -> TopologyRound: ...
+    @property
+    def runs(self) -> Runs: ...
     @property
     def next_deadline_ns(self) -> int: ...
     @property

@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The master's machine: it decides which calls complete and which peers are admitted. Events in, actions out.
 
-`MasterState` has the parts and joins them: peers and rings (`membership`), newcomers (`admission`), votes of all members
-(`ballots`), topology rounds (`topology_round`), the optimisation of the rings (`optimizer`), and what members say to
-their own group (`group_dispatch`).
+`MasterState` has the parts and joins them: peers and rings (`membership`), newcomers (`admission`), votes of all
+members (`ballots`), topology rounds (`topology_round`), the optimisation of the rings (`optimizer`), the begin and the
+end of runs (`runs`), and what members say to their own group (`group_dispatch`).
 
 **Phases.** A peer that passed the handshake is *registered*; it becomes *accepted* in a topology round, and is *gone*
 when it is lost, leaves, or is kicked. `TRANSITIONS` says which message is legal in which phase, which part handles it,
@@ -29,30 +29,29 @@ kicked with both sides in the reason, and the majority goes on. Without a majori
 optimisation and the groups go on as far as they can. The work of an event does not grow with the number of peers,
 except where all get a message.
 
-No socket, clock, file, thread or random source in here: time is an argument, the run's name is given.
+No socket, clock, file, thread or random source in here: time is an argument, the id of the first run is given.
 """
 
 from collections import deque
 
-from pccl._core.protocol.events import OPTIMIZE, PENDING, TOPOLOGY, WARNING, Tick
+from pccl._core.protocol.events import FINISH, OPTIMIZE, PENDING, TOPOLOGY, WARNING, Tick
 from pccl._core.protocol.messages import (
     Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer, Probed,
-    Tried, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
+    Tried, VoteFinish, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 from pccl._core.story import attach, show
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
 
 from .admission cimport Admission
-from .group cimport Group
 from .group_dispatch cimport GroupDispatch
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
+from .runs cimport Runs
 from .topology_round cimport TopologyRound
 from .events import DialledBack, MoonshotFound, PeerCame, PeerSaid, PeerWent
 from .ballots import Ballots, Vote, find_deadlock
 from .deadlock import name_peers
-from .election import NEVER
 from .master_check import check_master, check_transitions, observe
 from .membership import ACCEPTED, GONE, REGISTERED
 from .topology_round import CLOSED
@@ -64,12 +63,13 @@ cdef class MasterState:
 
     def __init__(self, bytes run, options, now_ns=0):
         self.members = Membership(run, options, now_ns)
-        self.ballots = Ballots(TOPOLOGY, PENDING, OPTIMIZE)
+        self.ballots = Ballots(TOPOLOGY, PENDING, OPTIMIZE, FINISH)
         self.votes = self.ballots.votes
         self.optimizer = Optimizer(self.members, self.ballots)
         self.admission = Admission(self.members)
         self.topology_round = TopologyRound(self.members, self.ballots, self.optimizer, self.admission)
         self.dispatch = GroupDispatch(self.members, self.optimizer, self.ballots)
+        self.runs = Runs(self.members, self.ballots, self.optimizer, self.topology_round)
         self.members.on_removed = self._removed
         self.handlers = self._bind_handlers()
         self.wait_watch = WaitWatch(nanoseconds(options.vote_warning))
@@ -83,7 +83,9 @@ cdef class MasterState:
 
     def _bind_handlers(self):
         """Return phase -> type of a message or event -> bound handler, so that a look-up needs no tuple."""
-        parts = self, self.members, self.admission, self.topology_round, self.optimizer, self.dispatch
+        parts = (
+            self, self.members, self.admission, self.topology_round, self.optimizer, self.dispatch, self.runs,
+        )
         bound = {REGISTERED: {}, ACCEPTED: {}}
         for (phase, kind), (handler, _) in TRANSITIONS.items():
             [part] = [part for part in parts if getattr(type(part), handler.__name__, None) is handler]
@@ -109,7 +111,7 @@ cdef class MasterState:
                 peer.heard_ns = now_ns
                 self._hear(peer, event.message)
         elif kind is PeerCame:
-            peer = self.members.register(event)
+            peer = self.members.register(event) if self.runs.admits(event) else None
             if peer is not None:
                 self.admission.register(peer)
         elif kind is PeerWent:
@@ -173,6 +175,7 @@ cdef class MasterState:
             or self.topology_round.settle()
             or self.optimizer.settle()
             or self.dispatch.settle()
+            or self.runs.settle()
         ):
             pass
         self._answer_pending()
@@ -247,7 +250,7 @@ cdef class MasterState:
                 waited_ns = call.waited_ns(members.now_ns)
                 if waited_ns >= limit_ns:
                     self._kick_stragglers(call, waited_ns, members.now_ns - limit_ns)
-        waits = find_waits(members, self.admission, self.ballots, self.topology_round, self.optimizer, calls)
+        waits = find_waits(self, calls)
         for wait, line in self.wait_watch.due(waits, members.now_ns):
             if wait.logged:
                 members.log(wait.level, line)
@@ -304,31 +307,13 @@ cdef class MasterState:
 
     def snapshot(self):
         """Return what the state file keeps: what a restarted master must know."""
-        cdef Membership members = self.members
-        groups = {}
-        for number, group in sorted(members.groups.items()):
-            consensus = group.consensus
-            if consensus.revision != NEVER:
-                groups[number] = {
-                    "epoch": group.epoch,
-                    "revision": consensus.revision,
-                    "content": consensus.content.hex(),
-                    "layout": consensus.schema.hex(),
-                }
-        return {"run": members.run.hex(), "next_id": members.reserved_id, "round": members.round, "groups": groups}
+        return self.runs.snapshot()
 
     @classmethod
     def restore(cls, snapshot, options, now_ns=0):
-        """Return a master that continues the run of a snapshot; all former peers are gone."""
+        """Return a master that continues with a snapshot; all former peers are gone."""
         cdef MasterState state = cls(bytes.fromhex(snapshot["run"]), options, now_ns)
-        cdef Group group
-        state.members.resume(snapshot["next_id"], snapshot["round"])
-        for number, saved in snapshot["groups"].items():
-            group = state.members.new_group(int(number))
-            group.epoch = saved["epoch"]
-            group.consensus.revision = saved["revision"]
-            group.consensus.content = bytes.fromhex(saved["content"])
-            group.consensus.schema = bytes.fromhex(saved["layout"])
+        state.runs.resume(snapshot)
         return state
 
     def check(self):
@@ -337,6 +322,7 @@ cdef class MasterState:
         self.admission.check()
         self.topology_round.check()
         self.optimizer.check()
+        self.runs.check()
 
 
 # (phase of the sender, message) -> the handler, and the phases that the sender may be in when the event is over; GONE
@@ -354,6 +340,7 @@ TRANSITIONS = {
     (ACCEPTED, VoteTopology): (TopologyRound.on_vote, (ACCEPTED, GONE)),
     (ACCEPTED, VotePending): (MasterState.on_vote_pending, (ACCEPTED, GONE)),
     (ACCEPTED, VoteOptimize): (Optimizer.on_vote, (ACCEPTED, GONE)),
+    (ACCEPTED, VoteFinish): (Runs.on_vote, (ACCEPTED, GONE)),
     (ACCEPTED, Probed): (Optimizer.on_probed, (ACCEPTED, GONE)),
     (ACCEPTED, Withdraw): (MasterState.on_withdraw, (ACCEPTED,)),
     (ACCEPTED, Initiate): (GroupDispatch.on_initiate, (ACCEPTED, GONE)),

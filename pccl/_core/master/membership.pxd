@@ -24,6 +24,7 @@ cdef class Peer:
 
 cdef class Membership:
     cdef readonly bytes run             # names the run: lanes of another run are refused
+    cdef readonly str run_name          # chosen by users; empty: it has none
     cdef readonly object options
     cdef readonly long long began_ns    # when this master started
     cdef readonly dict peers            # id -> Peer

@@ -24,7 +24,10 @@ ACCEPTED = "accepted"  # a member
 GONE = "gone"  # lost, left or kicked
 
 IDS_AT_ONCE = 1024  # peer ids set aside with one write to the state file: a restarted master goes on behind them
-COUNTERS = ("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "overwritten", "optimized")
+COUNTERS = (
+    *("admitted", "lost", "left", "kicked", "rewired", "deadlocks", "agreed", "overwritten", "optimized", "finished"),
+    "refused",
+)
 
 cdef long long RATE_NS_MIN = 50_000_000  # a rate is never computed over a shorter time
 
@@ -64,7 +67,7 @@ cdef class Membership:
     """Peers, groups, the orders that their rings need, and the actions of the event being handled."""
 
     def __init__(self, bytes run, options, now_ns):
-        self.run = run
+        self.run, self.run_name = run, ""
         self.options = options
         self.peers, self.conns, self.groups = {}, {}, {}
         self.accepted, self.registered, self.admitting = set(), set(), set()
@@ -136,7 +139,7 @@ cdef class Membership:
         return peer
 
     cdef int remove(self, Peer peer, str how, str reason) except -1:
-        """Remove a peer from the run. `how` is lost, left or kicked, and names a counter."""
+        """Remove a peer from the run. `how` is lost, left, kicked or finished: it names a counter."""
         cdef Group group = self._ring_of(peer)
         del self.peers[peer.id], self.conns[peer.conn]
         self.accepted.discard(peer.id)
@@ -151,7 +154,8 @@ cdef class Membership:
             if not group.ring:
                 self._forget_ring(group)
         self.count(how)
-        self.log(INFO if how == "left" else WARNING, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
+        level = INFO if how in ("left", "finished") else WARNING
+        self.log(level, f"peer={peer.id} {how} group={peer.group} reason={reason!r}")
         self.on_removed(peer, group is not None)
         return 0
 

@@ -20,7 +20,7 @@ the next optimisation, as long as the group has the same members.
 Part of the master's machine; knows nothing of admissions, which are decided in `topology_round`.
 """
 
-from pccl._core.protocol.events import DEBUG, INFO, OPTIMIZE, SYNC, TOPOLOGY, Tick
+from pccl._core.protocol.events import DEBUG, FINISH, INFO, OPTIMIZE, SYNC, TOPOLOGY, Tick
 from pccl._core.protocol.messages import CallFailed, OptimizeDone, Probe, Probed
 from pccl._core.protocol.outcomes import INVALID_USAGE
 from pccl._core.solver.solver import EXACT_MAX, MEMBERS_MAX
@@ -74,6 +74,8 @@ cdef class Optimizer:
             wrong = f"voted in {OPTIMIZE} while it is in {SYNC}"
         elif peer.id in self.votes[TOPOLOGY]:
             wrong = f"voted in {OPTIMIZE} while it votes on the topology"
+        elif peer.id in self.votes[FINISH]:
+            wrong = f"voted in {OPTIMIZE} while it is in {FINISH}"
         elif peer.id in self.waiting:
             wrong = f"voted in {OPTIMIZE} while it is in {OPTIMIZE}"
         else:

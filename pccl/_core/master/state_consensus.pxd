@@ -34,7 +34,7 @@ cdef class StateConsensus:
     cdef _lose_part(self, peer)
     cdef bint _know_schemas(self)
     cdef _ask(self, bytes schema)
-    cdef dict _decide(self, dict peers)
+    cdef dict _decide(self, dict peers, str run)
     cdef _forget_vote(self)
     cdef _begin_transfer(self, decision, bytes schema, dict peers)
     cdef _answer_all(self, dict votes, int result, str reason)

@@ -172,14 +172,14 @@ cdef class StateConsensus:
             for other in sorted(transfer.fetching - transfer.stranded.keys()):
                 self.outbox.append((other, SourceGone(transfer.votes[other].call, transfer.round, peer)))
 
-    def settle(self, int members, dict peers):
+    def settle(self, int members, dict peers, str run=""):
         """Return messages as (peer, message), kicks as {peer: (result, reason)}, and whether a new state is agreed.
 
         `overwritten` has the divergent members of the syncs that ended.
 
         A new agreed state must be saved before the messages are sent. If there are kicks, settle again after them.
 
-        `members` is how many must vote, `peers` says where they can be dialled.
+        `members` is how many must vote, `peers` says where they can be dialled, `run` is the name of the run.
         """
         kicks, agreed = {}, False
         if self.overwritten:
@@ -187,7 +187,7 @@ cdef class StateConsensus:
         if self.transfer is not None:
             agreed = self._complete_transfer(kicks)
         if not kicks and self.votes and len(self.votes) == members and self._know_schemas():
-            kicks = self._decide(peers)
+            kicks = self._decide(peers, run)
             if self.transfer is not None:
                 agreed = self._complete_transfer(kicks) or agreed
         told, self.outbox = self.outbox, []
@@ -207,7 +207,7 @@ cdef class StateConsensus:
         self.asked[schema] = (peer, [])
         self.outbox.append((peer, AskSchema(self.votes[peer].call)))
 
-    cdef dict _decide(self, dict peers):
+    cdef dict _decide(self, dict peers, str run):
         """Decide a complete vote. Return the peers that must be kicked first; if there are none, close the vote."""
         right = choose_schema(self.votes, self.schema)
         if right is None:
@@ -217,7 +217,7 @@ cdef class StateConsensus:
         kicks = kick_odd_schemas(self.votes, right, self.schemas)
         if kicks:
             return kicks
-        decision = decide(self.votes, self.revision, self.content)
+        decision = decide(self.votes, self.revision, self.content, run)
         if decision.kicks:
             return decision.kicks
         if decision.failure is not None:

@@ -4,7 +4,8 @@ A pure function of the machine: it reads public attributes, changes nothing and 
 no operator asks. Durations are seconds, peers are named by their ids, everything is in a fixed order. Every list
 is cut at a bound, with the full count beside it, so that the report of the largest run fits.
 
-    run round uptime_seconds world counters   the run as a whole
+    run name finished round uptime_seconds world counters   the run as a whole
+    remembered[] name finished revisions      other runs of this master
     newcomers   count peers reason            peers that wait to become members, and for what
     peers[]     id group address lanes state phase_seconds call call_seconds heard_seconds, and what its lanes move
     groups[]    group members epoch ring wiring revision digest unreachable running commenced bandwidths
@@ -72,6 +73,8 @@ def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MA
     groups = sorted(members.groups)
     return {
         "run": members.run.hex(),
+        "name": members.run_name,
+        "finished": state.runs.finished,
         "round": members.round,
         "uptime_seconds": _seconds(now_ns - members.began_ns),
         "world": len(members.accepted),
@@ -83,6 +86,10 @@ def status_document(state: MasterState, now_ns: int, most: int = REPORT_ITEMS_MA
         },
         "peers_count": len(members.peers),
         "peers": [_peer(state, members.peers[peer], busy.get(peer), now_ns) for peer in _cut(members.peers, most)],
+        "remembered": [
+            {"name": name, "finished": run.finished, "revisions": dict(islice(run.revisions().items(), most))}
+            for name, run in state.runs.table.runs.items()
+        ],
         "groups_count": len(groups),
         "groups": [_group(members.groups[number], now_ns, most) for number in groups[:most]],
         "votes_count": len(votes),

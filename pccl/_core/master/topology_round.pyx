@@ -12,7 +12,7 @@ it as a diagram. Its events are inner ones, which `settle` finds after every eve
 Part of the master's machine. No round closes while an optimisation is under way, or the other way round.
 """
 
-from pccl._core.protocol.events import INFO, OPTIMIZE, SYNC, TOPOLOGY
+from pccl._core.protocol.events import FINISH, INFO, OPTIMIZE, SYNC, TOPOLOGY
 from pccl._core.protocol.messages import Accepted, TopologyDone
 from pccl._core.protocol.outcomes import INVALID_USAGE
 
@@ -36,7 +36,9 @@ cdef str voting = VOTING, idle = IDLE, topology = TOPOLOGY
 cdef class TopologyRound:
     """The round under way; its number is that of the rounds that were completed."""
 
-    def __init__(self, Membership members not None, ballots, Optimizer optimizer not None, Admission admission not None):
+    def __init__(
+        self, Membership members not None, ballots, Optimizer optimizer not None, Admission admission not None
+    ):
         self.members = members
         self.admission = admission
         self.ballots = ballots
@@ -55,6 +57,8 @@ cdef class TopologyRound:
             wrong = f"voted on the topology while it is in {SYNC}"
         elif self.optimizer.involves(peer.id):
             wrong = f"voted on the topology while it is in {OPTIMIZE}"
+        elif peer.id in self.votes[FINISH]:
+            wrong = f"voted on the topology while it is in {FINISH}"
         else:
             wrong = self.ballots.cast(TOPOLOGY, peer.id, Vote(message.call, message.wanted, self.members.now_ns))
         if wrong:

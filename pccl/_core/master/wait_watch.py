@@ -21,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from .admission import Admission
-    from .ballots import Ballots, OpenCall
+    from .ballots import OpenCall
     from .group import Group
+    from .master_state import MasterState
     from .membership import Membership
     from .optimizer import Optimizer
     from .topology_round import TopologyRound
@@ -68,28 +68,22 @@ class WaitWatch:
         return found
 
 
-def find_waits(
-    members: Membership,
-    admission: Admission,
-    ballots: Ballots,
-    topology: TopologyRound,
-    optimizer: Optimizer,
-    calls: list[OpenCall],
-) -> Iterator[Wait]:
+def find_waits(state: MasterState, calls: list[OpenCall]) -> Iterator[Wait]:
     """Yield everything that waits. `calls` are the open calls."""
+    members = state.members
     for call in calls:
         if call.missing and call.waiting:
             yield _vote(members, call, calls)
     for number in sorted(members.wiring):
-        yield _ring(members, ballots, optimizer, members.groups[number], calls)
-    if optimizer.measurements:
-        yield _measurement(optimizer)
+        yield _ring(state, members.groups[number], calls)
+    if state.optimizer.measurements:
+        yield _measurement(state.optimizer)
     for group in members.groups.values():
         if group.consensus.transfer is not None:
             yield _transfer(group)
-    yield from _small_groups(members, topology)
+    yield from _small_groups(members, state.topology_round)
     if members.registered:
-        yield from _newcomers(members, admission, ballots, optimizer, calls)
+        yield from _newcomers(state, calls)
 
 
 def _vote(members: Membership, call: OpenCall, calls: list[OpenCall]) -> Wait:
@@ -104,10 +98,10 @@ def _vote(members: Membership, call: OpenCall, calls: list[OpenCall]) -> Wait:
     )
 
 
-def _ring(members: Membership, ballots: Ballots, optimizer: Optimizer, group: Group, calls: list[OpenCall]) -> Wait:
+def _ring(state: MasterState, group: Group, calls: list[OpenCall]) -> Wait:
     """A ring is being wired: its members wait, and so do all that are in a call of the whole run."""
-    told = {*group.ring, *ballots.votes[TOPOLOGY], *ballots.votes[OPTIMIZE], *optimizer.waiting}
-    limit = members.options.wire_timeout
+    told = {*group.ring, *state.votes[TOPOLOGY], *state.votes[OPTIMIZE], *state.optimizer.waiting}
+    limit = state.options.wire_timeout
     return Wait(
         ("ring", group.number, group.epoch),
         group.ordered_ns,
@@ -182,16 +176,15 @@ def _name_others(members: Membership, number: int) -> str:
     return f"; {', '.join(parts[:EDGES_MAX])}: is peer_group the same everywhere?"
 
 
-def _newcomers(
-    members: Membership, admission: Admission, ballots: Ballots, optimizer: Optimizer, calls: list[OpenCall]
-) -> Iterator[Wait]:
+def _newcomers(state: MasterState, calls: list[OpenCall]) -> Iterator[Wait]:
     """Newcomers wait for trials or for a round: they are told why, and the members that they wait for what to do."""
-    missing = members.accepted - ballots.votes[TOPOLOGY].keys()
+    members, admission = state.members, state.admission
+    missing = members.accepted - state.votes[TOPOLOGY].keys()
 
     def why() -> str:
         if members.wiring:
             return "a ring is being wired"
-        if optimizer.phase is not IDLE:
+        if state.optimizer.phase is not IDLE:
             return f"{OPTIMIZE} is under way"
         return f"{TOPOLOGY} waits for {name_missing(missing, calls)}"
 

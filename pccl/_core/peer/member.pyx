@@ -2,16 +2,17 @@
 """What a member takes part in: its ring, votes, reduces, the shared state, probes; and the rules between them.
 
 Each of them is a part of its own: `ring_links`, `calls`, `reduces`, `syncs`, `passive_rate`. `Member` passes every
-event to the part that it concerns, and holds the rules between them. A training process that votes on the topology, or
-on its optimisation, can neither reduce nor synchronise meanwhile, and the other way round; one that synchronises has no
-reduce under way. One edge is probed at a time, whenever the master asks: the next order ends the last probe.
+event to the part that it concerns, and holds the rules between them. A training process that votes on the topology,
+on its optimisation, or on the end of the run, can neither reduce nor synchronise meanwhile, and the other way round;
+one that synchronises has no reduce under way. One edge is probed at a time, whenever the master asks: the next order
+ends the last probe.
 
 How a membership begins and ends is decided in `peer_state`, which owns the one `Member` of a peer. A message that no
 honest master would send raises ProtocolViolationError, and that ends the membership. Pure.
 """
 
-from pccl._core.protocol.events import NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY
-from pccl._core.protocol.messages import Beat, Probed, Tried, VoteOptimize, VotePending, VoteTopology
+from pccl._core.protocol.events import FINISH, NUMBERS, OPTIMIZE, PENDING, SYNC, TOPOLOGY
+from pccl._core.protocol.messages import Beat, Probed, Tried, VoteFinish, VoteOptimize, VotePending, VoteTopology
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_PLAIN, PENDING_ASYNC_OPS, SUCCESS
 from pccl.options import LANES_MAX
 
@@ -115,17 +116,24 @@ cdef class Member:
 
     def on_call_topology(self, call):
         """Vote on the topology."""
-        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, OPTIMIZE):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, OPTIMIZE, FINISH):
             number = self.calls.enter(TOPOLOGY, call)
             if number:
                 self.outbox.actions.append(SendMaster(VoteTopology(number, call.wanted)))
 
     def on_call_optimize(self, call):
         """Vote on an optimisation of the ring."""
-        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, TOPOLOGY):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, TOPOLOGY, FINISH):
             number = self.calls.enter(OPTIMIZE, call)
             if number:
                 self.outbox.actions.append(SendMaster(VoteOptimize(number)))
+
+    def on_call_finish(self, call):
+        """Vote that the run is finished."""
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, SYNC, TOPOLOGY, OPTIMIZE):
+            number = self.calls.enter(FINISH, call)
+            if number:
+                self.outbox.actions.append(SendMaster(VoteFinish(number)))
 
     def on_call_pending(self, call):
         """Ask whether peers wait to be admitted."""
@@ -135,7 +143,7 @@ cdef class Member:
 
     def on_call_sync(self, call):
         """Vote on the shared state."""
-        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, TOPOLOGY, OPTIMIZE):
+        if not self._refuse_with_reduces(call) and not self._refuse_beside(call, TOPOLOGY, OPTIMIZE, FINISH):
             self.syncs.call(call, self.calls.number())
 
     def on_call_manifest(self, call):
@@ -176,6 +184,12 @@ cdef class Member:
         if call is not None:
             self.outbox.actions.append(Complete(call.slot, call.generation, SUCCESS, KIND_PLAIN, numbers))
 
+    def on_run_finished(self, message):
+        """The run is finished: that is what the caller of finish waited for, if there is one."""
+        call = self.calls.take(message.call)
+        if call is not None:
+            self.calls.complete(call, SUCCESS, KIND_PLAIN, "")
+
     def on_pending_answer(self, message):
         """Whether peers wait to be admitted."""
         call = self.calls.take(message.call)
@@ -205,7 +219,7 @@ cdef class Member:
         """Begin reduces, unless another thread is in a call that forbids it."""
         busy = ""
         if self.calls.open or self.syncs.sync is not None:
-            busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC)
+            busy = self._busy_in(TOPOLOGY, OPTIMIZE, SYNC, FINISH)
         if busy:
             reason = f"another thread of this process is in {busy}"
             self.reduces.refuse(call.operations, INVALID_USAGE, KIND_PLAIN, reason)
@@ -336,9 +350,9 @@ cdef class Member:
         self.reduces.check(member)
         self.syncs.check(member)
         busy = not self.has_drained()
-        votes = (TOPOLOGY in self.calls.open) + (OPTIMIZE in self.calls.open)
+        votes = sum(name in self.calls.open for name in (TOPOLOGY, OPTIMIZE, FINISH))
         assert not votes or not busy, "a vote on the topology with reduces or a sync under way"
-        assert votes < 2, f"in {TOPOLOGY} and {OPTIMIZE} at once"
+        assert votes < 2, f"in two calls of the whole run at once: {set(self.calls.open)}"
         assert not self.reduces.tags or self.syncs.sync is None, "a sync beside reduces"
         assert member or self.probe is None, "measures an edge without a membership"
         assert member or not self.calls.open, f"calls {self.calls.open} without a membership"

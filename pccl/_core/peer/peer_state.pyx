@@ -22,17 +22,17 @@ from libc.limits cimport LLONG_MAX
 
 from pccl._core.protocol.events import WARNING, Tick
 from pccl._core.protocol.mailbox import (
-    CallAwait, CallCancel, CallConnect, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce, CallSync,
-    CallTopology,
+    CallAwait, CallCancel, CallConnect, CallFinish, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce,
+    CallSync, CallTopology,
 )
 from pccl._core.protocol.messages import (
     AbortReduce, Accepted, AskSchema, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
-    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, Serve, SourceGone, SyncDone, TopologyDone,
-    Try, World,
+    PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, RunFinished, Serve, SourceGone, SyncDone,
+    TopologyDone, Try, World,
 )
 from pccl._core.protocol.outcomes import (
-    INVALID_USAGE, KIND_CANCELLED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN, MASTER_CONNECTION_FAILED,
-    RANK_CONNECTION_LOST, SUCCESS,
+    INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN,
+    MASTER_CONNECTION_FAILED, RANK_CONNECTION_LOST, SUCCESS,
 )
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
@@ -253,6 +253,10 @@ cdef class PeerState:
     def _on_kick(self, message):
         self._end(message.result, KIND_KICKED, message.reason)
 
+    def _on_run_finished(self, message):
+        self.member.on_run_finished(message)
+        self._end(INVALID_USAGE, KIND_FINISHED, message.reason)
+
     def _leave(self, str reason):
         if self.phase in (JOINING, MEMBER):
             self.outbox.actions.append(SendMaster(Leave(reason)))
@@ -394,6 +398,7 @@ TRANSITIONS = {
     (JOINING, Try): (Member.on_try, (JOINING,)),
     (JOINING, TrialEnded): (Member.on_trial_ended, (JOINING,)),
     (JOINING, Kick): (PeerState._on_kick, (GONE,)),
+    (JOINING, RunFinished): (PeerState._on_run_finished, (GONE,)),
     (JOINING, Notice): (PeerState._on_notice, (JOINING,)),
     (JOINING, Beat): (PeerState._on_beat, (JOINING,)),
     (JOINING, MasterDown): (PeerState._on_master_unreached, (DIALLING, GONE)),
@@ -409,6 +414,7 @@ TRANSITIONS = {
     (MEMBER, CallTopology): (Member.on_call_topology, (MEMBER,)),
     (MEMBER, CallPending): (Member.on_call_pending, (MEMBER,)),
     (MEMBER, CallOptimize): (Member.on_call_optimize, (MEMBER,)),
+    (MEMBER, CallFinish): (Member.on_call_finish, (MEMBER,)),
     (MEMBER, CallReduce): (Member.on_call_reduce, (MEMBER,)),
     (MEMBER, CallSync): (Member.on_call_sync, (MEMBER,)),
     (MEMBER, CallManifest): (Member.on_call_manifest, (MEMBER,)),
@@ -443,6 +449,7 @@ TRANSITIONS = {
     (MEMBER, Traffic): (Member.on_traffic, (MEMBER,)),
     (MEMBER, RingOrder): (Member.on_ring_order, (MEMBER, GONE)),
     (MEMBER, Kick): (PeerState._on_kick, (GONE,)),
+    (MEMBER, RunFinished): (PeerState._on_run_finished, (GONE,)),
     (MEMBER, Notice): (PeerState._on_notice, (MEMBER,)),
     (MEMBER, Beat): (PeerState._on_beat, (MEMBER,)),
     (MEMBER, MasterDown): (PeerState._on_master_lost, (GONE,)),

@@ -17,6 +17,7 @@ TOPOLOGY = "update_topology"
 PENDING = "are_peers_pending"
 SYNC = "sync_shared_state"
 OPTIMIZE = "optimize_topology"
+FINISH = "finish"
 
 # The payload of a completed connect, update_topology or optimize_topology: peer id, topology round, epoch, then global
 # world size, world size of the own group, number of groups, world size of the largest group.

@@ -45,7 +45,7 @@ class Refused:
 
 @message(0x10, "peer to master")
 class Register:
-    """A peer's hello to the master: its group, its pool, and where others may dial it."""
+    """A peer's hello to the master: its group, its pool, where others may dial it, and the name of its run."""
 
     proof: bytes32  # covers both nonces and every field below
     group: u32
@@ -53,6 +53,7 @@ class Register:
     host: text  # empty: the address the master sees
     port: u16
     instance: bytes16  # random: names this process, so that whoever dials that port can tell that it is the right one
+    run: text = ""  # its name
 
 
 @message(0x14, "operator to master")

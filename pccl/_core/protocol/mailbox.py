@@ -133,7 +133,15 @@ class CallOptimize:
     generation: u32
 
 
-@message(0x5D, "peer actor to training process")
+@message(0x5D, "training process to peer actor")
+class CallFinish:
+    """finish."""
+
+    slot: u32
+    generation: u32
+
+
+@message(0x5E, "peer actor to training process")
 class FollowMaster:
     """The heartbeat timeout of the master: a peer actor that has not run for this time counts as stopped."""
 

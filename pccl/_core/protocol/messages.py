@@ -55,6 +55,13 @@ class Tried:
     reason: text
 
 
+@message(0x1B, "peer to master")
+class VoteFinish:
+    """This peer is in finish: it agrees that the run ends."""
+
+    call: u32
+
+
 @message(0x20, "peer to master")
 class VoteTopology:
     """This peer is in update_topology, and prefers to wait for `wanted` members in its group (0: not to wait)."""
@@ -416,15 +423,23 @@ class World:
     round: u64
 
 
+@message(0x46, "master to peer")
+class RunFinished:
+    """The run is finished, and with it this membership. Answers the vote of a member, or a peer that waits to join."""
+
+    call: u32  # of finish; 0: this peer is not in it
+    reason: text
+
+
 # The messages that are legal on a connection whose handshake is done.
 TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Schema, Fetched),
-    *(VoteOptimize, Probed, Tried),
+    *(VoteOptimize, Probed, Tried, VoteFinish),
 )
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, RingOrder, Kick, Notice, Beat),
     *(Commence, AbortReduce, ReduceDone, ReduceFailed, AskSchema, Serve, Fetch, SourceGone, SyncDone),
-    *(Probe, OptimizeDone, MoreSources, World, Try),
+    *(Probe, OptimizeDone, MoreSources, World, Try, RunFinished),
 )

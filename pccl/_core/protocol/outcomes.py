@@ -21,6 +21,7 @@ KIND_MASTER_LOST = 2  # the connection to the master is gone
 KIND_CANCELLED = 3  # the caller itself gave up the call
 KIND_COLLECTIVE = 4  # the result decides; `events.NUMBERS` precede the text
 KIND_DESCRIBE = 5  # success so far: the caller must write the manifest of its state, then wait again
+KIND_FINISHED = 6  # the run is finished, and with it this membership
 
 
 def join(result: int, kind: int) -> int:

@@ -4,7 +4,8 @@ This module decides nothing: bytes become events for `MasterState`, and its acti
 actor owns a compiled fast path (`master_fastpath`), which nearly every message takes; the rest is here. An operator
 that asks for the status gets a status report and is disconnected; the machine is not involved. The actor runs until
 `stop`, in the process that called `run`. With a state file, an agreed state is on the disk before any peer is told. If
-the file cannot be written any more, the run continues, and the log says so.
+the file cannot be written any more, the run continues, and the log says so. If it is told to, it ends when the run is
+finished and no restarted peer has asked for a while.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from pccl._core.master.events import (
     Save,
 )
 from pccl._core.master.master_state import MasterState
+from pccl._core.master.run_table import RUN_ID_BYTES, name_run
 from pccl._core.protocol.codec import PROTOCOL_VERSION
-from pccl._core.protocol.events import DEBUG, ERROR, INFO, Log, Tick
+from pccl._core.protocol.events import DEBUG, ERROR, INFO, WARNING, Log, Tick
 from pccl._core.protocol.hellos import HANDSHAKE_TO_MASTER, AskStatus, Register
 from pccl._core.protocol.messages import TO_MASTER, Kick
 from pccl._core.protocol.outcomes import INVALID_USAGE
@@ -49,10 +51,13 @@ if TYPE_CHECKING:
 
     from .state_file import StateFile
 
-RUN_ID_BYTES = 16
+# How long a master that exits with its run still answers: a peer that died near the end, and is restarted after some
+# seconds, hears that nothing is left to do, instead of a refused connection. Every peer that asks begins it anew.
+FINISHED_STAY = 10.0
 
 # Messages in the mailbox of a master that has its own process. One more is the reason why it could not start.
 STATE_FILE = b"state file: "  # followed by its path, if there is one
+BEGIN_NEW, EXIT_WHEN_FINISHED = b"new run", b"exit when finished"  # joined by commas, or nothing
 READY = b"ready"
 
 
@@ -69,12 +74,15 @@ class MasterActor:
         version: str = "unknown",
         level: int = INFO,
         state_file: StateFile | None = None,
+        new_run: bool = False,
+        exit_when_finished: bool = False,
     ) -> None:
         self._log = log
         self._token = token
         self._file = state_file
+        self._exit_when_finished = exit_when_finished
         self._unwritten = False  # the file is older than the agreed states
-        self.state = self._begin(options)
+        self.state = self._begin(options, new_run=new_run)
         self.loop = Loop()
         self._fastpath = MasterFastpath(self.state, self.loop, self._perform)
         self._connections = self._fastpath.connections
@@ -133,17 +141,24 @@ class MasterActor:
         peer = self.state.members.conns.get(conn)
         return f"conn{conn}" if peer is None else str(peer.id)
 
-    def _begin(self, options: Options) -> MasterState:
+    def _begin(self, options: Options, *, new_run: bool) -> MasterState:
         """Return the state of a new run, or of the run in the file, which must be writable before any peer comes."""
         if self._file is None:
             return MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
         saved = self._file.load()
         if saved is None:
             state = MasterState(os.urandom(RUN_ID_BYTES), options, monotonic_ns())
+        elif new_run:
+            forgotten = {run["name"]: _revisions(run) for run in (saved, *saved["runs"])}
+            self._log(WARNING, f"begins a new run: drops what {self._file.path} remembered by run, {forgotten}")
+            fresh = {"name": "", "run": os.urandom(RUN_ID_BYTES).hex(), "finished": False, "groups": {}, "runs": []}
+            state = MasterState.restore({**saved, **fresh}, options, monotonic_ns())
         else:
             state = MasterState.restore(saved, options, monotonic_ns())
-            revisions = {int(number): group["revision"] for number, group in saved["groups"].items()}
-            self._log(INFO, f"goes on with the run in {self._file.path}: agreed revisions by group {revisions}")
+            which = f"{name_run(saved['name'])}{', which is finished' if saved['finished'] else ''}"
+            line = f"goes on with {which} in {self._file.path}: agreed revisions by group {_revisions(saved)}"
+            others = {run["name"]: "finished" if run["finished"] else _revisions(run) for run in saved["runs"]}
+            self._log(INFO, f"{line}; other runs {others}" if others else line)
         try:
             self._file.save(state.snapshot())
         except OSError as error:
@@ -208,6 +223,13 @@ class MasterActor:
     def _tick(self, now_ns: int) -> None:
         self._listening.tick(now_ns)
         self._feed(Tick())
+        if self._exit_when_finished and self._is_over(now_ns):
+            self._log(INFO, "the run is finished: this master ends, as it was told (exit when finished)")
+            self.stop()
+
+    def _is_over(self, now_ns: int) -> bool:
+        """Whether the run is finished, and no peer has been told so for a while."""
+        return self.state.runs.finished and now_ns - self.state.runs.told_ns >= nanoseconds(FINISHED_STAY)
 
     def _admit(self, connection: Connection, hello: Register, host: str, welcome: Welcome) -> None:
         connection.become(TO_MASTER, self._fastpath.heard, self._broke)
@@ -262,6 +284,11 @@ class MasterActor:
             raise TypeError(f"the master cannot perform {action!r}")
 
 
+def _revisions(run: dict[str, Any]) -> dict[int, int]:
+    """The agreed revisions of a run in a state file, by group."""
+    return {int(number): group["revision"] for number, group in run["groups"].items()}
+
+
 def _is_numeric(host: str) -> bool:
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
@@ -305,13 +332,23 @@ def main(arguments: list[str]) -> int:
     mailbox = socket.socket(fileno=mailbox_fd)
     options, version = Options.decode(mailbox.recv(1 << 16).decode()), mailbox.recv(1 << 10).decode()
     path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
+    flags = mailbox.recv(1 << 10).split(b",")
     listener = socket.socket(fileno=listener_fd)
     logger = logging.getLogger("pccl.master")
     log, level = logger.log, logger.getEffectiveLevel()
     try:
         file = open_state_file(path)
-        token = options.token.encode()
-        actor = MasterActor(listener, token, options, log, version=version, level=level, state_file=file)
+        actor = MasterActor(
+            listener,
+            options.token.encode(),
+            options,
+            log,
+            version=version,
+            level=level,
+            state_file=file,
+            new_run=BEGIN_NEW in flags,
+            exit_when_finished=EXIT_WHEN_FINISHED in flags,
+        )
     except ValueError as error:
         mailbox.send(str(error).encode())
         return 1

@@ -1,4 +1,4 @@
-"""The file from which a restarted master continues: the run's name, the next peer id, and the agreed states.
+"""The file from which a restarted master continues: names and agreed states of its runs, and the next peer id.
 
 It is one JSON object with a checksum over its body. A new version is written to a second file, flushed to the disk, and
 then renamed over the old one: after any failure the file is one complete version. The master that uses a file holds a
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = "pccl master state"
-VERSION = 1
-FILE_BYTES_MAX = 64 << 20  # several times what 65,536 groups take
+VERSION = 2
+FILE_BYTES_MAX = 64 << 20  # several times what 65,536 groups of one run and as many of the others take
 LOCK_ATTEMPTS_MAX = 8  # the file may be replaced while it is being locked, but hardly this often
-_GROUP_FIELDS = {"epoch", "revision", "content", "layout"}
+_RUN_FIELDS = {"name", "run", "finished", "groups"}
+_GROUP_FIELDS = {"epoch", "revision", "content", "schema"}
 
 
 class StateFileError(ValueError):
@@ -141,24 +142,48 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise ValueError("is empty" if not data else "is damaged or cut off: it does not parse as JSON") from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise ValueError("was not written by a pccl master")
-    if whole.get("version") != VERSION:
-        raise ValueError(f"has version {whole.get('version')!r}, this pccl reads version {VERSION}")
+    if whole.get("version") not in (1, VERSION):
+        raise ValueError(f"has version {whole.get('version')!r}, this pccl reads versions 1 and {VERSION}")
     snapshot: Any = whole.get("state")
     if whole.get("checksum") != _checksum(snapshot):
         raise ValueError("is damaged: its checksum does not match")
+    if whole["version"] == 1:
+        snapshot = _upgrade(snapshot)
     if not _is_snapshot(snapshot):
         raise ValueError("is damaged: a part is missing or out of range")
     return snapshot  # type: ignore[no-any-return]
+
+
+def _upgrade(snapshot: Any) -> Any:
+    """Return a snapshot of version 1 as one of version 2: it had one run without a name. Wrong parts stay wrong."""
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("groups"), dict):
+        return snapshot
+    groups = {
+        number: {("schema" if field == "layout" else field): value for field, value in group.items()}
+        for number, group in snapshot["groups"].items()
+        if isinstance(group, dict)
+    }
+    return {**snapshot, "name": "", "finished": False, "groups": groups, "runs": []}
 
 
 def _is_snapshot(value: Any) -> bool:
     """Whether this has everything that `MasterState.restore` needs."""
     return (
         isinstance(value, dict)
-        and value.keys() == {"run", "next_id", "round", "groups"}
-        and _is_hex(value["run"])
+        and value.keys() == {*_RUN_FIELDS, "next_id", "round", "runs"}
         and _is_number(value["next_id"], 1, 1 << 63)
         and _is_number(value["round"], 0, 1 << 63)
+        and _is_run(value)
+        and isinstance(value["runs"], list)
+        and all(isinstance(run, dict) and run.keys() == _RUN_FIELDS and _is_run(run) for run in value["runs"])
+    )
+
+
+def _is_run(value: dict[str, Any]) -> bool:
+    return (
+        isinstance(value["name"], str)
+        and _is_hex(value["run"])
+        and isinstance(value["finished"], bool)
         and isinstance(value["groups"], dict)
         and all(number.isdecimal() and _is_number(int(number), 0, 1 << 32) for number in value["groups"])
         and all(_is_group(group) for group in value["groups"].values())
@@ -172,7 +197,7 @@ def _is_group(value: Any) -> bool:
         and _is_number(value["epoch"], 0, 1 << 32)
         and _is_number(value["revision"], 0, 1 << 64)
         and _is_hex(value["content"])
-        and _is_hex(value["layout"])
+        and _is_hex(value["schema"])
     )
 
 

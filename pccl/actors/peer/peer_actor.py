@@ -38,9 +38,7 @@ from pccl._core.peer.events import (
     FetchState,
     HangUp,
     KillLanes,
-    LinkCame,
     LinkDown,
-    LinkUp,
     MasterDown,
     MasterUp,
     SendSchema,
@@ -56,11 +54,10 @@ from pccl._core.peer.events import (
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
-from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, JoinTrial, Refused, Register
+from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, JoinTrial, Register
 from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare, FollowMaster
 from pccl._core.protocol.messages import TO_PEER, Notice
-from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
-from pccl._core.records import replace
+from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, join
 from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.process import die_with_parent, is_stopped, open_pidfd, set_process_name
 from pccl.actors.io import fork
@@ -73,6 +70,7 @@ from pccl.memory.completion_slots import SlotTable
 from pccl.options import Options, link_silence_ns, nanoseconds
 
 from .identity import Identity
+from .lane_links import LaneLinks
 from .lane_pool import LanePool
 from .op_runner import OpRunner
 from .peer_fastpath import PeerFastpath
@@ -84,7 +82,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pccl._core.protocol.hellos import Welcome
     from pccl.actors.io.connection import Connection
 
 INSTANCE_BYTES = 16  # of the random name of this process
@@ -117,14 +114,13 @@ class PeerActor:
         self._stopped_ns = 0  # how long it has been stopped while this process ran
         self._token = b""
         self._addresses: list[tuple[str, int]] = []
-        self._diallers: dict[int, Dialler] = {}  # link -> the running attempt
-        self._links: dict[int, tuple[Connection, Welcome | None]] = {}  # link -> connection that no worker has yet
         self._lanes = LanePool(
             self.loop,
             life_fd,
             on_link_ended=lambda link, reason: self._feed(LinkDown(link, reason)),
             on_worker_died=lambda reason: self._feed(WorkerDied(reason)),
         )
+        self._lane_links = LaneLinks(self.loop, self._lanes, feed=self._feed, tell=self._tell)
         self._op_runner = OpRunner(self.loop, self._lanes, self._feed)
         self._transfers = Transfers(
             self.loop,
@@ -193,7 +189,7 @@ class PeerActor:
         self.loop.look_ns = nanoseconds(options.look_time)
         # Until the master's times are known; the training process checks the beats by its own.
         self._fastpath.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
-        self._token = options.token.encode()
+        self._token = self._lane_links.token = options.token.encode()
         text = call.addresses.decode()
         self._addresses = [(host, int(port)) for host, port in (line.split(" ") for line in text.split("\n"))]
         try:
@@ -209,7 +205,7 @@ class PeerActor:
             listener,
             token=self._token,
             hellos={
-                JoinLane: self._link_came,
+                JoinLane: self._lane_links.came,
                 JoinState: self._transfers.link_came,
                 JoinProbe: self._probes.link_came,
                 JoinTrial: lambda connection, hello, _, welcome: answer_trial(
@@ -312,7 +308,9 @@ class PeerActor:
             self.loop,
             self._addresses,
             token=self._token,
-            hello=lambda proof: Register(proof, call.group, call.lanes, call.advertise_host, port, self._instance),
+            hello=lambda proof: Register(
+                proof, call.group, call.lanes, call.advertise_host, port, self._instance, options.run
+            ),
             on_up=self._master_up,
             on_down=lambda reason, final: self._feed(MasterDown(reason, final)),
             timeout_ns=nanoseconds(options.connect_timeout + options.handshake_timeout),
@@ -370,89 +368,16 @@ class PeerActor:
         """End the loop. The kernel still sends the last messages that HangUp queued, because we read nothing more."""
         self.loop.stop()
 
-    # ------------------------------------------------------------------------------------------ links
-
-    def _dial(self, action: Dial) -> None:
-        link, hello = action.link, action.hello
-        self._diallers[link] = Dialler(
-            self.loop,
-            [(action.host, action.port)],
-            token=self._token,
-            hello=lambda proof: replace(hello, proof=proof),
-            on_up=lambda connection: self._link_up(link, connection),
-            on_down=lambda reason, _: self._link_down(link, reason),
-            number=link,
-        )
-
-    def _link_up(self, link: int, connection: Connection) -> None:
-        del self._diallers[link]
-        self._hold(link, connection, None)
-        self._feed(LinkUp(link))
-
-    def _link_down(self, link: int, reason: str) -> None:
-        self._diallers.pop(link, None)
-        held = self._links.pop(link, None)
-        if held is not None:
-            held[0].close()
-        self._feed(LinkDown(link, reason))
-
-    def _link_came(self, connection: Connection, hello: JoinLane, _: str, welcome: Welcome) -> None:
-        self._hold(connection.number, connection, welcome)
-        self._feed(LinkCame(connection.number, hello))
-
-    def _hold(self, link: int, connection: Connection, welcome: Welcome | None) -> None:
-        """Keep a connection until the machine decides. A connection that sends or ends meanwhile is dropped."""
-        self._links[link] = (connection, welcome)
-        connection.become(
-            {},
-            lambda number, _: self._link_down(number, "sent a message too early"),
-            lambda number, _, reason: self._link_down(number, reason),
-        )
-
-    def _answer_link(self, action: AnswerLink) -> None:
-        held = self._links.get(action.link)
-        if held is None:
-            return
-        connection, welcome = held
-        if action.reason:
-            del self._links[action.link]
-            connection.send(Refused(RANK_CONNECTION_FAILED, action.reason))
-            connection.finish()
-            self._tell(DEBUG, f"refused a lane: {action.reason}")
-        else:
-            assert welcome is not None
-            connection.send(welcome)
-
-    def _attach_link(self, action: AttachLink) -> None:
-        connection, _ = self._links.pop(action.link)
-        sock = connection.detach()
-        if sock is None or not connection.is_idle():
-            if sock is not None:
-                sock.close()
-            self.loop.after(0, lambda: self._feed(LinkDown(action.link, "an incomplete message was left on the lane")))
-            return
-        self._lanes.attach(action.link, sock, action.sends, action.lane)
-
-    def _drop_link(self, action: DropLink) -> None:
-        link = action.link
-        dialler = self._diallers.pop(link, None)
-        if dialler is not None:
-            dialler.cancel()
-        held = self._links.pop(link, None)
-        if held is not None:
-            held[0].close()
-        self._lanes.drop(link)
-
 
 _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     DialMaster: PeerActor._dial_master,
     HangUp: PeerActor._hang_up,
     SpawnLanes: PeerActor._spawn_lanes,
     KillLanes: PeerActor._kill_lanes,
-    Dial: PeerActor._dial,
-    AnswerLink: PeerActor._answer_link,
-    AttachLink: PeerActor._attach_link,
-    DropLink: PeerActor._drop_link,
+    Dial: lambda actor, action: actor._lane_links.dial(action),
+    AnswerLink: lambda actor, action: actor._lane_links.answer(action),
+    AttachLink: lambda actor, action: actor._lane_links.attach(action),
+    DropLink: lambda actor, action: actor._lane_links.drop(action),
     AbortOperation: lambda actor, action: actor._op_runner.abort(action.sequence),
     ServeState: lambda actor, action: actor._transfers.serve(action),
     FetchState: lambda actor, action: actor._transfers.fetch(action),

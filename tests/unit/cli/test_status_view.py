@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pccl.cli.status_view import draw_matrix, draw_ring, duration, rate, render, size, table
 
+from pccl._core.master.events import PeerWent
 from pccl._core.master.status_report import status_document
 from pccl._core.protocol import messages as m
-from tests.unit._core.master.master_harness import SECOND, MasterHarness, of
+from tests.unit._core.master.master_harness import SECOND, MasterHarness, agree, of
 
 
 def rendered(harness: MasterHarness, **changes: Any) -> list[str]:
@@ -42,8 +43,26 @@ def test_a_run_at_a_glance() -> None:
         "missing: peers 2, 3 (in no call)"
     ) in lines
     assert "update_topology: 1 of 3 for 1 m 15 s, waits for peers 2, 3 (in no call)" in lines
-    counters = "admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, overwritten 0, optimized 0"
-    assert lines[-1] == f"counters: {counters}"
+    numbers = "admitted 3, lost 0, left 0, kicked 0, rewired 2, deadlocks 0, agreed 0, overwritten 0, optimized 0"
+    assert lines[-1] == f"counters: {numbers}, finished 0, refused 0"
+
+
+def test_runs_have_names() -> None:
+    """Goal: the name of the run, its end, and the other runs that the master remembers are on the page."""
+    harness = agree(of(1, run="old"), 3, "a")
+    harness.feed(PeerWent(1, "closed"))
+    harness.come(2, run="new")
+    harness.wire(harness.come(3, run="new"))
+    text = "\n".join(rendered(harness))
+
+    assert text.startswith("run 'new' (")
+    assert "remembers run 'old': agreed revisions by group {0: 3}" in text
+
+    harness = of(1)
+    harness.say(1, m.VoteFinish(1))
+    text = "\n".join(rendered(harness))
+    assert text.startswith("run 000102030405, finished, at ")
+    assert "no peers: the run is finished" in text
 
 
 def test_what_a_group_has_beside_its_ring() -> None:

@@ -37,14 +37,14 @@ class MasterHarness:
     def feed(self, event: Any) -> list[Any]:
         return self.state.handle(event, self.now_ns)
 
-    def register(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
+    def register(self, peer: int, group: int = 0, lanes: int = 1, run: str = "") -> list[Any]:
         """A peer registers; nobody has tried it yet."""
-        hello = hellos.Register(bytes(32), group, lanes, "", 1000 + peer, instance(peer))
+        hello = hellos.Register(bytes(32), group, lanes, "", 1000 + peer, instance(peer), run)
         return self.feed(PeerCame(peer, hello, f"host{peer}"))
 
-    def come(self, peer: int, group: int = 0, lanes: int = 1) -> list[Any]:
+    def come(self, peer: int, group: int = 0, lanes: int = 1, run: str = "") -> list[Any]:
         """A peer registers, and all trials show at once that it can be reached."""
-        return self.show(self.register(peer, group, lanes))
+        return self.show(self.register(peer, group, lanes, run))
 
     def show(self, actions: list[Any]) -> list[Any]:
         """Let all trials among these actions, and those that follow, succeed; return the other actions."""
@@ -86,9 +86,9 @@ class MasterHarness:
         orders = [(action.conn, action.message) for action in actions if is_sent(action, m.RingOrder)]
         return [after for peer, order in orders for after in self.say(peer, m.Wired(order.epoch))]
 
-    def admit(self, *peers: int, group: int = 0, lanes: int = 1) -> None:
+    def admit(self, *peers: int, group: int = 0, lanes: int = 1, run: str = "") -> None:
         """Let these peers join: all members vote for a topology round."""
-        actions = [action for peer in peers for action in self.come(peer, group, lanes)]
+        actions = [action for peer in peers for action in self.come(peer, group, lanes, run)]
         for voter in sorted(self.state.members.accepted):
             actions += self.say(voter, m.VoteTopology(99, 0))
         while actions := self.wire(actions):
@@ -138,9 +138,9 @@ def failed(actions: list[Any]) -> dict[int, m.CallFailed]:
     return sent(actions, m.CallFailed)
 
 
-def of(*peers: int, **options: Any) -> MasterHarness:
+def of(*peers: int, run: str = "", **options: Any) -> MasterHarness:
     harness = MasterHarness(**options)
-    harness.admit(*peers)
+    harness.admit(*peers, run=run)
     return harness
 
 

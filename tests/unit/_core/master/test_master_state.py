@@ -372,7 +372,7 @@ def test_the_durable_part_survives_a_restart() -> None:
         "epoch": 2,
         "revision": 7,
         "content": digest("a").hex(),
-        "layout": digest_schema(SCHEMA).hex(),
+        "schema": digest_schema(SCHEMA).hex(),
     }
 
     state = MasterState.restore(saved, Options(check=True), 5)

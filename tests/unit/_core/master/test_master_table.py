@@ -20,6 +20,7 @@ MESSAGES = {
     m.VoteTopology: m.VoteTopology(1, 0),
     m.VotePending: m.VotePending(1),
     m.VoteOptimize: m.VoteOptimize(1),
+    m.VoteFinish: m.VoteFinish(1),
     m.Probed: m.Probed(1, 2, 3, ""),
     m.Tried: m.Tried(2, ""),
     m.Withdraw: m.Withdraw(1),

@@ -91,7 +91,7 @@ def test_a_new_phase_is_shown() -> None:
     "record",
     [
         mailbox.CallConnect(0, 1, 3, 0, 2, b"host 7", "", 0, b"token=hunter2"),
-        hellos.Register(b"hunter2" * 4, 0, 1, "", 7),
+        hellos.Register(b"hunter2" * 4, 0, 1, "", 7, bytes(16)),
     ],
 )
 def test_secrets_are_left_out(record: Any) -> None:

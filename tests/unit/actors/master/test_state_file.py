@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.master.events import PeerCame, PeerSaid
+from pccl._core.master.events import DialledBack, PeerCame, PeerSaid, PeerWent
 from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import ERROR, INFO
@@ -22,8 +22,10 @@ from pccl.actors.master.state_file import StateFile, StateFileError
 from pccl.options import Options
 
 DIGEST, OTHER = "0123456789abcdef" * 2, "f" * 32
-GROUPS = {number: {"epoch": 3, "revision": 13, "content": DIGEST, "layout": OTHER} for number in (0, 2, 10)}
-SNAPSHOT = {"run": DIGEST, "next_id": 1025, "round": 7, "groups": GROUPS}
+GROUPS = {number: {"epoch": 3, "revision": 13, "content": DIGEST, "schema": OTHER} for number in (0, 2, 10)}
+RUN = {"name": "llama", "run": DIGEST, "finished": False, "groups": GROUPS}
+FINISHED = {"name": "", "run": OTHER, "finished": True, "groups": {}}
+SNAPSHOT = {**RUN, "next_id": 1025, "round": 7, "runs": [FINISHED]}
 
 
 @pytest.fixture
@@ -96,9 +98,31 @@ def test_a_foreign_file_is_refused_and_not_touched(path: str, content: str, reas
 
 def test_another_version_is_named(path: str) -> None:
     """Goal: a user who goes back to an older pccl reads why it does not start."""
-    Path(path).write_text(json.dumps({**saved(path), "version": 2}))
+    Path(path).write_text(json.dumps({**saved(path), "version": 3}))
 
-    with pytest.raises(StateFileError, match="has version 2, this pccl reads version 1"):
+    with pytest.raises(StateFileError, match="has version 3, this pccl reads versions 1 and 2"):
+        StateFile(path).load()
+
+
+def test_version_1_is_read(path: str) -> None:
+    """Goal: a master of this version continues a run of the one before, which had no name."""
+    old = {number: {**group, "layout": group["schema"]} for number, group in GROUPS.items()}
+    for group in old.values():
+        del group["schema"]
+    state = json.loads(json.dumps({"run": DIGEST, "next_id": 1025, "round": 7, "groups": old}))
+    whole = {"format": "pccl master state", "version": 1, "checksum": state_file._checksum(state), "state": state}
+    Path(path).write_text(json.dumps(whole))
+    file = StateFile(path)
+
+    loaded = file.load()
+
+    groups = {str(number): group for number, group in GROUPS.items()}
+    assert loaded == {**SNAPSHOT, "name": "", "groups": groups, "runs": []}
+    file.close()
+    whole["state"] = {**state, "groups": []}
+    whole["checksum"] = state_file._checksum(whole["state"])
+    Path(path).write_text(json.dumps(whole))
+    with pytest.raises(StateFileError, match="a part is missing or out of range"):
         StateFile(path).load()
 
 
@@ -118,6 +142,12 @@ def test_another_version_is_named(path: str) -> None:
         {"groups": {"0": {**GROUPS[0], "revision": 1 << 64}}},
         {"groups": {"0": {**GROUPS[0], "content": ""}}},
         {"groups": {"0": {"epoch": 1}}},
+        {"name": 5},
+        {"finished": 1},
+        {"runs": {}},
+        {"runs": ["x"]},
+        {"runs": [{"name": "x"}]},
+        {"runs": [{**FINISHED, "run": ""}]},
         {"more": 1},
     ],
 )
@@ -217,13 +247,13 @@ def test_a_link_stays_a_link(path: str, tmp_path: Path) -> None:
 class Shell:
     """A master actor without a loop: a test feeds it events and reads its log."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, **how: Any) -> None:
         self.lines: list[tuple[int, str]] = []
         listener = bind("127.0.0.1", 0)
         try:
             file = open_state_file(path)
             self.actor = MasterActor(
-                listener, b"", Options(check=True), lambda *line: self.lines.append(line), state_file=file
+                listener, b"", Options(check=True), lambda *line: self.lines.append(line), state_file=file, **how
             )
         except BaseException:
             listener.close()
@@ -236,10 +266,11 @@ class Shell:
         self.actor.loop.after(0, self.actor.stop)
         self.actor.run()
 
-    def sync(self, revision: int, content: bytes) -> None:
+    def sync(self, revision: int, content: bytes, run: str = "") -> None:
         """A peer joins, is alone in the run, and synchronises."""
         feed = self.actor._feed
-        feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16)), "127.0.0.1"))
+        feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16), run), "127.0.0.1"))
+        feed(DialledBack(1, ""))
         feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
         self.vote(revision, content)
 
@@ -281,11 +312,58 @@ def test_a_master_that_starts_again_goes_on_with_its_run(path: str) -> None:
     with Shell(path) as after:
         assert after.actor.state.members.run == run
         assert after.actor.state.members.next_id == 1025
-        assert (INFO, f"goes on with the run in {path}: agreed revisions by group {{0: 13}}") in after.lines
+        assert (
+            INFO,
+            f"goes on with the run without a name in {path}: agreed revisions by group {{0: 13}}",
+        ) in after.lines
         after.sync(0, b"x" * 16)
         assert after.agreed() == (13, b"a" * 16)
         after.vote(14, b"b" * 16)
         assert after.agreed() == (14, b"b" * 16)
+
+
+def test_a_new_run_drops_what_the_file_remembers(path: str) -> None:
+    """Goal: --new-run forgets the runs of all names and says so; peer ids go on, and the next run has another id."""
+    with Shell(path) as first:
+        first.sync(13, b"a" * 16, "old")
+        first.actor._feed(PeerWent(1, "closed"))
+        first.sync(5, b"b" * 16, "later")
+        run, next_id = first.actor.state.members.run, first.actor.state.members.reserved_id
+    with Shell(path, new_run=True) as second:
+        assert "drops what" in second.lines[0][1]
+        assert "{'later': {0: 5}, 'old': {0: 13}}" in second.lines[0][1]
+        second.sync(0, b"x" * 16, "old")
+        assert second.agreed() == (0, b"x" * 16)
+        assert second.actor.state.members.run != run
+        assert second.actor.state.members.next_id == next_id + 1
+        assert second.actor.state.runs.table.runs == {}
+
+
+def test_a_finished_run_stays_finished(path: str) -> None:
+    """Goal: the end is on the disk before a peer is told, and a restarted master still says so."""
+    with Shell(path) as first:
+        first.sync(13, b"a" * 16, "old")
+        seen = []
+
+        class Peer(Connection):
+            def __init__(self) -> None:
+                pass  # there is no socket
+
+            def send(self, message: Any) -> None:
+                seen.append((type(message), json.loads(Path(path).read_text())["state"]["finished"]))
+
+            def finish(self, linger_ns: int = 0) -> None:
+                pass
+
+            def close(self) -> None:
+                pass
+
+        first.actor._connections[1] = Peer()
+        first.actor._feed(PeerSaid(1, m.VoteFinish(1)))
+        assert seen == [(m.RunFinished, True)]
+    with Shell(path) as second:
+        assert "goes on with run 'old', which is finished" in second.lines[0][1]
+        assert second.actor.state.runs.finished
 
 
 def test_a_new_run_has_its_name_in_the_file_from_the_start(path: str) -> None:
