@@ -110,9 +110,9 @@ def test_plain_arrays_of_a_kind_that_was_seen_are_asked_for_alike(datatype: Data
 
 def test_numbers_of_numpy_are_numbers() -> None:
     """Goal: a count or a tag that was computed with numpy is as good as an int."""
-    numbers = ReduceDescriptor(
-        np.prod((2, 3)), ReduceOp.SUM, np.uint8(9), ReduceOperandDescriptor(DataType.FLOAT), None
-    )  # type: ignore[arg-type]
+    count: Any = np.prod((2, 3))
+    tag: Any = np.uint8(9)
+    numbers = ReduceDescriptor(count, ReduceOp.SUM, tag, ReduceOperandDescriptor(DataType.FLOAT), None)
     descriptor = ReduceOpDescriptor.from_numpy(shared(), shared(), numbers)
 
     assert (request_of(descriptor).elements, request_of(descriptor).tag) == (6, 9)
