@@ -39,7 +39,7 @@ from pccl.errors import (
 )
 from tests.unit._core.master.master_harness import running, sent
 
-from . import test_waits  # noqa: F401 - it tests entries of the page too
+from . import test_liveness, test_waits  # noqa: F401 - they test entries of the page too
 from .helpers import (
     BOUND,
     Peers,

@@ -192,7 +192,7 @@ def test_an_actor_that_fails_does_not_show_the_token(is_member: bool, mail: str)
         say("actor", actor.process.describe_end())
     """
     with running_master(quick(token=token)) as guarded, Script(code, guarded.address) as script:
-        assert script.expect("actor") == "ended with status 1"
+        assert script.expect("actor") == "ended with status 1; the reason is on standard error"
         script.end()
         assert "Traceback" in script.errors()
         assert token not in script.errors()
