@@ -205,11 +205,11 @@ demo: build
 stress: build
 	@$(BIN)/python -m tests.fuzz --frames 1000000
 	@$(BIN)/python -m tests.sim --hours 0.1
-	@PCCL_RINGS=all PCCL_HUGE_BYTES=4300000000 $(BIN)/python -m pytest -q tests/process/test_all_reduce.py
-	@PCCL_KILLS=1000 $(BIN)/python -m pytest -q tests/process/test_kills.py
-	@PCCL_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
-	@PCCL_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
-	@PCCL_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
+	@PCCL_TEST_RINGS=all PCCL_TEST_HUGE_BYTES=4300000000 $(BIN)/python -m pytest -q tests/process/test_all_reduce.py
+	@PCCL_TEST_KILLS=1000 $(BIN)/python -m pytest -q tests/process/test_kills.py
+	@PCCL_TEST_REDUCE_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_reduce_kills.py
+	@PCCL_TEST_SYNC_KILLS=2000 $(BIN)/python -m pytest -q tests/process/test_sync_kills.py
+	@PCCL_TEST_MATRIX=all $(BIN)/python -m pytest -q tests/process/test_fault_points.py
 	@$(BIN)/pccl stress --churn --duration 10m --all-paths --report build/stress
 
 # Needs torch: the benchmarks compare with its Gloo.

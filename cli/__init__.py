@@ -1,6 +1,6 @@
 """The command line, one file per command. A command turns flags into options and one call; it decides nothing.
 
-Exit codes: 0 success, 1 failure (one line on standard error says why), 2 wrong command line.
+Exit codes: 0 success, 1 failure (one line on standard error says why), 2 wrong command line, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ class LazyGroup(click.Group):
         command: Any = getattr(importlib.import_module(f".{module}", __name__), function)
         return command if isinstance(command, click.Command) else None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C where a command has nothing to say about it ends quietly, as shells expect."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+INTERRUPTED = 130  # 128 and the number of SIGINT
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

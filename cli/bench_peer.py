@@ -52,15 +52,17 @@ class BenchPlan:
 class Lap:
     """The reduces of one lap on this peer, with times and bytes."""
 
-    peers: int = 0
+    peers: int = 0  # that took part in the last of its reduces; fewer may be left when it is over
     elapsed: float = 0.0  # since the first lap began
     times: list[float] = field(default_factory=list)  # seconds of each reduce
     tx_bytes: int = 0
     rx_bytes: int = 0
 
     def add(self, other: Lap) -> None:
-        """Add the numbers of another lap."""
-        self.peers, self.elapsed = other.peers, other.elapsed
+        """Add the numbers of another lap; `peers` is of the last one that reduced anything."""
+        if other.times:
+            self.peers = other.peers
+        self.elapsed = other.elapsed
         self.times += other.times
         self.tx_bytes += other.tx_bytes
         self.rx_bytes += other.rx_bytes
@@ -116,7 +118,7 @@ class Bench:
                     self._known_world = self._world()
                 if self._began is not None:
                     lap_reduces = _next_lap(int(reduces), lasted, seconds - elapsed)
-                    lap_seconds = self._lap(lap_reduces)
+                    lap_seconds = self._lap(lap_reduces, self._began)
             if self._began is None:
                 self._wait_for_peers(deadline)
             elif self._world() < 2:
@@ -154,22 +156,22 @@ class Bench:
             return None
         return [float(number) for number in self._maximum]
 
-    def _lap(self, reduces: int) -> float:
-        """Make and time this many reduces. Returns the seconds that they took, including failed ones."""
-        assert self._began is not None
+    def _lap(self, reduces: int, first: float) -> float:
+        """Make and time this many reduces; laps began at `first`. Returns the seconds of all, with failed ones."""
         lap, began = Lap(), time.monotonic()
         for _ in range(reduces):
             try:
                 seconds, info = self._reduce(self._tensor, ReduceOp.AVG, REDUCE_TAG)
             except TooFewPeersError:
                 break
+            lap.peers = info.world_size
             lap.times.append(seconds)
             lap.tx_bytes += info.tx_bytes
             lap.rx_bytes += info.rx_bytes
         lasted = time.monotonic() - began
         if not (self._tensor[0] == self._tensor[-1] == 1 and bool((self._tensor == 1).all())):
             raise ValueError("a reduce gave a wrong result: the mean of ones is not one")
-        lap.peers, lap.elapsed = self._world(), time.monotonic() - self._began
+        lap.elapsed = time.monotonic() - first
         self.total.add(lap)
         self._on_lap(lap, self.nbytes)
         return lasted

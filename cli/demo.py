@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,16 +24,22 @@ from .demo_view import PeerRow, View, plot
 from .options import exit_codes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
 
 # A stage of the demo is over when all living peers have made enough outer steps together; after STAGE_SECONDS, on a
 # slow machine, STAGE_STEPS_MIN are enough.
 STAGE_STEPS_MIN, STAGE_SECONDS = 3, 12.0
 STAGE_SECONDS_MAX = 30.0  # after which a stage has failed; the demo has four stages
 POLL_SECONDS = 0.1  # the longest sleep while waiting for output of the processes
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each ends the demo quietly, with 128 and its number
 
 
-@click.command(epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n" + exit_codes("the peers did not agree"))
+@click.command(
+    epilog="\b\nExample:\n  pccl demo --peers 6 --plot loss.png\n\n"
+    + exit_codes("the peers did not agree")
+    + " 130 interrupted by Ctrl-C."
+)
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(2, 16), metavar="N",
               help="Number of peers at the start.")  # fmt: skip
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(STAGE_STEPS_MIN), metavar="N",
@@ -50,7 +57,7 @@ def demo(peers: int, steps: int, picture: Path) -> None:
     except ModuleNotFoundError:
         raise click.ClickException("pccl demo needs numpy; install it: pip install numpy") from None
     names = [chr(ord("A") + index) for index in range(peers + 1)]
-    with DemoRun(View(live=sys.stdout.isatty())) as run:
+    with _ended_by_signals(), DemoRun(View(live=sys.stdout.isatty())) as run:
         run.open_master()
         for name in names[:-1]:
             run.start_peer(name)
@@ -81,17 +88,20 @@ class DemoRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in (*self._processes.values(), self._master):
-            if process is not None:
-                process.kill() if process is not self._master else process.terminate()
+        with _held():
+            processes = [process for process in (*self._processes.values(), self._master) if process is not None]
+            for process in processes:  # all before the first wait: none is to report that it has lost another
+                _kill(process)
+            for process in processes:
                 process.wait()
                 _pipe(process).close()
-        self._selector.close()
+            self._selector.close()
 
     def open_master(self) -> None:
         """Start the master and read its address."""
         command = [sys.executable, "-m", "pccl.cli", "run-master", "--listen", "127.0.0.1:0", "--json"]
-        self._master = subprocess.Popen(command, stdout=subprocess.PIPE)
+        with _held():
+            self._master = _start(command, os.environ)
         first = _pipe(self._master).readline()
         if not first:
             raise click.ClickException("the master did not start")
@@ -103,21 +113,22 @@ class DemoRun:
         """Start a training process, with one thread for linear algebra because the peers share this machine."""
         command = [sys.executable, "-m", "pccl.cli.demo_peer", self._address]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         if len(self._rows) > len(self._processes):
             self._marks[f"{name} starts"] = self._view.elapsed
+        with _held():
+            process = self._processes[name] = _start(command, environment)
         row = self._rows[name] = PeerRow(name, process.pid)
-        self._processes[name] = process
         self._listen(process, lambda message: self._on_peer_line(row, message))
         self._view.say(f"peer {name} starts")
 
     def kill_peer(self, name: str) -> None:
         """Kill a peer without warning, as a spot market does."""
-        process, row = self._processes.pop(name), self._rows[name]
-        self._selector.unregister(_pipe(process))
-        process.kill()
-        process.wait()
-        _pipe(process).close()
+        with _held():
+            process, row = self._processes.pop(name), self._rows[name]
+            self._selector.unregister(_pipe(process))
+            process.kill()
+            process.wait()
+            _pipe(process).close()
         row.is_gone, row.state = True, "killed with SIGKILL"
         self._marks[f"{name} killed"] = self._view.elapsed
         self._view.say(click.style(f"kill -9 {process.pid}: peer {name} is gone", fg="red"))
@@ -200,6 +211,54 @@ class DemoRun:
         return " → ".join([*ring, *ring[:1]])
 
 
+def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own: a Ctrl-C at the terminal reaches the demo only, which ends the others."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, process_group=0)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with its actor and workers, which are in its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()  # a signal to the demo ended it before it had a group, or it has ended
+
+
 def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
+    if process.stdout is None:
+        raise TypeError("this process was started without a pipe")
     return process.stdout
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End by exceptions, so that all processes of the demo are ended first; an ignored signal stays ignored."""
+    heard = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """Delay these signals: a process that has started is known, and one that is to end has ended."""
+    # Handlers are delayed, not the signals themselves: a child would inherit a mask.
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if heard:
+        _end(heard[0], None)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     + exit_codes("it cannot serve"),
 )
 @click.option("--listen", default=f"0.0.0.0:{MASTER_PORT}", show_default=True, metavar="HOST:PORT",
-              help="Address and port that peers connect to. Port 0 chooses a free port and prints it.")  # fmt: skip
+              help="Address and port that peers connect to; a port alone means all addresses. Port 0 chooses a free "
+                   "port and prints it.")  # fmt: skip
 @token_option
 @click.option("--state", "state_file", type=click.Path(dir_okay=False), default="", metavar="FILE",
               help="Save what groups agreed on in this file. A master that is restarted with it continues the run, and "
@@ -63,8 +64,10 @@ def run_master(
     """
     with one_line_errors():
         options = options_with(token_file)
-        log, ready = _json_output(level_of(log_level)) if as_json else _log_output(level_of(log_level))
-        serve(listen, options, log, ready, state_file, new_run=new_run, exit_when_finished=exit_when_finished)
+        level = level_of(log_level)
+        log, ready = _json_output(level) if as_json else _log_output(level)
+        flags = {"new_run": new_run, "exit_when_finished": exit_when_finished}
+        serve(listen, options, log, ready, state_file, level=level, **flags)
 
 
 def _log_output(level: int) -> tuple[Callable[[int, str], None], Callable[[str], None]]:

@@ -23,13 +23,28 @@ if TYPE_CHECKING:
 CLEAR = "\x1b[H\x1b[J"  # cursor to the upper left corner, then clear the screen
 
 
+class WatchSeconds(click.FloatRange):
+    """Seconds from 0.1 to 3600; without a number, --watch takes the next word for it."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1, 3600)
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds; fails with a message that shows where the address belongs."""
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a number of seconds; write the address before --watch", param, ctx)
+        return float(super().convert(seconds, param, ctx))
+
+
 @click.command(
-    epilog="\b\nExamples:\n  pccl status 10.0.0.7\n  pccl status 10.0.0.7:48148 --watch 1\n"
+    epilog="\b\nExamples:\n  pccl status 10.0.0.7\n  pccl status 10.0.0.7:48148 --watch\n"
     "  pccl status --json | jq .world\n\n" + exit_codes("no answer from a master")
 )
 @click.argument("address", type=MasterAddress(), metavar="[HOST:PORT]", default=f"127.0.0.1:{MASTER_PORT}")
-@click.option("--watch", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
-              help="Repeat after this many seconds, until Ctrl-C; continues if the master is away.")  # fmt: skip
+@click.option("--watch", type=WatchSeconds(), is_flag=False, flag_value="1", metavar="[SECONDS]",
+              help="Repeat every second, or this often, until Ctrl-C; waits while there is no master.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or one per line with --watch.")
 @token_option
 def status(address: str, watch: float | None, as_json: bool, token_file: str | None) -> None:
@@ -55,17 +70,19 @@ def _show(run: dict[str, Any], address: str, as_json: bool) -> str:
 
 
 def _watch(ask: Callable[[], dict[str, Any]], address: str, seconds: float, as_json: bool) -> None:
-    """Ask until interrupted. Fails if the first answer does not come; later the master may be away for a while."""
+    """Ask until interrupted. While there is no first answer, each reason for that is said once, on standard error."""
     live = sys.stdout.isatty() and not as_json
-    answered = False
+    answered, said = False, ""
     while True:
         began = time.monotonic()
         try:
             shown = _show(ask(), address, as_json)
             answered = True
         except MasterConnectionError as error:
-            if not answered:
-                raise
             shown = json.dumps({"error": error.message}) if as_json else error.message
-        click.echo((CLEAR if live else "") + shown + ("" if live or as_json else "\n"))
+            if not answered and error.message != said:
+                said = error.message
+                click.echo(f"waiting for a master at {address}, until Ctrl-C: {said}", err=True)
+        if answered:
+            click.echo((CLEAR if live else "") + shown + ("" if live or as_json else "\n"))
         time.sleep(max(seconds - (time.monotonic() - began), 0))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pccl
 import pccl.torch
+from pccl.options import BOTH, MASTER, PEER, READ_BY, VARIABLES
 
 HEAD = """# API reference
 
@@ -39,6 +40,18 @@ SECTIONS = {
         *("MasterConnectionError", "RunFinishedError", "UsageError", "Result"),
     ],
 }
+
+READERS = {MASTER: "master", PEER: "peer", BOTH: "master, peer"}
+
+WHO_READS = """The column *read by* says where a field has an effect. Set the fields of the master where the master
+runs: peers get them when they register, and follow them. A peer where such a field has another value than the default
+and than the master's logs a warning. Fields that both read should be the same everywhere.
+
+"""
+OTHER_VARIABLES = """The other environment variables that begin with `PCCL_`. Any name that is in neither table is
+refused, so that a misspelt one is noticed.
+
+"""
 
 # Classes whose constructor is not shown: the library creates handles, and options have a table.
 MADE_OTHERWISE = (pccl.AsyncReduceHandle, pccl.Options)
@@ -94,12 +107,19 @@ def _class(name: str, cls: type) -> str:
 
 
 def _fields(cls: type) -> str:
-    """Return the table of the fields of `Options` with defaults and reasons; an empty text for other classes."""
+    """Return the table of the fields of `Options`, with who reads them and why; an empty text for other classes."""
     if cls is not pccl.Options:
         return ""
     rows = re.findall(r"^    (\w+): \w+ = (\S+)  # (.*)$", inspect.getsource(cls), re.MULTILINE)
-    lines = "".join(f"| `{name}` | `{value}` | `PCCL_{name.upper()}` | {why} |\n" for name, value, why in rows)
-    return f"| field | default | environment | why |\n|---|---|---|---|\n{lines}\n"
+    lines = "".join(
+        f"| `{name}` | `{value}` | `PCCL_{name.upper()}` | {READERS[READ_BY[name]]} | {why} |\n"
+        for name, value, why in rows
+    )
+    others = "".join(f"| `{name}` | {what} |\n" for name, what in VARIABLES.items())
+    return (
+        f"{WHO_READS}| field | default | environment | read by | why |\n|---|---|---|---|---|\n{lines}\n"
+        f"{OTHER_VARIABLES}| environment | what it does |\n|---|---|\n{others}\n"
+    )
 
 
 def _members(cls: type) -> list[str]:

@@ -9,6 +9,7 @@ is *abandoned*: no caller will wait for it, but its memory is held until no work
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pccl.client.reduce_descriptor import ReduceOpDescriptor
 
     from .values import QuantizationOptions, ReduceOperandDescriptor
+
+_log = logging.getLogger("pccl.peer")
 
 DIGEST_THREADS_MAX = 8  # more do not read memory faster
 FINISHED = "the run is finished: this peer and all other members have called finish()"
@@ -72,12 +75,15 @@ class Communicator:
         self._actor: ActorClient | None = None  # first, so that __del__ works after any error below
         self._process = os.getpid()
         self._host, self._port = parse_address(address)
-        if not 0 <= peer_group < 1 << 32:
-            raise ValueError(f"peer_group must be 0 to {(1 << 32) - 1}, not {peer_group}")
-        if not 0 <= p2p_connection_pool_size <= LANES_MAX:
-            raise ValueError(f"p2p_connection_pool_size must be 0 to {LANES_MAX}, not {p2p_connection_pool_size}")
+        if not _is_integer(peer_group) or not 0 <= peer_group < 1 << 32:
+            raise ValueError(f"peer_group must be 0 to {(1 << 32) - 1}, not {peer_group!r}")
+        pool_size = p2p_connection_pool_size
+        if not _is_integer(pool_size) or not 0 <= pool_size <= LANES_MAX:
+            raise ValueError(f"p2p_connection_pool_size must be 0 to {LANES_MAX}, not {pool_size!r}")
+        if options is not None and not isinstance(options, Options):
+            raise ValueError(f"options must be a pccl.Options, not {options!r}")
         self._group = peer_group
-        self._lanes = p2p_connection_pool_size or 1
+        self._lanes = pool_size or 1
         self._options = (options or Options()).overridden()
         self._reduces: PendingReduces | None = None  # of this membership
         self._syncs: Syncs | None = None  # of this membership
@@ -98,8 +104,8 @@ class Communicator:
         """
         self._check_process("connect")
         self._check_unfinished("connect")
-        if n_attempts < 1:
-            raise ValueError(f"n_attempts must be at least 1, not {n_attempts}")
+        if not _is_integer(n_attempts) or n_attempts < 1:
+            raise ValueError(f"n_attempts must be at least 1, not {n_attempts!r}")
         if self._actor is not None and not self._actor.calls.over:
             raise UsageError(Result.INVALID_USAGE, "connect", "already connected; close() this communicator first")
         self._drop_actor()
@@ -123,6 +129,7 @@ class Communicator:
                     advertise_host,
                     advertise_port,
                     self._options.encode().encode(),
+                    min(_log.getEffectiveLevel(), 255),
                 ),
             )
         except MasterConnectionError as error:
@@ -134,6 +141,7 @@ class Communicator:
             self._drop_actor()
             raise
         self._reduces.learn(payload)
+        self._actor.catch_up()  # what it has to say about the options
 
     def update_topology(self) -> None:
         """Admit waiting peers into the rings of their groups; blocks until all members of all groups call it.
@@ -181,8 +189,8 @@ class Communicator:
         this from `connect`, and the other members may have left this call already. Raises `TooFewPeersError` after
         `timeout` seconds.
         """
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}: a group has at least 1 member")
+        if not _is_integer(n) or n < 1:
+            raise ValueError(f"n must be at least 1, not {n!r}: a group has at least 1 member")
         self._check_unfinished("wait_for_world_size")
         deadline_ns = None if timeout is None else monotonic_ns() + nanoseconds(timeout)
         while (size := self._last_round("wait_for_world_size").group_world) < n:
@@ -219,7 +227,7 @@ class Communicator:
             return numbers.groups
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
             return numbers.largest_group
-        raise ValueError(f"expected an Attribute, got {attribute!r}")
+        raise ValueError(f"attribute must be an Attribute such as Attribute.LOCAL_WORLD_SIZE, not {attribute!r}")
 
     # ------------------------------------------------------------------------------------------ collectives
 
@@ -269,8 +277,8 @@ class Communicator:
 
         Returns the bytes of all reduces summed. Raises `TooFewPeersError` if this peer is left alone in its group.
         """
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        if not _is_integer(max_in_flight) or max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight!r}")
         name = "all_reduce_multiple_with_retry"
         return self._reducing(name).run_all(name, [request_of(descriptor) for descriptor in descriptors], max_in_flight)
 
@@ -288,12 +296,18 @@ class Communicator:
         with the same state: it failed on all remaining members, and no revision changed. Tensors that a transfer had
         begun to overwrite keep that mix of old and new bytes; the next sync overwrites it and never elects it.
         """
-        self._reducing("sync_shared_state").require_none("sync_shared_state")
-        syncs = self._syncs
-        assert syncs is not None
         if not isinstance(shared_state, SharedState):
             raise ValueError(f"expected a SharedState, got {type(shared_state).__qualname__}")
-        return syncs.run(shared_state, SharedStateSyncStrategy(strategy))
+        try:
+            chosen = SharedStateSyncStrategy(strategy)
+        except ValueError:
+            usual = SharedStateSyncStrategy.ENFORCE_POPULAR
+            raise ValueError(f"strategy must be a SharedStateSyncStrategy such as {usual}, not {strategy!r}") from None
+        name = "sync_shared_state"
+        self._reducing(name).require_none(name)
+        if (syncs := self._syncs) is None:  # another thread closed this communicator meanwhile
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
+        return syncs.run(shared_state, chosen)
 
     # ------------------------------------------------------------------------------------------ names and numbers
 
@@ -362,8 +376,8 @@ class Communicator:
     def _reducing(self, name: str) -> PendingReduces:
         """The reduces of this membership."""
         self._member(name)
-        reduces = self._reduces
-        assert reduces is not None
+        if (reduces := self._reduces) is None:  # another thread closed this communicator meanwhile
+            raise UsageError(Result.INVALID_USAGE, name, NOT_A_MEMBER)
         return reduces
 
     def _last_round(self, name: str) -> Numbers:
@@ -405,6 +419,11 @@ class Communicator:
                 return resolve(self._host, self._port), attempts - attempt
             except OSError as error:
                 reason = error.strerror or str(error)
+            if attempt + 1 < attempts:
+                _log.warning(
+                    "attempt %d of %d to resolve the master's name %r failed: %s. The next one is in %g s",
+                    *(attempt + 1, attempts, self._host, reason, self._options.retry_interval),
+                )
         message = f"cannot resolve the master's name {self._host!r} within {attempts} attempts: {reason}"
         raise MasterConnectionError(Result.MASTER_CONNECTION_FAILED, "connect", message)
 
@@ -426,6 +445,11 @@ class Communicator:
         if reduces is not None:
             reduces.close()
         del syncs
+
+
+def _is_integer(value: object) -> bool:
+    """Whether a caller passed a whole number, also one of numpy."""
+    return hasattr(value, "__index__")
 
 
 def _cores() -> int:

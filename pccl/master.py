@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from pccl._core.system.process import set_process_name
-from pccl.actors.io.addresses import format_address, parse_address
+from pccl.actors.io.addresses import format_address, parse_listen_address
 from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.listener import bind
 from pccl.actors.io.logs import level_of, show
@@ -61,7 +61,7 @@ class MasterNode:
         self._actor: ActorProcess | None = None  # first, so that __del__ works after any error below
         self._mailbox: socket.socket | None = None
         self._owner = os.getpid()
-        self._host, self._port = parse_address(listen_address)
+        self._host, self._port = parse_listen_address(listen_address)
         self._options = (options or Options()).overridden()
         self._state_file = os.path.abspath(state_file) if state_file is not None else ""
         self._flags = [BEGIN_NEW] * new_run + [EXIT_WHEN_FINISHED] * exit_when_finished
@@ -164,21 +164,27 @@ def serve(
     *,
     new_run: bool = False,
     exit_when_finished: bool = False,
+    level: int | None = None,
 ) -> None:
     """Serve as the master in this process until SIGINT or SIGTERM, or the end of the run; ignored signals stay ignored.
 
+    `level` is the lowest level that `log` shows; None: that of the library's logger.
+
     Raises UsageError if the port cannot be bound, ValueError if the state file cannot be used.
     """
-    host, port = parse_address(listen_address, MASTER_PORT)
+    host, port = parse_listen_address(listen_address, MASTER_PORT)
     listener = _bind_or_explain(host, port)
     try:
         file = open_state_file(state_file)
+        if level is None:
+            level = logging.getLogger("pccl.master").getEffectiveLevel()
         actor = MasterActor(
             listener,
             options.token.encode(),
             options,
             log,
             version=_version(),
+            level=level,
             state_file=file,
             new_run=new_run,
             exit_when_finished=exit_when_finished,

@@ -2,7 +2,9 @@
 
 Durations are seconds. Each field is set in code, `Options(heartbeat_timeout=3)`, and overridden by the environment,
 `PCCL_HEARTBEAT_TIMEOUT=3`, so that the operator of a run decides. The peer actor receives the values as text;
-`Options.decode(options.encode())` equals `options`. A leaf: imports only `records`.
+`Options.decode(options.encode())` equals `options`. `READ_BY` says which process reads a field; the master sends its
+own fields to every peer that registers. `VARIABLES` has the other environment variables; a name that is in neither is
+refused. A leaf: imports only `records`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Options:
     dial_attempts: int = 2  # a lane is dialled twice before the pair counts as unreachable
     wire_timeout: float = 20.0  # all dials of a new ring, with time for every attempt to time out
     unreachable_expiry: float = 60.0  # how long a failed pair is avoided; routes and firewalls change
-    vote_warning: float = 30.0  # a vote that waits this long logs which peers are missing
+    vote_warning: float = 5.0  # a wait this long is reported with who is missing, then ever more rarely; 0: never
     vote_timeout: float = 0.0  # 0: never, because inner training steps may be long; else missing peers are kicked
     deadlock_timeout: float = 3.0  # a deadlock is explained after this time
     stall_timeout: float = 10.0  # aborts a reduce if no byte moves for this time; 8 times its longest pause if longer
@@ -93,12 +95,37 @@ class Options:
     def overridden(self, environment: Mapping[str, str] | None = None) -> Options:
         """These values with every `PCCL_<FIELD>` of the environment applied. Raises ValueError for a wrong one."""
         source = os.environ if environment is None else environment
+        refuse_unknown_variables(source)
         found = {}
         for name in _TYPES:
             variable = f"PCCL_{name.upper()}"
             if variable in source:
                 found[name] = _parse(name, source[variable], variable)
         return replace(self, **found).validated()
+
+    def of_master(self) -> str:
+        """The fields that the master decides, one `field=value` per line; peers get them when they register."""
+        return "\n".join(f"{name}={getattr(self, name)!s}" for name in _TYPES if READ_BY[name] == MASTER)
+
+    def following(self, text: str) -> tuple[Options, list[str]]:
+        """These options with the fields of a master, and one line for each value set here that has no effect.
+
+        Raises ValueError if `text`, which `of_master` made, has another field or a value that is not legal.
+        """
+        pairs = {line.partition("=")[0]: line.partition("=")[2] for line in text.split("\n") if line}
+        wrong = sorted(name for name in pairs if READ_BY.get(name) != MASTER)
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: no option that a master decides")
+        theirs = replace(self, **{name: _parse(name, value, name) for name, value in pairs.items()}).validated()
+        lines = []
+        for name in pairs:
+            mine, used = getattr(self, name), getattr(theirs, name)
+            if mine not in (used, getattr(_DEFAULTS, name)):
+                lines.append(
+                    f"{name}={mine:g} has no effect here: the master decides it, and uses {used:g}; "
+                    "set it where the master runs"
+                )
+        return theirs, lines
 
     def validated(self) -> Options:
         """These options. Raises ValueError, which names the field and its allowed values, if one is wrong."""
@@ -127,6 +154,60 @@ class Options:
         if "\n" in self.token or len(self.token.encode()) > TOKEN_BYTES_MAX:
             raise ValueError(f"the token must be one line of at most {TOKEN_BYTES_MAX} bytes")
         return self
+
+
+_DEFAULTS = Options()
+
+MASTER, PEER, BOTH = "master", "peer", "both"
+
+# Which process reads each field. Peers follow the master in its fields: they get them when they register.
+READ_BY: dict[str, str] = {
+    **dict.fromkeys(("heartbeat_interval", "heartbeat_timeout", "wire_timeout", "unreachable_expiry"), MASTER),
+    **dict.fromkeys(("vote_warning", "vote_timeout", "deadlock_timeout"), MASTER),
+    **dict.fromkeys(("probe_time", "probe_rounds", "rates_expiry", "moonshot_time"), MASTER),
+    **dict.fromkeys(("retry_interval", "dial_attempts", "stall_timeout", "start_timeout", "close_timeout"), PEER),
+    **dict.fromkeys(("host_memory", "digest_threads", "slots", "port", "advertise", "run"), PEER),
+    **dict.fromkeys(("connect_timeout", "handshake_timeout", "look_time", "token", "check"), BOTH),
+}
+
+# The environment variables of this project that are no options, and what they do.
+VARIABLES: dict[str, str] = {
+    "PCCL_LOG_LEVEL": "shows log lines from this level on: TRACE, DEBUG, INFO, WARN, ERR, FATAL, NONE",
+    "PCCL_MASTER": "the address of the master, for programs that name none",
+    "PCCL_IGNORE": "names of other variables that begin with PCCL_ and are not of this library, separated by commas",
+    "PCCL_SIMD": "the instruction set of the kernels, to compare them",
+    "PCCL_FAULT": "plans a fault, for tests",
+    "PCCL_STRESS_RUN": "marks the processes of one stress run",
+    "PCCL_CFLAGS": "compiler flags of a build",
+    "PCCL_DEBUG": "builds with assertions in compiled code",
+    "PCCL_SANITIZE": "builds with sanitizers",
+    "PCCL_COVERAGE": "builds with coverage counts",
+    "PCCL_BUILT_TREE": "builds from the compiled files of another tree",
+}
+TESTS_PREFIX = "PCCL_TEST_"  # of variables that only our tests read
+
+
+def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Raise ValueError, with the nearest right name, for a variable that begins with PCCL_ and that nobody reads.
+
+    A misspelt bound would otherwise be ignored in silence.
+    """
+    known = [f"PCCL_{name.upper()}" for name in _TYPES] + list(VARIABLES)
+    ignored = {name.strip() for name in environment.get("PCCL_IGNORE", "").split(",")}
+    # Kubernetes sets such names in every pod beside a service, which may be called pccl-master.
+    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    foreign = (TESTS_PREFIX, *(f"{prefix}{part}" for prefix in services for part in ("SERVICE_", "PORT")))
+    for name in sorted(environment):
+        if name in known or name in ignored or not name.startswith("PCCL_") or name.startswith(foreign):
+            continue
+        import difflib  # here, because the actors start without it
+
+        near = difflib.get_close_matches(name[5:], [other[5:] for other in known], n=1)
+        meant = f"did you mean PCCL_{near[0]}? " if near else ""
+        raise ValueError(
+            f"the environment variable {name} is unknown to pccl: {meant}"
+            f"Correct it or unset it; if another program needs it, set PCCL_IGNORE={name}"
+        )
 
 
 _NEVER_ZERO = (

@@ -55,7 +55,8 @@ class TensorInfo:
         owner: Any = self.memory.owner
         if not hasattr(owner, "data_ptr"):
             return self.memory.data_ptr
-        assert owner.numel() == self.memory.numel, f"{self.name!r} has changed its size; make a new SharedState"
+        if owner.numel() != self.memory.numel:
+            raise AssertionError(f"{self.name!r} has changed its size; make a new SharedState")
         return int(owner.data_ptr())
 
     @property
@@ -89,7 +90,8 @@ class SharedState:
 
     def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
         infos = tuple(tensor_infos)
-        assert infos, "a shared state needs at least one tensor; pass a list of TensorInfo"
+        if not infos:
+            raise AssertionError("a shared state needs at least one tensor; pass a list of TensorInfo")
         names: set[str] = set()
         for info in infos:
             if not isinstance(info, TensorInfo):
@@ -120,8 +122,8 @@ class SharedState:
 
     @revision.setter
     def revision(self, revision: int) -> None:
-        if not 0 <= revision <= _REVISION_MAX:
-            raise ValueError(f"revision {revision} is not an unsigned 64-bit integer")
+        if not hasattr(revision, "__index__") or not 0 <= revision <= _REVISION_MAX:
+            raise ValueError(f"revision {revision!r} is not an unsigned 64-bit integer")
         self._revision = revision
 
     def push_revision(self) -> None:

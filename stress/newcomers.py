@@ -29,7 +29,7 @@ MANY_LOSSES = frozenset({FaultKind.KILL_TWO, FaultKind.MASS_DEATH})
 
 
 @dataclass(slots=True)
-class Newcomer:
+class Outsider:
     """One process that tries to join."""
 
     life: int
@@ -45,7 +45,7 @@ class BadNewcomers:
         self._judge = judge
         self._log = log
         self._add_violation = add_violation
-        self._present: dict[int, Newcomer] = {}
+        self._present: dict[int, Outsider] = {}
 
     @property
     def any_left(self) -> bool:
@@ -77,7 +77,7 @@ class BadNewcomers:
         finally:
             os.close(nowhere)
         until = time.monotonic() + self._judge.bounds.refusal
-        self._present[pid] = Newcomer(task.life, fault.kind, until)
+        self._present[pid] = Outsider(task.life, fault.kind, until)
 
     def ended(self, pid: int, status: int) -> bool:
         """Take the end of a process; False if it is none of these."""
@@ -104,7 +104,7 @@ class BadNewcomers:
         for pid, newcomer in self._present.items():
             self._kill(pid, newcomer)
 
-    def _kill(self, pid: int, newcomer: Newcomer) -> None:
+    def _kill(self, pid: int, newcomer: Outsider) -> None:
         self._judge.lives[newcomer.life].expected.add(-signal.SIGKILL)
         newcomer.until = math.inf
         send(pid, signal.SIGKILL)

@@ -18,10 +18,11 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from pccl._core.protocol.codec import pack, unpack
-from pccl._core.protocol.mailbox import CallCancel, CallLeave, CallShare, CallUnshare
+from pccl._core.protocol.mailbox import CallCancel, CallLeave, CallShare, CallUnshare, FollowMaster
 from pccl._core.protocol.messages import Notice
 from pccl._core.protocol.outcomes import split
 from pccl._core.system.futex import monotonic_ns
+from pccl._core.system.process import is_stopped
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.fork import mailbox_pair
 from pccl.actors.io.spawn import ActorProcess
@@ -52,13 +53,15 @@ class ActorClient:
             gone=self._gone,
             full=self._wait_for_room,
             check=self._check_actor,
-            catch_up=self._catch_up,
+            catch_up=self.catch_up,
             send_descriptors=self._send_descriptors,
             share=self.share,
         )
         look_ns = nanoseconds(options.look_time)
+        # A debug log is collected after every call, while the lines of the master and of the peer are of the same time.
+        notice_ns = 0 if _log.isEnabledFor(logging.DEBUG) else NOTICE_INTERVAL_NS
         table = SlotTable.create(options.slots)
-        self.calls = CallSlots(table, planned(), callbacks, look_ns=look_ns, notice_ns=NOTICE_INTERVAL_NS)
+        self.calls = CallSlots(table, planned(), callbacks, look_ns=look_ns, notice_ns=notice_ns)
         self._silence_ns = nanoseconds(options.heartbeat_timeout)
         self._start_ns = nanoseconds(options.start_timeout)  # counts until the actor's first beat
         self._awake_ns = self.calls.noticed_ns
@@ -187,6 +190,7 @@ class ActorClient:
         except (PCCLError, OSError, RuntimeError):
             return  # the actor is gone, or all slots are in use: closing the mailbox has the same effect
         self.process.wait(timeout)
+        self.catch_up()  # its last lines
 
     def close(self) -> None:
         """End the process, if it has not ended, and release all resources."""
@@ -227,7 +231,7 @@ class ActorClient:
     def _check_actor(self, name: str, slot: Slot | None) -> None:
         """Between two sleeps: catch up with the actor, and raise if it is dead or stopped."""
         # The actor may have completed this call before it ended, so check the mailbox first and the slot afterwards.
-        if not self._catch_up():
+        if not self.catch_up():
             if slot is not None and slot.done:
                 return
             raise self._gone(name)
@@ -240,14 +244,15 @@ class ActorClient:
         silent_ns = now_ns - max(beat_ns, self._awake_ns)
         if silent_ns > (self._silence_ns if beat_ns else self._start_ns):
             self.calls.over = True
+            why = "a signal or a debugger stopped it" if is_stopped(self.process.pid) else "this machine is overloaded"
             self.process.kill()  # otherwise it might continue later, as a member without a training process
             message = (
-                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s; it was stopped or "
-                "starved, and is ended. connect() starts a new one"
+                f"the peer actor (pid {self.process.pid}) had not run for {silent_ns / 1e9:.0f} s: {why}. "
+                "It was ended; connect() starts a new one"
             )
             raise MasterLostError(Result.INTERNAL_ERROR, name, message)
 
-    def _catch_up(self) -> bool:
+    def catch_up(self) -> bool:
         """Send what had no room, and pass the actor's log lines to the user's log. False if the mailbox is closed."""
         self.calls.noticed_ns = monotonic_ns()
         self._send_freed()
@@ -263,6 +268,8 @@ class ActorClient:
             message = unpack(data)
             if isinstance(message, Notice):
                 _log.log(message.level, "%s", message.line)
+            elif isinstance(message, FollowMaster):
+                self._silence_ns = message.silence_ns
 
     def _gone(self, name: str) -> PCCLError:
         """The exception that says why the actor cannot be called any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .reduce_request import validate_memories
+from .reduce_request import validate_descriptor
 from .tensors import TensorMemory
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ class ReduceOpDescriptor:
     reduce_descriptor: ReduceDescriptor
 
     def __post_init__(self) -> None:
-        reduce = self.reduce_descriptor
-        datatype = reduce.operand_descriptor.datatype
-        validate_memories(self.send, self.recv, datatype, reduce.count, reduce.quantization_options)
+        validate_descriptor(self.send, self.recv, self.reduce_descriptor)
 
     @classmethod
     def from_torch(

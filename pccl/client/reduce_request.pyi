@@ -2,7 +2,7 @@ from typing import Any, final
 
 from pccl.memory.arena import Piece
 from pccl.memory.completion_slots import Slot
-from pccl.values import DataType, QuantizationOptions, ReduceInfo, ReduceOp, ReduceOperandDescriptor
+from pccl.values import QuantizationOptions, ReduceDescriptor, ReduceInfo, ReduceOp, ReduceOperandDescriptor
 
 from .reduce_descriptor import ReduceOpDescriptor
 from .tensors import TensorMemory
@@ -25,9 +25,7 @@ def request(
     quantization: QuantizationOptions | None,
 ) -> ReduceRequest: ...
 def request_of(descriptor: ReduceOpDescriptor) -> ReduceRequest: ...
-def validate_memories(
-    send: TensorMemory, recv: TensorMemory, datatype: DataType, count: int, quantization: QuantizationOptions | None
-) -> None: ...
+def validate_descriptor(send: TensorMemory, recv: TensorMemory, reduce: ReduceDescriptor) -> None: ...
 
 @final
 class Kind: ...

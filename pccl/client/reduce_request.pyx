@@ -33,7 +33,15 @@ from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.operations import DATATYPES
 from pccl._core.protocol.outcomes import KIND_COLLECTIVE, split
-from pccl.values import DataType, DeviceType, QuantizationAlgorithm, ReduceInfo
+from pccl.values import (
+    DataType,
+    DeviceType,
+    QuantizationAlgorithm,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+)
 
 from .call_slots cimport CallSlots
 from .tensors import TensorMemory, check_quantization
@@ -46,9 +54,10 @@ cdef bytes EMPTY_MESSAGE = pack(CallReduce(bytes(sizeof(PackedOperation))))
 cdef enum:
     MESSAGE_BYTES_MAX = 128         # an operation with the header of its message
 
-assert sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX
-assert sizeof(PackedNumbers) == NUMBERS.size
-assert sizeof(PackedReduced) == REDUCED.size + NUMBERS.size
+if not sizeof(PackedOperation) < len(EMPTY_MESSAGE) <= MESSAGE_BYTES_MAX:
+    raise ImportError(f"a message of {len(EMPTY_MESSAGE)} bytes has no room for an operation, or is too long")
+if sizeof(PackedNumbers) != NUMBERS.size or sizeof(PackedReduced) != REDUCED.size + NUMBERS.size:
+    raise ImportError("the packed numbers of a reduce differ between C and Python: compile pccl again")
 
 
 # --- The request ---------------------------------------------------------------------------------------------------
@@ -81,7 +90,7 @@ def request(send, recv, op, tag, operand, quantization) -> ReduceRequest:
         if type(recv) is not type(send) and library_of(recv) != library_of(send):
             libraries = f"send is a {library_of(send)} tensor but recv is a {library_of(recv)} one"
             raise ValueError(f"{libraries}; pass two tensors of one library")
-    cdef object datatype = None if operand is None else operand.datatype
+    cdef object datatype = datatype_of(operand)
     validate(&sent, &received, datatype, sent.elements, quantization)
     return make_request(send, recv, &sent, &received, sent.elements, op, tag, quantization)
 
@@ -89,7 +98,9 @@ def request(send, recv, op, tag, operand, quantization) -> ReduceRequest:
 def request_of(descriptor) -> ReduceRequest:
     """The request of a `ReduceOpDescriptor`, which was checked when it was made."""
     cdef TensorView sent, received
-    reduce = descriptor.reduce_descriptor
+    reduce = getattr(descriptor, "reduce_descriptor", None)
+    if reduce is None:
+        raise ValueError(f"expected a ReduceOpDescriptor, got {descriptor!r}")
     read_memory(descriptor.send, &sent)
     read_memory(descriptor.recv, &received)
     return make_request(
@@ -98,19 +109,36 @@ def request_of(descriptor) -> ReduceRequest:
     )
 
 
-def validate_memories(send, recv, datatype, uint64_t count, quantization) -> None:
-    """Check a reduce of two `TensorMemory`. Raises AssertionError or ValueError, which say what is wrong."""
+def validate_descriptor(send, recv, reduce) -> None:
+    """Check a `ReduceDescriptor` of two `TensorMemory`. Raises AssertionError or ValueError; both say what is wrong."""
     cdef TensorView sent, received
+    if not isinstance(reduce, ReduceDescriptor):
+        raise ValueError(f"expected a ReduceDescriptor, got {reduce!r}")
+    for memory in (send, recv):
+        if not isinstance(memory, TensorMemory):
+            raise ValueError(f"expected a TensorMemory, got {memory!r}; ReduceOpDescriptor.from_torch makes it")
+    if reduce.operand_descriptor is None:
+        raise ValueError("a ReduceDescriptor needs an operand_descriptor: ReduceOperandDescriptor(DataType.FLOAT)")
+    if not hasattr(reduce.count, "__index__") or reduce.count < 0:
+        raise ValueError(f"count must be an integer that is not negative, not {reduce.count!r}")
     read_memory(send, &sent)
     read_memory(recv, &received)
-    validate(&sent, &received, datatype, count, quantization)
+    # A count above 64 bits is above that of any tensor too.
+    cdef uint64_t count = min(index(reduce.count), (1 << 64) - 1)
+    validate(&sent, &received, datatype_of(reduce.operand_descriptor), count, reduce.quantization_options)
+    make_request(send, recv, &sent, &received, count, reduce.op, reduce.tag, reduce.quantization_options)
 
 
 cdef ReduceRequest make_request(
     send, recv, const TensorView *sent, const TensorView *received, uint64_t elements, op, tag, quantization
 ):
     cdef ReduceRequest made = ReduceRequest.__new__(ReduceRequest)
-    made.tag = index(tag)
+    if type(op) is not ReduceOp:
+        raise ValueError(f"op must be a ReduceOp such as ReduceOp.AVG, not {op!r}")
+    try:
+        made.tag = index(tag)
+    except TypeError:
+        raise ValueError(f"tag must be an integer, not {tag!r}") from None
     try:
         <uint64_t> made.tag
     except OverflowError:
@@ -131,6 +159,17 @@ cdef ReduceRequest make_request(
 
 
 # --- Validation ---------------------------------------------------------------------------------------------------
+
+
+cdef object datatype_of(operand):
+    """The data type that an operand descriptor names; None without one."""
+    if operand is None:
+        return None
+    if not isinstance(operand, ReduceOperandDescriptor):
+        raise ValueError(f"operand_descriptor must be a ReduceOperandDescriptor or None, not {operand!r}")
+    if type(operand.datatype) is not DataType:
+        raise ValueError(f"the datatype of an operand_descriptor must be a DataType, not {operand.datatype!r}")
+    return operand.datatype
 
 
 cdef int validate(

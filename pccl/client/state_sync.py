@@ -56,7 +56,8 @@ class Syncs:
         infos = state.ordered
         if strategy is not SharedStateSyncStrategy.SEND_ONLY:
             for info in infos:
-                assert info.memory.writable, f"{info.name!r} is read-only; a peer that only sends uses SEND_ONLY"
+                if not info.memory.writable:
+                    raise AssertionError(f"{info.name!r} is read-only; a peer that only sends uses SEND_ONLY")
         digests = hash_tensors(infos, self._threads)
         content = digest_content(digests, state.compared)
         slot, kind, payload = self._ask(

@@ -77,7 +77,8 @@ class TensorMemory:
             raise ValueError("a DTensor has no single memory; pass its local tensor (to_local())")
         if tensor.layout is not torch.strided:
             raise ValueError(f"tensor layout {tensor.layout} is not supported; make it dense first")
-        assert tensor.is_contiguous(), "the tensor must be contiguous; call .contiguous() first"
+        if not tensor.is_contiguous():
+            raise AssertionError("the tensor must be contiguous; call .contiguous() first")
         return cls(
             data_ptr=tensor.data_ptr(),
             numel=tensor.numel(),
@@ -99,7 +100,8 @@ class TensorMemory:
     @classmethod
     def _of_array(cls, array: np.ndarray[Any, Any]) -> TensorMemory:
         flags = array.flags
-        assert flags.c_contiguous, "the array must be contiguous; call numpy.ascontiguousarray first"
+        if not flags.c_contiguous:
+            raise AssertionError("the array must be contiguous; call numpy.ascontiguousarray first")
         datatype = _KNOWN.get(array.dtype) or _remember(array.dtype, DataType.from_numpy_dtype(array.dtype))
         return cls(
             data_ptr=address_of(array),  # `array.ctypes` would take longer than the rest of this function
@@ -128,17 +130,25 @@ _PACKED = (QuantizationAlgorithm.MIN_MAX_4BIT, QuantizationAlgorithm.ZERO_POINT_
 
 def check_quantization(datatype: DataType, options: QuantizationOptions | None) -> None:
     """Raise ValueError if elements of that type cannot be quantized with these options."""
-    if options is None or options.algorithm is QuantizationAlgorithm.NONE:
+    if options is None:
         return
-    quantized = options.quantized_datatype
+    if not isinstance(options, QuantizationOptions):
+        raise ValueError(f"quantization_options must be a QuantizationOptions or None, not {options!r}")
+    algorithm, quantized = options.algorithm, options.quantized_datatype
+    if not isinstance(algorithm, QuantizationAlgorithm):
+        raise ValueError(f"the algorithm of quantization_options must be a QuantizationAlgorithm, not {algorithm!r}")
+    if algorithm is QuantizationAlgorithm.NONE:
+        return
+    if not isinstance(quantized, DataType):
+        raise ValueError(f"the quantized_datatype of quantization_options must be a DataType, not {quantized!r}")
     if datatype not in _FLOATS:
         raise ValueError(f"only floats can be quantized, not {datatype.name}; pass quantization_options=None")
     if quantized not in _CODES:
         raise ValueError(f"{quantized.name} cannot hold codes; choose UINT8, INT8, UINT16 or INT16")
     if quantized.itemsize >= datatype.itemsize:
         raise ValueError(f"{datatype.name} quantized to {quantized.name} would not be smaller; choose UINT8")
-    if options.algorithm in _PACKED and quantized is not DataType.UINT8:
-        raise ValueError(f"{options.algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
+    if algorithm in _PACKED and quantized is not DataType.UINT8:
+        raise ValueError(f"{algorithm.name} packs two codes into a UINT8, not into {quantized.name}")
 
 
 def _kind(thing: object) -> str:

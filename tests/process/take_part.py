@@ -13,7 +13,7 @@ from pccl import Communicator, Options, ReduceOp, SharedState, TensorInfo
 from pccl.errors import PeerLostError
 
 # The long run has the machine for itself; in the suite a process may have to wait for a core.
-TIGHT = "PCCL_MATRIX" in os.environ
+TIGHT = "PCCL_TEST_MATRIX" in os.environ
 OPTIONS = Options(
     heartbeat_interval=0.1, heartbeat_timeout=1.0 if TIGHT else 3.0, stall_timeout=0.5 if TIGHT else 1.5, check=True
 )

@@ -43,10 +43,10 @@ RINGS = [
     (5, 1, HOST_READ),
     (8, 1, HOST_READ),
 ]
-if os.environ.get("PCCL_RINGS") == "all":
+if os.environ.get("PCCL_TEST_RINGS") == "all":
     RINGS = [(world, lanes, way) for world in range(2, 9) for lanes in (1, 3, 8) for way in WAYS]
 COUNTS = [0, 1, 7, 1009, 40_009]  # none, fewer than there are peers, primes, and more than a block
-HUGE = int(os.environ.get("PCCL_HUGE_BYTES", "100_000_007"))  # of one tensor; above 4 GiB for the long run
+HUGE = int(os.environ.get("PCCL_TEST_HUGE_BYTES", "100_000_007"))  # of one tensor; above 4 GiB for the long run
 HUGE_MEMORY = HUGE * 9 // 2  # of the machine; two such tensors and their backups took 4.4 times one tensor
 
 

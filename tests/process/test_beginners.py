@@ -10,13 +10,12 @@ import contextlib
 import importlib
 import logging
 import os
-import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +39,9 @@ from pccl.errors import (
 )
 from tests.unit._core.master.master_harness import running, sent
 
+from . import test_waits  # noqa: F401 - it tests entries of the page too
 from .helpers import (
     BOUND,
-    ROOT,
     Peers,
     Script,
     actor_pid,
@@ -56,26 +55,7 @@ from .helpers import (
     stopped_fetchers,
 )
 from .raw_client import framed
-
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-# Title of each entry to the message that it quotes.
-QUOTES: dict[str, str] = dict(re.findall(r"^### (.+?)\n\n```text\n(.+?)\n```$", PAGE, re.MULTILINE))
-TITLES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
-TESTED: set[str] = set()
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def explains(title: str) -> Callable[[F], F]:
-    """Name the entry of the page that a test belongs to."""
-    TESTED.add(title)
-    return lambda function: function
-
-
-def check(title: str, message: object) -> None:
-    """Check that the message is what the page quotes; words in angle brackets match anything."""
-    pattern = re.sub(r"<[^<>]+>", ".+", re.escape(QUOTES[title]).replace(r"\ ", " "))
-    assert re.fullmatch(pattern, str(message)), f"the page says:\n{QUOTES[title]}\nusers read:\n{message}"
+from .troubleshooting_page import QUOTES, TESTED, TITLES, check, explains
 
 
 @pytest.fixture
@@ -210,14 +190,14 @@ def test_a_forgotten_update_topology(caplog: pytest.LogCaptureFixture) -> None:
 
     with running_master(quick(vote_warning=0.3)) as master, peers_of(master.address, 0) as peers:
         joining = background(peers.newcomer().connect)
-        (told,) = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")
+        told = eventually(lambda: [line for line in warnings() if line.startswith("not admitted")], "it is told")[0]
         check("A newcomer waits", told)
 
         # are_peers_pending admits no peer, but shows the member the notices of its actor.
         eventually(
             lambda: peers[0].are_peers_pending() and any("cannot join" in line for line in warnings()), "told too"
         )
-        (told,) = [line for line in warnings() if "cannot join" in line]
+        told = next(line for line in warnings() if "cannot join" in line)
         check("Members keep a newcomer waiting", told)
         peers[0].update_topology()
         joining.result()

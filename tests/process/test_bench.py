@@ -66,6 +66,8 @@ def test_left_alone() -> None:
 
             survivor.expect("peers ")
             assert survivor.end() == 1
+            # The table is about the reduces, which had two peers.
+            assert survivor.expect("").split()[0] == "2"
             assert survivor.errors().splitlines()[-1] == "Error: all other peers are gone"
 
 

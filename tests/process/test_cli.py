@@ -105,6 +105,25 @@ def test_a_bad_address_is_one_clear_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_a_port_alone_means_all_addresses(name: str) -> None:
+    """Goal: `--listen 47777` listens on that port, instead of looking for a host of that name."""
+    with master_command(name, "0") as script:
+        host, _, port = address_of(script).partition(":")
+        connect(f"127.0.0.1:{port}")
+
+    assert host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("name", ["status", "bench"])
+def test_a_master_without_a_host_is_one_clear_line(name: str) -> None:
+    """Goal: a peer needs the host of the master: a port alone is a wrong command line that says so."""
+    ended = run(SCRIPTS / "pccl", name, "47777")
+
+    assert ended.returncode == 2
+    assert "address '47777' is only a port; write the host before it, like 10.0.0.7:47777" in ended.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_bad_option_in_the_environment_is_one_clear_line(name: str) -> None:
     """Goal: with PCCL_HEARTBEAT_TIMEOUT=soon the message says that this is not a number."""
     with master_command(name, PCCL_HEARTBEAT_TIMEOUT="soon") as script:

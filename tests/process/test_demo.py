@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .helpers import ROOT, Script
+from .helpers import ROOT, Script, eventually
 
 PATIENCE = 120.0  # seconds: what the demo promises at most
 
@@ -30,6 +31,33 @@ def test_the_demo_survives_a_killed_peer_and_a_newcomer(tmp_path: Path) -> None:
     assert re.search(r"kill -9 \d+: peer B is gone", story)
     assert "peer D received the state" in story
     assert len(re.findall(r"^[ACD] .* done$", story, re.MULTILINE)) == 3
+
+
+def processes_of(session: int) -> list[str]:
+    """The commands of all processes that were started in this session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            # After the name in brackets: state, parent, group, session.
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["listens on", "peer A starts", "peer D starts", "orders a ring of 4"])
+def test_an_interrupted_demo_is_quiet(when: str, number: signal.Signals) -> None:
+    """Goal: during set-up, while peers start, and later: no traceback, the usual exit code, no process left."""
+    with Script.command(sys.executable, "-u", "-m", "pccl.cli", "demo") as script:
+        eventually(lambda: when in script.expect(""), "it has come that far")
+        script.signal_group(number)
+        ended = script.end()
+        assert script.errors() == ""
+        assert ended == 128 + number
+        assert processes_of(script.pid) == []
 
 
 WITHOUT = """

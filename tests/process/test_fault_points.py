@@ -5,8 +5,8 @@ perform, the messages it can send, and the commands of its workers, so a new one
 dies, stops, slows down, or has all of its connections closed, reset, half-closed or garbled. Connections of an actor
 lead to the master and to peers in the handshake; those of a worker are links of the ring or of a transfer.
 
-The suite takes each point once, with changing faults; `PCCL_MATRIX=all` takes all combinations, with tight bounds, and
-expects that nothing else runs on the machine.
+The suite takes each point once, with changing faults; `PCCL_TEST_MATRIX=all` takes all combinations, with tight bounds,
+and expects that nothing else runs on the machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ BOUND, KILL_BOUND, STATE_BOUND, VICTIM_BOUND = (3.0, 1.5, 8.0, 30.0) if TIGHT el
 
 def matrix() -> dict[str, list[str]]:
     """Return the fault points by action. A training process has no connection to others."""
-    whole = os.environ.get("PCCL_MATRIX") == "all"
+    whole = os.environ.get("PCCL_TEST_MATRIX") == "all"
     chosen: dict[str, list[str]] = {action: [] for action in ACTIONS}
     for row, point in enumerate(POINTS):
         possible = [action for action in ACTIONS if action not in ON_CONNECTIONS or not point.startswith("training.")]
@@ -159,7 +159,7 @@ def test_the_suite_takes_every_point_and_every_mishap(monkeypatch: pytest.Monkey
     assert {point for points in sample.values() for point in points} == set(POINTS)
     assert all(sample.values())
 
-    monkeypatch.setenv("PCCL_MATRIX", "all")
+    monkeypatch.setenv("PCCL_TEST_MATRIX", "all")
     assert matrix()["kill"] == POINTS
     assert sum(map(len, matrix().values())) > 200
 

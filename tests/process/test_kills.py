@@ -31,7 +31,7 @@ from tests.readable import readable
 
 from .helpers import eventually
 
-KILLS = int(os.environ.get("PCCL_KILLS", "100"))
+KILLS = int(os.environ.get("PCCL_TEST_KILLS", "100"))
 PEERS = 4
 RETURN_SECONDS_MAX = 1.0  # the promise; a busy machine may need longer for a few
 PROMISED_SHARE = 0.95  # of all kills

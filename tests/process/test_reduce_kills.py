@@ -2,7 +2,7 @@
 
 Four training processes reduce all the time, in place and staged. Each time a process is drawn from all of theirs
 (training processes, peer actors, senders, receivers) and killed with SIGKILL. Survivors check by themselves that a
-failed reduce left every bit as it was, and retry at once. `PCCL_REDUCE_KILLS` makes it a long run.
+failed reduce left every bit as it was, and retry at once. `PCCL_TEST_REDUCE_KILLS` makes it a long run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pccl.stress.records import spread
 from .helpers import QUICK, running_master
 from .trainees import WHOLE_SECONDS_MAX, Ring
 
-KILLS = int(os.environ.get("PCCL_REDUCE_KILLS", "32"))
+KILLS = int(os.environ.get("PCCL_TEST_REDUCE_KILLS", "32"))
 FAIL_SECONDS_MAX = 2.0  # on a busy machine; 0.3 without load
 PROMISED_SHARE = 0.95  # of all calls that fail; the loop bounds the others
 WARM_REDUCES = 5  # after these a trainee has all the memory it will ever need

@@ -61,7 +61,7 @@ OPTIONS = quick(stall_timeout=1.0)
 LARGE = 4_000_000  # elements: a reduce takes much longer than stopping a process
 # Seconds until a stopped peer must be lost: the options, and patience with a busy machine. Unnoticed, it never ends.
 NOTICED = QUICK.heartbeat_timeout + 8 * QUICK.heartbeat_interval + BOUND
-STEPS = int(os.environ.get("PCCL_STEADY_STEPS", "3000"))
+STEPS = int(os.environ.get("PCCL_TEST_STEADY_STEPS", "3000"))
 
 
 @pytest.fixture

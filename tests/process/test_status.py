@@ -34,6 +34,7 @@ from .helpers import (
     Script,
     background,
     eventually,
+    free_port,
     master_pid,
     peers_of,
     quick,
@@ -224,6 +225,27 @@ def test_watching_until_ctrl_c(master: MasterNode) -> None:
 
         assert script.end() == 0
         assert "Traceback" not in script.errors()
+
+
+def test_watching_before_there_is_a_master() -> None:
+    """Goal: it waits for the master, says once why, and shows the run when the master is there."""
+    address = f"127.0.0.1:{free_port()}"
+    with status(address, "--watch") as script:
+        eventually(lambda: "waiting for a master" in script.errors(), "it says that it waits")
+        with MasterNode(address):
+            script.expect("no peers: the run is empty")
+            script.signal(signal.SIGINT)
+            assert script.end() == 0
+        (line,) = script.errors().splitlines()
+
+    assert line.startswith(f"waiting for a master at {address}, until Ctrl-C: no answer from the master at {address}: ")
+
+
+def test_watch_before_the_address() -> None:
+    """Goal: --watch takes the next word for its number, and says where the address belongs."""
+    with status("--watch", "127.0.0.1:48148") as script:
+        assert script.end() == 2
+        assert "'127.0.0.1:48148' is not a number of seconds; write the address before --watch" in script.errors()
 
 
 def test_a_live_view_in_a_terminal(master: MasterNode) -> None:

@@ -3,7 +3,7 @@
 Four training processes sync a state; in each step one of them does not update it, so that every sync moves bytes. Each
 time a process is drawn from all of theirs (training processes, peer actors, senders and receivers of lanes and of
 state) and killed with SIGKILL. Each of them checks after every sync that its content belongs to its revision.
-`PCCL_SYNC_KILLS` makes it a long run.
+`PCCL_TEST_SYNC_KILLS` makes it a long run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pccl.stress.records import spread
 from .helpers import QUICK, running_master
 from .trainees import WHOLE_SECONDS_MAX, Ring, Told
 
-KILLS = int(os.environ.get("PCCL_SYNC_KILLS", "28"))
+KILLS = int(os.environ.get("PCCL_TEST_SYNC_KILLS", "28"))
 WARM_SYNCS = 8  # after these a keeper has all the memory it will ever need
 ROLES = ("training", "pccl-peer", "pccl-send", "pccl-recv", "pccl-serve", "pccl-fetch")
 

@@ -245,6 +245,7 @@ class PeerShell(Node):
             peer_events.Complete: self._complete,
             peer_events.Stop: lambda _: self.end("exited"),
             peer_events.Tell: lambda _: None,
+            peer_events.UseTiming: lambda _: None,
             events.Log: lambda _: None,
         }
 

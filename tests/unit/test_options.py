@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pccl.options
 from pccl._core.protocol.mailbox import CallConnect
 from pccl._core.records import replace
-from pccl.options import Options, link_silence_ns, nanoseconds, token_from_file
+from pccl.options import MASTER, READ_BY, VARIABLES, Options, link_silence_ns, nanoseconds, token_from_file
 
 NAMES = Options.__match_args__
 
@@ -23,7 +23,7 @@ def test_the_defaults_are_valid() -> None:
     options = Options().validated()
 
     assert (options.heartbeat_interval, options.heartbeat_timeout) == (1.0, 10.0)
-    assert options.vote_warning == 30.0
+    assert options.vote_warning == 5.0
     assert options.vote_timeout == 0.0
     # A deadlock may be checked only after two sweep intervals, and five seconds are promised.
     assert options.deadlock_timeout + 2 * options.heartbeat_interval <= 5.0
@@ -52,7 +52,7 @@ def test_every_field_has_its_reason_beside_it() -> None:
 )
 def test_the_environment_has_the_last_word(variable: str, text: str, name: str, value: object) -> None:
     """Goal: an operator can change every bound without changing the program."""
-    changed = Options().overridden({variable: text, "PCCL_UNRELATED": "x", "PATH": "/bin"})
+    changed = Options().overridden({variable: text, "PCCL_TEST_X": "x", "PATH": "/bin"})
 
     assert changed == replace(Options(), **{name: value})
     assert type(getattr(changed, name)) is type(value)
@@ -151,6 +151,80 @@ def test_an_unknown_option_is_refused() -> None:
     """Goal: an actor of another build fails instead of ignoring the option."""
     with pytest.raises(ValueError, match="there is no such option"):
         Options.decode("colour=green")
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("PCCL_HEARTBEAT_TIMOUT", "PCCL_HEARTBEAT_TIMEOUT"),
+        ("PCCL_LOGLEVEL", "PCCL_LOG_LEVEL"),
+        ("PCCL_VOTE_TIMEOUTS", "PCCL_VOTE_TIMEOUT"),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_the_nearest_name(variable: str, nearest: str) -> None:
+    """Goal: one line that names both, and how to keep a variable of another program."""
+    with pytest.raises(ValueError) as raised:
+        Options().overridden({variable: "3"})
+    message = str(raised.value)
+    assert message.startswith(f"the environment variable {variable} is unknown to pccl: did you mean {nearest}? ")
+    assert f"set PCCL_IGNORE={variable}" in message
+    assert "\n" not in message
+
+
+def test_the_variables_of_other_programs_can_be_ignored() -> None:
+    """Goal: a wrapper with a name of its own is not locked out, and a name like no other gets no guess."""
+    others = {"PCCL_IGNORE": "PCCL_SITE, PCCL_QUEUE", "PCCL_SITE": "1", "PCCL_QUEUE": "2"}
+    assert Options().overridden(others) == Options()
+    service = {"PCCL_MASTER_SERVICE_HOST": "10.0.0.1", "PCCL_MASTER_PORT_48148_TCP": "tcp://10.0.0.1:48148"}
+    assert Options().overridden(service) == Options()
+    with pytest.raises(ValueError, match="PCCL_QQ is unknown to pccl: Correct it or unset it"):
+        Options().overridden({**others, "PCCL_QQ": "1"})
+
+
+def test_every_variable_of_this_project_is_known() -> None:
+    """Goal: no variable that our own code, builds or scripts set is refused by the library."""
+    root = Path(pccl.options.__file__).parents[1]
+    files = [*root.glob("*.py"), root / "Makefile"]
+    for folder in ("pccl", "cli", "stress", "benchmarks", "examples", "tests", ".ci", ".github"):
+        files += [path for path in (root / folder).rglob("*") if path.suffix in (".py", ".pyx", ".sh", ".yml", ".yaml")]
+    wrong = {"PCCL_HEARTBEAT_TIMOUT", "PCCL_LOGLEVEL", "PCCL_VOTE_TIMEOUTS", "PCCL_SITE", "PCCL_QUEUE", "PCCL_QQ"}
+    wrong.add("PCCL_MASTER_SERVICE_HOST")
+    known = {f"PCCL_{name.upper()}" for name in NAMES} | set(VARIABLES) | wrong
+    for path in files:
+        for name in re.findall(r"[\"' {$]{1,2}(PCCL_[A-Z][A-Z_]*[A-Z])(?=[\"'=:}])", path.read_text()):
+            assert name in known or name.startswith("PCCL_TEST_"), f"{path}: {name} is not in VARIABLES"
+
+
+def test_every_field_says_which_process_reads_it() -> None:
+    """Goal: a user knows where to set it."""
+    assert READ_BY.keys() == set(NAMES)
+
+
+def test_a_peer_follows_the_master_in_its_fields() -> None:
+    """Goal: the values of the master count; one that was set at the peer gets a line that says where to set it."""
+    master = Options(vote_timeout=60.0, wire_timeout=30.0, stall_timeout=99.0)
+    peer = Options(vote_timeout=5.0, wire_timeout=30.0, stall_timeout=7.0)
+
+    used, lines = peer.following(master.of_master())
+
+    assert used == replace(peer, vote_timeout=60.0)
+    assert lines == [
+        "vote_timeout=5 has no effect here: the master decides it, and uses 60; set it where the master runs"
+    ]
+    assert Options().following(master.of_master())[1] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["token=x", "colour=green", "vote_timeout", "vote_timeout=-1", "heartbeat_timeout=nan", "wire_timeout=0"]
+)
+def test_fields_that_no_honest_master_sends_are_refused(text: str) -> None:
+    """Goal: a master cannot change what is a peer's own, and sends no impossible value."""
+    with pytest.raises(ValueError):
+        Options().following(text)
+
+
+def test_the_master_decides_what_its_peers_share() -> None:
+    assert all(isinstance(getattr(Options(), name), (int, float)) for name in NAMES if READ_BY[name] == MASTER)
 
 
 def test_time_is_whole_nanoseconds() -> None:

@@ -2,7 +2,6 @@
 
 cdef class Ballots:
     cdef readonly dict votes    # name of a call -> peer -> Vote
-    cdef set warned             # names of calls whose long wait was reported
 
     cpdef str cast(self, str name, peer, vote)
     cpdef dict close(self, str name)

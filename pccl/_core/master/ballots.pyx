@@ -51,7 +51,6 @@ cdef class Ballots:
 
     def __init__(self, *names):
         self.votes = {name: {} for name in names}
-        self.warned = set()
 
     cpdef str cast(self, str name, peer, vote):
         """Take a peer's vote in this call. Returns what is wrong with it, or nothing."""
@@ -62,11 +61,16 @@ cdef class Ballots:
         return ""
 
     def withdraw(self, peer, call):
-        """Remove the vote of this call, unless it is closed: then the answer is on its way, and the peer drops it."""
+        """Remove the vote of this call, unless it is closed: then the answer is on its way, and the peer drops it.
+
+        Return whether it was removed.
+        """
         for votes in self.votes.values():
             vote = votes.get(peer)
             if vote is not None and vote.call == call:
                 del votes[peer]
+                return True
+        return False
 
     def drop(self, peer):
         """Remove the votes of a peer that is gone."""
@@ -77,7 +81,6 @@ cdef class Ballots:
         """Close the call. Return its votes, which the master answers."""
         cdef dict closed = self.votes[name]
         self.votes[name] = {}
-        self.warned.discard(name)
         return closed
 
     def open_calls(self, electorate):
@@ -85,22 +88,9 @@ cdef class Ballots:
         calls = []
         for name, votes in self.votes.items():
             missing = frozenset(electorate - votes.keys()) if votes else frozenset()
-            if not missing:
-                self.warned.discard(name)
             if votes:
                 calls.append(OpenCall(name, missing, {peer: vote.since_ns for peer, vote in votes.items()}))
         return calls
-
-    def is_news(self, call):
-        """Whether this call's long wait is reported for the first time."""
-        votes = call.tag or call.consensus
-        if votes is not None:
-            news = not votes.warned
-            votes.warned = True
-        else:
-            news = call.name not in self.warned
-            self.warned.add(call.name)
-        return news
 
 
 def name_missing(missing, calls):

@@ -7,7 +7,6 @@ cdef class OpenReduce:
     cdef bytes first                     # the signature of the first vote
     cdef bint is_mixed                   # a vote differed from the first; it may be gone again
     cdef readonly dict awaiting          # peer -> since when its caller blocks
-    cdef public bint warned              # its long wait was reported
 
 cdef class RunningReduce:
     cdef readonly object tag

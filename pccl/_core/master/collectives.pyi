@@ -22,7 +22,6 @@ class Failure:
 
 @final
 class OpenReduce:
-    warned: bool
     @property
     def tag(self) -> int: ...
     @property

@@ -18,6 +18,7 @@ cdef class MasterState:
     cdef readonly Runs runs             # begins and finishes runs
     cdef GroupDispatch dispatch         # passes messages of members to their group
     cdef dict handlers                  # phase -> type of a message or event -> the method that handles it
+    cdef object wait_watch              # reports long waits
     cdef readonly object options
     cdef readonly long long next_deadline_ns  # when the machine wants its next Tick
     cdef readonly object story          # the latest events and actions

@@ -50,11 +50,12 @@ from .optimizer cimport Optimizer
 from .runs cimport Runs
 from .topology_round cimport TopologyRound
 from .events import DialledBack, MoonshotFound, PeerCame, PeerSaid, PeerWent
-from .ballots import Ballots, Vote, find_deadlock, name_missing
+from .ballots import Ballots, Vote, find_deadlock
 from .deadlock import name_peers
 from .master_check import check_master, check_transitions, observe
 from .membership import ACCEPTED, GONE, REGISTERED
 from .topology_round import CLOSED
+from .wait_watch import WaitWatch, find_waits
 
 
 cdef class MasterState:
@@ -71,6 +72,7 @@ cdef class MasterState:
         self.runs = Runs(self.members, self.ballots, self.optimizer, self.topology_round)
         self.members.on_removed = self._removed
         self.handlers = self._bind_handlers()
+        self.wait_watch = WaitWatch(nanoseconds(options.vote_warning))
         self.options = options
         self.story = deque(maxlen=STORY_EVENTS_MAX)
         self.append_story = self.story.append
@@ -145,6 +147,7 @@ cdef class MasterState:
         """Remove the votes of a peer that is gone, its trials, and its part in an optimisation."""
         self.ballots.drop(peer.id)
         self.admission.remove(peer)
+        self.topology_round.stop_wanting(peer.id)
         self.optimizer.remove(peer, in_ring)
 
     # ------------------------------------------------------------------------------------------ votes
@@ -157,7 +160,8 @@ cdef class MasterState:
 
     def on_withdraw(self, Peer peer, message):
         """A caller gave up one of its calls."""
-        self.ballots.withdraw(peer.id, message.call)
+        if self.ballots.withdraw(peer.id, message.call):
+            self.topology_round.stop_wanting(peer.id)
         self.members.group_to_settle(peer).consensus.withdraw(peer.id, message.call)
         self.optimizer.withdraw(peer, message.call)
 
@@ -205,7 +209,6 @@ cdef class MasterState:
             self.admission.sweep()
             self.optimizer.sweep(tick)
             self._watch_calls()
-            self._warn_newcomers()
             self._break_deadlocks()
         soonest = members.now_ns + members.interval_ns
         for peer in members.peers.values():
@@ -238,19 +241,21 @@ cdef class MasterState:
                 members.kick(members.peers[peer_id], RANK_CONNECTION_FAILED, reason)
 
     def _watch_calls(self):
-        """Name the missing peers of a long wait once; kick them if there is a limit."""
+        """Report every long wait to the peers that wait; kick the missing peers of a vote if there is a limit."""
         cdef Membership members = self.members
-        limit_ns, warning_ns = nanoseconds(members.options.vote_timeout), nanoseconds(members.options.vote_warning)
+        limit_ns = nanoseconds(members.options.vote_timeout)
         calls = self._open_calls()
-        for call in calls:
-            waited_ns = call.waited_ns(members.now_ns)
-            if limit_ns and waited_ns >= limit_ns:
-                self._kick_stragglers(call, waited_ns, members.now_ns - limit_ns)
-            elif waited_ns and waited_ns >= warning_ns and self.ballots.is_news(call):
-                line = f"{call.name} has waited {waited_ns / 1e9:.0f} s for {name_missing(call.missing, calls)}"
-                members.log(WARNING, line)
-                for peer_id in call.waiting.keys() & members.accepted:
-                    members.send(members.peers[peer_id], Notice(WARNING, line))
+        if limit_ns:
+            for call in calls:
+                waited_ns = call.waited_ns(members.now_ns)
+                if waited_ns >= limit_ns:
+                    self._kick_stragglers(call, waited_ns, members.now_ns - limit_ns)
+        waits = find_waits(members, self.admission, self.ballots, self.topology_round, self.optimizer, calls)
+        for wait, line in self.wait_watch.due(waits, members.now_ns):
+            if wait.logged:
+                members.log(wait.level, line)
+            for peer_id in sorted(members.peers.keys() & wait.told):
+                members.send(members.peers[peer_id], Notice(wait.level, line))
 
     def _kick_stragglers(self, call, waited_ns, oldest_ns):
         cdef Membership members = self.members
@@ -259,27 +264,6 @@ cdef class MasterState:
         for peer_id in sorted(call.missing & members.accepted):
             if members.peers[peer_id].phase_ns <= oldest_ns:  # a younger member was not waited for that long
                 members.kick(members.peers[peer_id], RANK_CONNECTION_LOST, reason)
-
-    def _warn_newcomers(self):
-        """Tell newcomers that have waited long, and the members they wait for, what to do; once for each newcomer."""
-        cdef Membership members = self.members
-        oldest_ns = members.now_ns - nanoseconds(members.options.vote_warning)
-        newcomers = [members.peers[peer_id] for peer_id in sorted(members.registered)]
-        late = [peer for peer in newcomers if not peer.warned and peer.phase_ns <= oldest_ns]
-        if not late:
-            return
-        missing = members.accepted - self.votes[TOPOLOGY].keys()
-        why = f"update_topology waits for {name_missing(missing, self._open_calls())}"
-        if members.wiring:
-            why = "a ring is being wired"
-        notice = Notice(WARNING, f"not admitted yet: {why}. Members admit newcomers by update_topology()")
-        for peer in late:
-            peer.warned = True
-            members.send(peer, notice)
-        line = f"{name_peers([peer.id for peer in late])} cannot join: {why}. Call update_topology() on every member"
-        members.log(WARNING, line)
-        for peer_id in sorted(missing):
-            members.send(members.peers[peer_id], Notice(WARNING, line))
 
     def _break_deadlocks(self):
         """Kick the minority of every deadlock, and so free the majority; explain it to all if there is no majority."""

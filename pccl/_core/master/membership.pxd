@@ -14,7 +14,6 @@ cdef class Peer:
     cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
-    cdef public bint warned             # it was told once which peers it waits for
     cdef public int overwritten         # how many syncs overwrote it as a divergent member
     cdef public long long told_world    # `world_changes` when it last got the numbers of the world
     cdef readonly object tx_bytes       # bytes that its lanes have sent, as of its latest heartbeat
@@ -42,6 +41,7 @@ cdef class Membership:
     cdef public object on_removed       # called with a Peer that was removed, and whether it was in a ring
     cdef readonly long long interval_ns  # heartbeat interval
     cdef readonly long long silence_ns  # heartbeat timeout
+    cdef readonly str timing            # the options that peers take over from this master
     cdef readonly long long now_ns      # of the event being handled
     cdef list actions                   # of the event being handled
     cdef readonly set wiring            # numbers of groups whose members have not all reported

@@ -16,7 +16,6 @@ IDS_AT_ONCE: Final[int]
 @final
 class Peer:
     heard_ns: int
-    warned: bool
     overwritten: int
     told_world: int
     def __init__(self, peer_id: int, conn: int, register: Register, host: str, now_ns: int) -> None: ...
@@ -88,6 +87,8 @@ class Membership:
     def interval_ns(self) -> int: ...
     @property
     def silence_ns(self) -> int: ...
+    @property
+    def timing(self) -> str: ...
     @property
     def now_ns(self) -> int: ...
     @property

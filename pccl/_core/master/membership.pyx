@@ -46,7 +46,6 @@ cdef class Peer:
         self.phase = REGISTERED
         self.heard_ns = now_ns
         self.phase_ns = now_ns
-        self.warned = False
         self.overwritten = 0
         self.tx_bytes = self.rx_bytes = 0
         self.tx_rate = self.rx_rate = 0.0
@@ -79,6 +78,7 @@ cdef class Membership:
         self.on_removed = None
         self.interval_ns = nanoseconds(options.heartbeat_interval)
         self.silence_ns = nanoseconds(options.heartbeat_timeout)
+        self.timing = options.of_master()
         self.now_ns = self.began_ns = now_ns
         self.actions = []
         self.wiring, self.changed, self.unsettled, self.reordered = set(), set(), set(), set()
@@ -133,7 +133,8 @@ cdef class Membership:
         self.next_id += 1
         self.peers[peer.id] = self.conns[event.conn] = peer
         self.registered.add(peer.id)
-        self.send(peer, Registered(peer.id, self.run, self.interval_ns // 1_000_000, self.silence_ns // 1_000_000))
+        beat_ms, silence_ms = self.interval_ns // 1_000_000, self.silence_ns // 1_000_000
+        self.send(peer, Registered(peer.id, self.run, beat_ms, silence_ms, self.timing))
         self.log(INFO, f"peer={peer.id} registered group={peer.group} lanes={peer.lanes} at={peer.host}:{peer.port}")
         return peer
 

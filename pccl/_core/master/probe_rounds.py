@@ -58,6 +58,11 @@ class Measurement:
         """Whether no probe is under way, and no round is left."""
         return not self.pending and not self._plan
 
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds follow the present one."""
+        return len(self._plan)
+
     def begin_round(self, number: int, deadline_ns: int) -> list[Pair]:
         """Begin the next round. Return its probes."""
         probes = self._plan.pop(0)

@@ -18,7 +18,6 @@ cdef class StateConsensus:
     cdef public bytes content            # the digest of that state
     cdef public bytes schema             # and of its schema
     cdef readonly object author          # the peer that agreed on all states alone; None if others agreed too
-    cdef public bint warned              # a long wait was reported
     cdef readonly dict votes             # peer -> its vote, until it is decided
     cdef readonly dict schemas           # digest -> the schema, if it had to be asked for
     cdef readonly dict asked             # digest -> (peer that was asked for that schema, pages so far)

@@ -43,7 +43,6 @@ class StateConsensus:
     revision: int
     content: bytes
     schema: bytes
-    warned: bool
     def __init__(self, number: int) -> None: ...
     @property
     def author(self) -> int | None: ...

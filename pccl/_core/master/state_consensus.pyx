@@ -71,7 +71,6 @@ cdef class StateConsensus:
         self.revision = NEVER
         self.content = self.schema = b""
         self.author = None
-        self.warned = False
         self.votes = {}
         self.schemas = {}
         self.asked = {}
@@ -234,7 +233,6 @@ cdef class StateConsensus:
         self.votes = {}
         self.schemas = {}
         self.asked = {}
-        self.warned = False
 
     cdef _begin_transfer(self, decision, bytes schema, dict peers):
         """Tell the sources before the receivers, so that a source usually expects a receiver that dials."""
@@ -348,8 +346,6 @@ cdef class StateConsensus:
             missing = members - self.votes.keys() or {peer for peer, _ in self.asked.values()}
             waiting = {peer: vote.since_ns for peer, vote in self.votes.items() if peer not in missing}
             calls.append(OpenCall(SYNC, frozenset(missing), waiting, None, self))
-            if not missing:
-                self.warned = False
         if self.transfer is not None:
             waiting = {peer: vote.since_ns for peer, vote in self.transfer.votes.items()}
             calls.append(OpenCall(SYNC, frozenset(), waiting, None, self))

@@ -12,8 +12,10 @@ cdef class TopologyRound:
     cdef Optimizer optimizer            # of the rings: never at the same time
     cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}
     cdef readonly str phase             # VOTING, HELD or CLOSED
+    cdef readonly dict wanting          # member whose group is smaller than it wants -> (since when, how many it wants)
     cdef bint checking                  # compare every phase with the table
 
+    cdef int stop_wanting(self, peer_id) except -1
     cdef bint settle(self) except -1
     cpdef int _step(self, subject) except -1
     cdef _due(self)

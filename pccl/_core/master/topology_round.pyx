@@ -43,6 +43,7 @@ cdef class TopologyRound:
         self.optimizer = optimizer
         self.votes = ballots.votes
         self.phase = VOTING
+        self.wanting = {}
         self.checking = members.options.check
 
     def on_vote(self, Peer peer, message):
@@ -60,6 +61,16 @@ cdef class TopologyRound:
             wrong = self.ballots.cast(TOPOLOGY, peer.id, Vote(message.call, message.wanted, self.members.now_ns))
         if wrong:
             self.members.kick(peer, INVALID_USAGE, wrong)
+        elif message.wanted > len(group.ring):
+            since_ns, _ = self.wanting.get(peer.id, (self.members.now_ns, 0))
+            self.wanting[peer.id] = since_ns, message.wanted
+        else:
+            self.stop_wanting(peer.id)
+
+    cdef int stop_wanting(self, peer_id) except -1:
+        """A member waits no more until its group is larger."""
+        self.wanting.pop(peer_id, None)
+        return 0
 
     # ------------------------------------------------------------------------------------------ settling
 
@@ -144,6 +155,8 @@ cdef class TopologyRound:
             members.send(peer, Accepted(members.round, *self._numbers(peer, world)))
         for peer_id, vote in self.ballots.close(TOPOLOGY).items():
             peer = members.peers[peer_id]
+            if vote.wanted <= members.groups[peer.group].size():
+                self.stop_wanting(peer_id)
             members.send(peer, TopologyDone(vote.call, members.round, *self._numbers(peer, world)))
         if admitted:
             sizes = {number: len(group.ring) for number, group in members.groups.items() if group.ring}

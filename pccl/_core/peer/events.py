@@ -35,6 +35,13 @@ class AppGone:
 
 
 @record
+class AppStopped:
+    """The training process does not run: it was stopped for too long, and may continue later."""
+
+    reason: str
+
+
+@record
 class MasterUp:
     """The control connection is up, and its handshake is done."""
 
@@ -168,6 +175,14 @@ class DialMaster:
     """Connect to the master; attempts count from 0 and may use different addresses."""
 
     attempt: int
+
+
+@record
+class UseTiming:
+    """The heartbeat interval and timeout of the master: from now on they hold inside this peer too."""
+
+    interval_ns: int
+    silence_ns: int
 
 
 @record

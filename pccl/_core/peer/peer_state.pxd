@@ -20,6 +20,8 @@ cdef class PeerState:
     cdef long long heard_ns               # when the last message of the master came
     cdef long long beat_ns                # when the last heartbeat was sent
     cdef long long ticked_ns              # when the last Tick came
+    cdef str master_at                    # its addresses, for lines in the log
+    cdef long long dialled_ns             # when the latest attempt began
     cdef long long retry_ns               # when to dial the master again
     cdef long long interval_ns
     cdef long long silence_ns

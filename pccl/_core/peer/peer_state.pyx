@@ -18,7 +18,9 @@ No socket, clock, process or random source in here.
 
 from collections import deque
 
-from pccl._core.protocol.events import Tick
+from libc.limits cimport LLONG_MAX
+
+from pccl._core.protocol.events import WARNING, Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallFinish, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce,
     CallSync, CallTopology,
@@ -30,7 +32,7 @@ from pccl._core.protocol.messages import (
 )
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN,
-    MASTER_CONNECTION_FAILED, SUCCESS,
+    MASTER_CONNECTION_FAILED, RANK_CONNECTION_LOST, SUCCESS,
 )
 from pccl._core.story import attach
 from pccl.options import STORY_EVENTS_MAX, nanoseconds
@@ -39,10 +41,11 @@ from .member cimport Member
 from .outbox cimport Outbox
 from .calls import Call
 from .events import (
-    AnswerLink, AppGone, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown, MasterSaid,
-    MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
-    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, TrialEnded, WorkerDied,
+    AnswerLink, AppGone, AppStopped, Called, Complete, DialMaster, HangUp, LinkCame, LinkDown, LinkUp, MasterDown,
+    MasterSaid, MasterUp, ProbeDone, ProtocolViolationError, ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
+    StateFetched, StateUnfetched, Stop, Tell, Traffic, TransferEnded, TrialEnded, UseTiming, WorkerDied,
 )
+from .progress import is_reported, name_addresses
 
 LATE_NS = 100_000_000  # a tick that is later than this was delayed by the host or by a stop, not by work
 
@@ -147,6 +150,7 @@ cdef class PeerState:
     def _on_connect(self, call):
         self.connecting = Call(call.slot, call.generation, 0)
         self.attempts_left = call.attempts
+        self.master_at = name_addresses(call.addresses)
         self.ring_links.join(call.lanes)
         self._dial_master()
 
@@ -155,6 +159,7 @@ cdef class PeerState:
         self.attempts_left -= 1
         self.attempt += 1
         self.retry_ns = 0
+        self.dialled_ns = self.outbox.now_ns
         self.outbox.actions.append(DialMaster(self.attempt))
 
     def _on_master_up(self, event):
@@ -167,13 +172,43 @@ cdef class PeerState:
         if self.attempts_left > 0 and not event.final:
             self.phase = DIALLING
             self.retry_ns = self.outbox.now_ns + nanoseconds(self.options.retry_interval)
+            self._report_attempt(event.reason)
         else:
             self._end(MASTER_CONNECTION_FAILED, KIND_PLAIN, event.reason)
+
+    def _report_attempt(self, str reason):
+        """Say what happened to an attempt, and when the next one comes; many attempts are reported more rarely."""
+        count = self.attempt + 1
+        if is_reported(count):
+            line = f"attempt {count} of {count + self.attempts_left} to reach the master at {self.master_at} failed"
+            self.outbox.actions.append(
+                Tell(WARNING, f"{line}: {reason}. The next one is in {self.options.retry_interval:g} s")
+            )
+
+    def _report_silence(self):
+        """Say that the first attempt takes long: nothing answers there, not even with a refusal."""
+        limit_ns = nanoseconds(self.options.vote_warning)
+        if self.attempt == 0 and limit_ns and self.outbox.now_ns - self.dialled_ns >= limit_ns and not self.retry_ns:
+            self.dialled_ns = LLONG_MAX
+            line = f"the master at {self.master_at} has not answered for {limit_ns / 1e9:g} s"
+            self.outbox.actions.append(Tell(WARNING, f"{line} (attempt 1 of {1 + self.attempts_left})"))
 
     def _on_registered(self, message):
         self.ring_links.name(message.peer, message.run)
         self.interval_ns = max(message.beat_ms, 1) * 1_000_000
         self.silence_ns = max(message.silence_ms, 2) * 1_000_000
+        if message.timing:
+            self._follow(message.timing)
+
+    def _follow(self, str timing):
+        """Take over the options that the master decides, and warn about values that were set here."""
+        try:
+            followed, ignored = self.options.following(timing)
+        except ValueError as error:
+            raise ProtocolViolationError(f"Registered with wrong options: {error}")
+        self.ring_links.options = followed
+        self.outbox.actions.append(UseTiming(self.interval_ns, self.silence_ns))
+        self.outbox.actions.extend([Tell(WARNING, line) for line in ignored])
 
     def _on_accepted(self, message):
         self.phase = MEMBER
@@ -256,6 +291,13 @@ cdef class PeerState:
         self._leave(event.reason)
         self.outbox.actions.append(Stop())
 
+    def _on_app_stopped(self, event):
+        """The others need not wait for a process that does not run. It learns why when it runs again."""
+        if self.phase in (JOINING, MEMBER):
+            self.outbox.actions.append(SendMaster(Leave(event.reason)))
+        reason = f"{event.reason}, so its peer left the run; call connect() again"
+        self._end(RANK_CONNECTION_LOST, KIND_KICKED, reason)
+
     def _on_notice(self, message):
         self.outbox.actions.append(Tell(message.level, message.line))
 
@@ -279,8 +321,12 @@ cdef class PeerState:
         # Without a whole ring a new order is on its way, which ends every reduce.
         if self.ring_links.is_whole() and (reason := self.member.reduces.find_stall()):
             self.ring_links.worker_died(reason)
-        if self.phase is DIALLING and self.retry_ns and self.outbox.now_ns >= self.retry_ns:
-            self._dial_master()
+        if self.phase is DIALLING:
+            self._report_silence()
+            if self.retry_ns and self.outbox.now_ns >= self.retry_ns:
+                self._dial_master()
+        elif self.phase is MEMBER and self.ring_links.is_whole():
+            self._report_slow_reduce()
         if self.phase is not JOINING and self.phase is not MEMBER:
             return
         if self.outbox.now_ns - self.heard_ns >= self.silence_ns:
@@ -294,6 +340,12 @@ cdef class PeerState:
         if self.outbox.now_ns - self.beat_ns >= self.interval_ns and self.ring_links.id:
             self.beat_ns = self.outbox.now_ns
             self.member.beat()
+
+    def _report_slow_reduce(self):
+        """Tell how far a reduce is that takes long, as the master decides how long that is."""
+        report = self.member.reduces.report_slow(nanoseconds(self.ring_links.options.vote_warning))
+        if report is not None:
+            self.outbox.actions.append(Tell(*report))
 
     cdef _set_deadline(self):
         cdef long long soonest = self.ring_links.soonest(self.ticked_ns + self.interval_ns)
@@ -338,8 +390,9 @@ TRANSITIONS = {
     (DIALLING, CallCancel): (PeerState._on_cancel, (DIALLING, GONE)),
     (DIALLING, CallLeave): (PeerState._on_leave, (GONE,)),
     (DIALLING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (DIALLING, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (DIALLING, Tick): (PeerState._on_tick, (DIALLING,)),
-    (JOINING, Registered): (PeerState._on_registered, (JOINING,)),
+    (JOINING, Registered): (PeerState._on_registered, (JOINING, GONE)),
     (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
     (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
     (JOINING, Try): (Member.on_try, (JOINING,)),
@@ -356,6 +409,7 @@ TRANSITIONS = {
     (JOINING, CallCancel): (PeerState._on_cancel, (JOINING, GONE)),
     (JOINING, CallLeave): (PeerState._on_leave, (GONE,)),
     (JOINING, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (JOINING, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (JOINING, Tick): (PeerState._on_tick, (JOINING, DIALLING, GONE)),
     (MEMBER, CallTopology): (Member.on_call_topology, (MEMBER,)),
     (MEMBER, CallPending): (Member.on_call_pending, (MEMBER,)),
@@ -404,6 +458,7 @@ TRANSITIONS = {
     (MEMBER, LinkDown): (Member.on_link_down, (MEMBER,)),
     (MEMBER, WorkerDied): (Member.on_worker_died, (MEMBER,)),
     (MEMBER, AppGone): (PeerState._on_app_gone, (GONE,)),
+    (MEMBER, AppStopped): (PeerState._on_app_stopped, (GONE,)),
     (MEMBER, Tick): (PeerState._on_tick, (MEMBER, GONE)),
     (GONE, LinkCame): (PeerState._refuse_link, (GONE,)),
     (GONE, ReduceDrained): (PeerState._on_reduce_drained, (GONE,)),
@@ -420,5 +475,5 @@ cdef dict dispatch = {
 # Late events of connections and processes that the machine has already dropped.
 IGNORED = frozenset({
     LinkUp, LinkDown, MasterUp, MasterDown, WorkerDied, ReduceEnded, ReduceDrained, ReduceProgress,
-    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone, TrialEnded,
+    StateFetched, StateUnfetched, Traffic, TransferEnded, ProbeDone, TrialEnded, AppStopped,
 })

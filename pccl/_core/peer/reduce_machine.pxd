@@ -22,6 +22,7 @@ cdef class ReduceMachine:
     cdef readonly object latest          # sequence of the latest reduce that commenced
     cdef bytes numbers                   # of the world, as the master told them last, packed
     cdef Outbox outbox
+    cdef object slow                     # reports on a reduce that takes long
     cdef long long stall_ns
     cdef bint checking                   # whether every step is compared with the table
 

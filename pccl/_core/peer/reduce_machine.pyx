@@ -20,7 +20,7 @@ Part of the peer's machine, which passes on what concerns reduces; pure, and kno
 """
 
 from pccl._core.protocol.operations cimport pack_signatures, unpack_operations, unpack_pairs
-from pccl._core.protocol.events import NUMBERS, REDUCED, Tick
+from pccl._core.protocol.events import INFO, NUMBERS, REDUCED, Tick
 from pccl._core.protocol.mailbox import CallAwait, CallCancel
 from pccl._core.protocol.messages import (
     AbortReduce, Awaiting, Commence, Finished, Initiate, ReduceDone, ReduceFailed, RingOrder, WithdrawReduce,
@@ -35,6 +35,7 @@ from .events import (
     AbortOperation, BeginOperation, Complete, EndOperation, MembershipEnded, ProtocolViolationError,
     ReduceDrained, ReduceEnded, ReduceProgress, SendMaster,
 )
+from .progress import Progress
 
 INITIATED = "initiated"  # the master knows that this peer is ready; other members may not be
 AWAITED = "awaited"  # the same, and the master knows that the caller blocks
@@ -77,6 +78,7 @@ cdef class ReduceMachine:
         self.tags = {}
         self.sequences = {}
         self.latest = 0
+        self.slow = Progress()
         self.numbers = bytes(NUMBERS.size)
 
     cdef int _step(self, Reduce reduce, subject, argument) except -1:
@@ -312,6 +314,23 @@ cdef class ReduceMachine:
         if still_ns < max(self.stall_ns, PAUSES * reduce.pause_ns):
             return RUNNING
         return self._abort(reduce, f"no byte of tag {reduce.tag} moved for {still_ns / 1e9:.1f} s (stall_timeout)")
+
+    def report_slow(self, long long first_ns):
+        """Return the level and the line of a report on a reduce that takes long, or None. Called at every tick."""
+        cdef Reduce reduce
+        for reduce in self.sequences.values():
+            if reduce.phase is RUNNING or reduce.phase is VOTED:
+                break
+        else:
+            return None
+        report = self.slow.look(reduce.sequence, reduce.moved, self.outbox.now_ns, first_ns)
+        if report is None:
+            return None
+        level, words = report
+        more = f" and {len(self.sequences) - 1} more" if len(self.sequences) > 1 else ""
+        if reduce.phase is VOTED:
+            return INFO, f"all_reduce (tag {reduce.tag}){more} runs for {words}; this peer is done, others are not"
+        return level, f"all_reduce (tag {reduce.tag}){more} runs for {words}"
 
     def forgive(self, long long late_ns):
         """This process was stopped for `late_ns`: that time counts as a pause of no reduce."""

@@ -19,7 +19,7 @@ cdef class Edge:
     cdef readonly list lanes             # one LaneLink per connection of the pool
 
 cdef class RingLinks:
-    cdef readonly object options
+    cdef public object options
     cdef readonly object id               # this peer's id; 0 before the master gave it
     cdef readonly bytes run               # the run's name; empty before the master gave it
     cdef readonly int lanes               # size of this peer's own pool

@@ -48,9 +48,8 @@ class Edge:
 
 @final
 class RingLinks:
+    options: Options
     def __init__(self, outbox: Outbox, options: Options) -> None: ...
-    @property
-    def options(self) -> Options: ...
     @property
     def id(self) -> int: ...
     @property

@@ -21,7 +21,7 @@ import hmac
 from pccl._core.records import record
 
 from .codec import encode
-from .hellos import Challenge, ClientHello, Refused, Welcome
+from .hellos import WRONG_PORT, Challenge, ClientHello, Refused, Welcome
 from .outcomes import INVALID_USAGE
 
 TYPE_CHECKING = False
@@ -133,6 +133,10 @@ class PendingConnections:
             del self.connections[conn]
             proof = answerer_proof(self._token, pending.caller_nonce, pending.nonce, message.proof)
             return [Admit(conn, message, Welcome(proof))]
+        if type(message) in WRONG_PORT and pending.caller_nonce:
+            reason = WRONG_PORT[type(message)]
+            what = f"{type(message).__name__} is not for this port"
+            return [Say(conn, Refused(INVALID_USAGE, reason)), *self.refuse(conn, "port", what)]
         return self.refuse(conn, "order", f"{type(message).__name__} out of turn")
 
     def refuse(self, conn: int, kind: str, reason: str) -> list[Any]:

@@ -108,7 +108,17 @@ class JoinProbe:
     milliseconds: u32  # how long to count
 
 
-# The messages that are legal on a connection until its handshake is done.
-HANDSHAKE_TO_MASTER = limits(ClientHello, Register, AskStatus)
-HANDSHAKE_TO_PEER = limits(ClientHello, JoinLane, JoinState, JoinProbe, JoinTrial)
+# What a caller is told whose hello is for another kind of port.
+PORT_OF_PEER = "this is the port of a peer, not of a master (a master listens on 48148 by default): correct the address"
+PORT_OF_MASTER = "this is the port of a master, not of a peer: correct Options.advertise, or the port that is forwarded"
+WRONG_PORT: dict[type, str] = {
+    **dict.fromkeys((Register, AskStatus), PORT_OF_PEER),
+    **dict.fromkeys((JoinLane, JoinState, JoinProbe, JoinTrial), PORT_OF_MASTER),
+}
+
+# The messages that are legal on a connection until its handshake is done. Every port reads every hello: it refuses the
+# hellos that are not for it with a reason.
+HANDSHAKE_TO_MASTER = HANDSHAKE_TO_PEER = limits(
+    *(ClientHello, Register, AskStatus, JoinLane, JoinState, JoinProbe, JoinTrial)
+)
 TO_CALLER = limits(Challenge, Welcome, Refused)

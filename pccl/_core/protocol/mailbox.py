@@ -29,6 +29,7 @@ class CallConnect:
     advertise_host: text
     advertise_port: u16
     options: blob
+    level: u8 = 30  # the lowest level of the user's log that is shown
 
     def __repr__(self) -> str:
         """Without the options, which hold the run's token: a machine that fails prints the commands it was given."""
@@ -132,7 +133,14 @@ class CallOptimize:
     generation: u32
 
 
-@message(0x5D, "training process to peer actor")
+@message(0x5D, "peer actor to training process")
+class FollowMaster:
+    """The heartbeat timeout of the master: a peer actor that has not run for this time counts as stopped."""
+
+    silence_ns: u64
+
+
+@message(0x5E, "training process to peer actor")
 class CallFinish:
     """finish."""
 

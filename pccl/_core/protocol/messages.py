@@ -197,12 +197,13 @@ class Fetched:
 
 @message(0x30, "master to peer")
 class Registered:
-    """The peer id of a newcomer, the run that it waits to join, and the interval and timeout of heartbeats."""
+    """The peer id of a newcomer, the run that it waits to join, the interval and timeout of heartbeats, and options."""
 
     peer: u64
     run: bytes16
     beat_ms: u32
     silence_ms: u32
+    timing: text = ""  # the fields of Options that the master decides, one `field=value` per line
 
 
 @message(0x31, "master to peer")

@@ -27,6 +27,10 @@ LAST_WORDS_MS = 1000  # for the last message of a worker, if its actor is busy
 REAP_INTERVAL_NS = 200_000  # between two looks for a killed process; with a millisecond, small syncs took 10 % longer
 
 
+# Called with one line when a worker begins or ends; an actor with a debug log sets it when it starts.
+worker_log: Callable[[str], None] | None = None
+
+
 def mailbox_pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a new mailbox, of which programs that are executed inherit neither.
 
@@ -58,6 +62,8 @@ def fork(
         _live(name, {theirs.fileno(), *kept}, actor, lambda: serve(theirs))
     theirs.close()
     ours.setblocking(False)
+    if worker_log is not None:
+        worker_log(f"worker={name} pid={pid} began")
     try:
         loop.watch(ours.fileno(), lambda _: on_mail())
     except BaseException:  # a child whose mail nobody reads must not stay
@@ -104,8 +110,10 @@ def reap(pids: set[int]) -> None:
     """Reap those of these workers that have exited."""
     for pid in list(pids):
         try:
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 pids.discard(pid)
+                _log_end(pid, status)
         except ChildProcessError:
             pids.discard(pid)
 
@@ -114,7 +122,13 @@ def wait_for_exit(pids: set[int]) -> None:
     """Wait until all of these workers, which were killed, have exited, and reap them."""
     for pid in pids:
         try:
-            os.waitpid(pid, 0)
+            _log_end(*os.waitpid(pid, 0))
         except ChildProcessError:
             pass
     pids.clear()
+
+
+def _log_end(pid: int, status: int) -> None:
+    if worker_log is not None:
+        # Workers that are not needed any more are killed, so signal 9 is their usual end.
+        worker_log(f"worker pid={pid} ended status={os.waitstatus_to_exitcode(status)}")

@@ -142,7 +142,7 @@ class Listener:
                 self._hosts.pop(action.conn, None)
                 connection = self._connections.pop(action.conn)
                 # A refusal that was just sent must arrive; all other connections are closed at once.
-                if action.kind in ("token", "version"):
+                if action.kind in ("token", "version", "port"):
                     connection.finish()
                 else:
                     connection.close()

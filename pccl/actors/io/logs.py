@@ -3,7 +3,7 @@
 All log lines go through `logging.getLogger("pccl")` and its children, so an application configures them as for any
 other library. Without any configuration Python shows warnings on standard error. This is intended: a call that waits
 for a missing peer should say so. `PCCL_LOG_LEVEL` changes the level without a change of code; only then a handler of
-this library is added. This module imports nothing of the package.
+this library is added. Actors learn the level when they start (see `trace`). This module imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LEVELS = {
     "FATAL": logging.CRITICAL,
     "NONE": logging.CRITICAL + 10,
 }
+
+logging.addLevelName(LEVELS["TRACE"], "TRACE")
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

@@ -24,6 +24,11 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."
 
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # blocked at the start; an actor's main unblocks them
 
+# What to think of a signal that killed an actor.
+ADVICE: dict[int, str] = {signal.SIGKILL: ": if nobody sent it, the machine ran out of memory; see dmesg"}
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+CRASHED = ": a defect of pccl, please report it"
+
 KILL_WAIT = 5.0  # seconds; a killed process exits at once, unless the kernel is stuck; then we do not wait for it
 
 
@@ -58,7 +63,13 @@ class ActorProcess:
         status = self._process.poll()
         if status is None:
             return "still runs, but does not answer"
-        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if status == 0:
+            return "ended because it was told to"
+        if status > 0:
+            return f"ended with status {status}; the reason is on standard error"
+        name = signal.Signals(-status).name if -status in {*signal.Signals} else "unknown"
+        advice = ADVICE.get(-status, CRASHED if -status in CRASHES else "")
+        return f"was killed by signal {-status} ({name}{advice})"
 
     def kill(self) -> None:
         """Kill and reap it."""

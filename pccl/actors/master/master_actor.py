@@ -72,6 +72,7 @@ class MasterActor:
         log: Callable[[int, str], None],
         *,
         version: str = "unknown",
+        level: int = INFO,
         state_file: StateFile | None = None,
         new_run: bool = False,
         exit_when_finished: bool = False,
@@ -102,6 +103,10 @@ class MasterActor:
             timeout_ns=nanoseconds(options.handshake_timeout),
         )
         self._fastpath.pending = self._listening.pending
+        if level <= DEBUG:
+            from pccl.actors.io.trace import Trace  # here, because most masters do not need it
+
+            self._fastpath.trace = Trace(level, log, self._phases, self._name)
 
     @property
     def port(self) -> int:
@@ -123,6 +128,18 @@ class MasterActor:
     def stop(self) -> None:
         """End `run`; safe in a signal handler."""
         self.loop.stop()
+
+    def _phases(self) -> dict[str, str]:
+        """The phases of the machine's parts, for the debug log."""
+        state = self.state
+        phases = {"topology": state.topology_round.phase, "optimize": state.optimizer.phase}
+        return phases | {
+            f"sync group={number}": group.consensus.phase() for number, group in state.members.groups.items()
+        }
+
+    def _name(self, conn: int) -> str:
+        peer = self.state.members.conns.get(conn)
+        return f"conn{conn}" if peer is None else str(peer.id)
 
     def _begin(self, options: Options, *, new_run: bool) -> MasterState:
         """Return the state of a new run, or of the run in the file, which must be writable before any peer comes."""
@@ -317,7 +334,8 @@ def main(arguments: list[str]) -> int:
     path = os.fsdecode(mailbox.recv(1 << 16)[len(STATE_FILE) :])
     flags = mailbox.recv(1 << 10).split(b",")
     listener = socket.socket(fileno=listener_fd)
-    log = logging.getLogger("pccl.master").log
+    logger = logging.getLogger("pccl.master")
+    log, level = logger.log, logger.getEffectiveLevel()
     try:
         file = open_state_file(path)
         actor = MasterActor(
@@ -326,6 +344,7 @@ def main(arguments: list[str]) -> int:
             options,
             log,
             version=version,
+            level=level,
             state_file=file,
             new_run=BEGIN_NEW in flags,
             exit_when_finished=EXIT_WHEN_FINISHED in flags,

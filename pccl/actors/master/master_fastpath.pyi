@@ -7,6 +7,7 @@ from pccl.actors.io.connection import Connection
 from pccl.actors.io.loop import Loop
 
 class MasterFastpath:
+    trace: object
     pending: PendingConnections | None
     def __init__(self, state: MasterState, loop: Loop, perform: Callable[[Any], None]) -> None: ...
     @property

@@ -22,6 +22,7 @@ cdef class MasterFastpath:
     cdef Loop loop                          # wakes the actor
     cdef object perform                     # called with every action that is not a SendTo
     cdef readonly dict connections          # number -> Connection of a peer that the machine knows
+    cdef public object trace                # called with every event and its actions, or None; the actor sets it
     cdef public object pending              # the PendingConnections of the listener; the actor sets it
 
     def __init__(self, MasterState state not None, Loop loop not None, perform):
@@ -29,7 +30,7 @@ cdef class MasterFastpath:
         self.loop = loop
         self.perform = perform
         self.connections = {}
-        self.pending = None
+        self.pending = self.trace = None
 
     def heard(self, number, message):
         """Take a message of a peer that the machine knows."""
@@ -40,7 +41,10 @@ cdef class MasterFastpath:
     cpdef int feed(self, event) except -1:
         """Give the machine an event, and perform the actions that it returns."""
         cdef Connection connection
-        for action in self.state.handle(event, now_ns()):
+        cdef list actions = self.state.handle(event, now_ns())
+        if self.trace is not None:
+            self.trace(event, actions)
+        for action in actions:
             if type(action) is SendTo:
                 connection = self.connections.get(action.conn)
                 if connection is not None:

@@ -22,3 +22,4 @@ class Identity:
     connect_ns: int  # to connect to a peer that is known to answer
     new_link: Callable[[], int]  # numbers the connections
     check: bool  # machines verify their invariants after every event
+    report_ns: int = 0  # how long a transfer takes before it is reported; 0: never

@@ -24,6 +24,7 @@ from pccl._core.peer.events import (
     AddSources,
     AnswerLink,
     AppGone,
+    AppStopped,
     AttachLink,
     BeginProbe,
     BeginTrial,
@@ -49,18 +50,20 @@ from pccl._core.peer.events import (
     Stop,
     Tell,
     TrialEnded,
+    UseTiming,
     WorkerDied,
 )
 from pccl._core.peer.peer_state import PeerState
 from pccl._core.protocol.codec import pack
 from pccl._core.protocol.events import DEBUG, Log, Tick
 from pccl._core.protocol.hellos import HANDSHAKE_TO_PEER, JoinLane, JoinProbe, JoinState, JoinTrial, Refused, Register
-from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare
+from pccl._core.protocol.mailbox import CallCancel, CallConnect, CallManifest, CallShare, CallUnshare, FollowMaster
 from pccl._core.protocol.messages import TO_PEER, Notice
 from pccl._core.protocol.outcomes import INVALID_USAGE, KIND_CANCELLED, RANK_CONNECTION_FAILED, join
 from pccl._core.records import replace
 from pccl._core.system.futex import monotonic_ns
 from pccl._core.system.process import die_with_parent, is_stopped, open_pidfd, set_process_name
+from pccl.actors.io import fork
 from pccl.actors.io.dialler import Dialler
 from pccl.actors.io.fault_points import planned
 from pccl.actors.io.listener import Listener, bind_peer_port
@@ -180,13 +183,15 @@ class PeerActor:
     def _begin(self, call: CallConnect) -> None:
         """Take the options from the first call, open the port and create the machine."""
         self._join = call
+        if call.level <= DEBUG:
+            self._begin_trace(call.level)
         options = Options.decode(call.options.decode())
         self._lanes.size = max(call.lanes, 1)
         self._lanes.patience_ns = link_silence_ns(nanoseconds(options.stall_timeout))
         self._lanes.host_read = options.host_memory
         self._patience_ns = nanoseconds(options.heartbeat_timeout)
         self.loop.look_ns = nanoseconds(options.look_time)
-        # The training process checks the beats with its own options; the master's interval may be longer.
+        # Until the master's times are known; the training process checks the beats by its own.
         self._fastpath.rhythm_ns = min(IDLE_NS, nanoseconds(options.heartbeat_interval))
         self._token = options.token.encode()
         text = call.addresses.decode()
@@ -218,6 +223,23 @@ class PeerActor:
         )
         self._fastpath.pending = self._listening.pending
 
+    def _begin_trace(self, level: int) -> None:
+        """Write a debug log, which travels to the training process."""
+        from pccl.actors.io.trace import Trace  # here, because most peers do not need it
+
+        def phases() -> dict[str, str]:
+            return {} if self.state is None else {"membership": self.state.phase}
+
+        number = 0  # until it is registered; kept when the membership is over
+
+        def log(level: int, line: str) -> None:
+            nonlocal number
+            number = number if self.state is None else self.state.id or number
+            self._tell(level, f"peer={number} {line}")
+
+        self._fastpath.trace = Trace(level, log, phases, str)
+        fork.worker_log = lambda line: log(DEBUG, line)
+
     def _identity(self) -> Identity:
         assert self.state is not None
         options, links = self.state.options, self.state.ring_links
@@ -231,6 +253,7 @@ class PeerActor:
             connect_ns=nanoseconds(options.connect_timeout),
             new_link=self.state.new_link,
             check=options.check,
+            report_ns=nanoseconds(links.options.vote_warning),
         )
 
     def _app_gone(self, reason: str) -> None:
@@ -257,14 +280,16 @@ class PeerActor:
             self._listening.tick(now_ns)
         if self.state is not None:
             self._op_runner.report()
+            self._transfers.report(now_ns)
             self._watch_parent(elapsed_ns)
             self._feed(Tick())
 
     def _watch_parent(self, elapsed_ns: int) -> None:
-        """Treat a training process that was stopped for `heartbeat_timeout` as gone."""
+        """End the membership if the training process was stopped for `heartbeat_timeout`; it may continue later."""
         self._stopped_ns = self._stopped_ns + elapsed_ns if is_stopped(self._parent) else 0
         if self._stopped_ns > self._patience_ns:
-            self._app_gone(f"the training process was stopped for {self._patience_ns / 1e9:g} s (heartbeat_timeout)")
+            bound = f"{self._patience_ns / 1e9:g} s (heartbeat_timeout)"
+            self._feed(AppStopped(f"the training process {self._parent} was stopped for more than {bound}"))
 
     # ------------------------------------------------------------------------------------------ the machine
 
@@ -333,6 +358,15 @@ class PeerActor:
     def _kill_lanes(self, _: KillLanes) -> None:
         self._op_runner.keep_traffic()
         self._lanes.kill()
+
+    def _use_timing(self, action: UseTiming) -> None:
+        """Follow the master's heartbeat times; the training process checks this one by the same times."""
+        self._patience_ns = action.silence_ns
+        self._fastpath.rhythm_ns = min(IDLE_NS, action.interval_ns)
+        try:
+            self._mailbox.send(pack(FollowMaster(action.silence_ns)))
+        except OSError:
+            pass  # it is gone, or still checks by its own time
 
     def _stop(self, _: Stop) -> None:
         """End the loop. The kernel still sends the last messages that HangUp queued, because we read nothing more."""
@@ -434,6 +468,7 @@ _PERFORM: dict[type[Any], Callable[[PeerActor, Any], None]] = {
     BeginTrial: PeerActor._begin_trial,
     Tell: lambda actor, action: actor._tell(action.level, action.line),
     Log: lambda actor, action: actor._tell(action.level, action.line),
+    UseTiming: PeerActor._use_timing,
     Stop: PeerActor._stop,
 }
 

@@ -19,6 +19,7 @@ class PeerFastpath(Watcher):
     master: Connection | None
     op_runner: OpRunner
     windows: dict[tuple[int, int], Window]
+    trace: object
     pending: PendingConnections | None
     rhythm_ns: int
     def __init__(

@@ -54,6 +54,7 @@ cdef class PeerFastpath(Watcher):
     cdef public Connection master       # None while there is none
     cdef public OpRunner op_runner      # operations that have commenced; the actor sets it
     cdef public dict windows            # (slot, generation) -> the window to ring when that call has ended
+    cdef public object trace            # called with every event and its actions, or None; the actor sets it
     cdef public object pending          # the PendingConnections of the listener; the actor sets it
     cdef public long long rhythm_ns     # how often the training process wants to see a beat
     cdef char mail[MAIL_BYTES_MAX]
@@ -72,7 +73,10 @@ cdef class PeerFastpath(Watcher):
 
     cpdef feed(self, event):
         """Give the machine an event, and perform the actions that it returns."""
-        for action in self.state.handle(event, now_ns()):
+        cdef list actions = self.state.handle(event, now_ns())
+        if self.trace is not None:
+            self.trace(event, actions)
+        for action in actions:
             kind = type(action)
             if self.fault is not None:
                 self.visit(action)

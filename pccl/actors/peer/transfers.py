@@ -16,6 +16,7 @@ from functools import partial
 
 from pccl._core.peer.events import StateFetched, StateUnfetched, TransferEnded
 from pccl._core.peer.fetch import AskManifest, CloseLink, DialSource, Done, Order, StateFetch, Stranded
+from pccl._core.peer.progress import Progress
 from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import DEBUG, INFO
 from pccl._core.protocol.hellos import JoinState, Refused
@@ -84,6 +85,7 @@ class Transfers:
         self._identity = identity
         self._rounds: dict[int, TransferPart] = {}
         self.windows: dict[tuple[int, int], Window] = {}  # (slot, generation) -> the window to ring at the call's end
+        self._slow = Progress()
         self._held: dict[int, tuple[Connection, JoinState, Welcome]] = {}  # links of rounds that are not served yet
 
     # ------------------------------------------------------------------------------------------ orders of the machine
@@ -150,6 +152,17 @@ class Transfers:
         self._stop(transfer)
         if not transfer.zombies:
             self._loop.after(0, lambda: self._reap(transfer))
+
+    def report(self, now_ns: int) -> None:
+        """Tell how far a fetch is that takes long; called at every tick."""
+        for transfer in self._rounds.values():
+            if transfer.fetching is not None and not transfer.over:
+                first_ns = self._identity().report_ns
+                report = self._slow.look(transfer.round, transfer.rx_bytes, now_ns, first_ns)
+                if report is not None:
+                    level, words = report
+                    peers = ", ".join(str(peer) for peer in sorted(transfer.sources)[:8])
+                    self._tell(level, f"sync_shared_state fetches from peers {peers} for {words}")
 
     def kill(self) -> None:
         """End all transfers, because this process ends."""

@@ -15,13 +15,15 @@ from pccl._core.protocol.codec import pack, unpack
 from pccl._core.protocol.events import NUMBERS, REDUCED
 from pccl._core.protocol.mailbox import CallReduce
 from pccl._core.protocol.operations import Operation, pack_operations, unpack_operations
-from pccl.client.reduce_request import PendingReduce, request
+from pccl.client.reduce_descriptor import ReduceOpDescriptor
+from pccl.client.reduce_request import PendingReduce, request, request_of
 from pccl.memory.arena import default
 from pccl.memory.completion_slots import Slot, SlotTable
 from pccl.values import (
     DataType,
     QuantizationAlgorithm,
     QuantizationOptions,
+    ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
     ReduceOperandDescriptor,
@@ -104,6 +106,16 @@ def test_plain_arrays_of_a_kind_that_was_seen_are_asked_for_alike(datatype: Data
     assert asked_for(send, recv) == first
     assert asked_for(send, recv, operand=ReduceOperandDescriptor(datatype)) == first
     assert asked_for(recv, recv).flags == FLAG_BACKED_UP
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Goal: a count or a tag that was computed with numpy is as good as an int."""
+    numbers = ReduceDescriptor(
+        np.prod((2, 3)), ReduceOp.SUM, np.uint8(9), ReduceOperandDescriptor(DataType.FLOAT), None
+    )  # type: ignore[arg-type]
+    descriptor = ReduceOpDescriptor.from_numpy(shared(), shared(), numbers)
+
+    assert (request_of(descriptor).elements, request_of(descriptor).tag) == (6, 9)
 
 
 @pytest.mark.parametrize("parameter", [False, True])

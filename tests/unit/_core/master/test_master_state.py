@@ -24,7 +24,7 @@ def test_the_first_peer_is_in_at_once() -> None:
     harness = MasterHarness()
 
     assert harness.come(1) == [
-        SendTo(1, m.Registered(1, RUN, 1000, 10000)),
+        SendTo(1, m.Registered(1, RUN, 1000, 10000, Options().of_master())),
         Log(INFO, "peer=1 registered group=0 lanes=1 at=host1:1001"),
         SendTo(1, m.RingOrder(1, 0, 1, 0, 0, 0, 0, 0, 0, 0, "")),
         Log(INFO, "group=0 epoch=1 ring=[1]"),

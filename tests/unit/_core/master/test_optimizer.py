@@ -311,7 +311,7 @@ def test_a_long_vote_names_who_is_missing() -> None:
     harness = of(1, 2)
     vote(harness, 1)
 
-    assert sent(harness.pass_time(31), m.Notice)[1].line.startswith(f"{OPTIMIZE} has waited 30 s for peer 2")
+    assert sent(harness.pass_time(6), m.Notice)[1].line.startswith(f"{OPTIMIZE} has waited 5 s for peer 2")
 
 
 def test_beats_tell_what_reduces_have_shown() -> None:

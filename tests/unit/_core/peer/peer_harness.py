@@ -28,7 +28,7 @@ def wire(
 
 
 def connect(attempts: int = 3, lanes: int = 2) -> mailbox.CallConnect:
-    return mailbox.CallConnect(0, 1, attempts, 0, lanes, b"", "", 0, b"")
+    return mailbox.CallConnect(0, 1, attempts, 0, lanes, b"host 7", "", 0, b"")
 
 
 def lane(source: int, target: int, epoch: int, index: int = 0) -> hellos.JoinLane:
@@ -81,7 +81,7 @@ class PeerHarness:
     """A peer's machine, with the calls, messages and links that it is given."""
 
     def __init__(self, **options: Any) -> None:
-        self.state = PeerState(Options(**{"check": True, **options}))
+        self.state = PeerState(Options(**{"check": True, "vote_warning": 0.0, **options}))
         self.now_ns = 0
 
     def feed(self, event: Any) -> list[Any]:

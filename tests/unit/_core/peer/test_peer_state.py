@@ -9,6 +9,7 @@ import pytest
 from pccl._core.peer.events import (
     AnswerLink,
     AppGone,
+    AppStopped,
     Called,
     Complete,
     DialMaster,
@@ -94,7 +95,8 @@ def test_an_unreachable_master_is_tried_again_and_then_given_up() -> None:
     peer = PeerHarness(retry_interval=1.0)
     peer.call(connect(attempts=2))
 
-    assert peer.feed(MasterDown("refused")) == []
+    line = "attempt 1 of 2 to reach the master at host:7 failed: refused. The next one is in 1 s"
+    assert peer.feed(MasterDown("refused")) == [Tell(WARNING, line)]
     assert peer.pass_time(0.9) == []
     assert peer.pass_time(0.1) == [DialMaster(1)]
     assert peer.feed(MasterDown("refused again")) == [
@@ -115,7 +117,7 @@ def test_a_master_lost_before_the_acceptance_costs_an_attempt() -> None:
     peer = joining(retry_interval=1.0)
     peer.hear(wire(1, 3, 1, 1, 1))
 
-    assert peer.feed(MasterDown("reset")) == [DropLink(1)]
+    assert [action for action in peer.feed(MasterDown("reset")) if not isinstance(action, Tell)] == [DropLink(1)]
     assert (peer.state.phase, peer.state.id, peer.state.ring_links.epoch) == ("dialling", 0, 0)
     assert peer.pass_time(1.0) == [DialMaster(1)]
 
@@ -401,6 +403,7 @@ EVENTS: dict[type[Any], Any] = {
     m.Try: MasterSaid(m.Try(3, RUN, 1003, "host3")),
     TrialEnded: TrialEnded(3, ""),
     AppGone: AppGone("x"),
+    AppStopped: AppStopped("x"),
     MasterUp: MasterUp(),
     MasterDown: MasterDown("x"),
     LinkCame: LinkCame(50, lane(1, 2, 40)),

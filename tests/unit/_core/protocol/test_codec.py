@@ -73,7 +73,7 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"010000000200000000000000010103000000{RUN.hex()}{RUN.hex()}"),
     (0x2D, m.Schema(1, 2, 3, b"\x00\xff"), "010000000200000003000000020000ff"),
     (0x2E, m.Fetched(1, 2, False, "é3"), "010000000200000000000000000300c3a933"),
-    (0x30, m.Registered(1, RUN, 3, 4), f"0100000000000000{RUN.hex()}0300000004000000"),
+    (0x30, m.Registered(1, RUN, 3, 4, "a=1"), f"0100000000000000{RUN.hex()}0300000004000000" + "0300613d31"),
     (0x31, m.Accepted(1, 2, 3, 4, 5, 6), "01000000000000000200000003000000040000000500000006000000"),
     (0x32, m.TopologyDone(1, 2, 3, 4, 5, 6, 7), "0100000002000000000000000300000004000000050000000600000007000000"),
     (0x33, m.PendingAnswer(1, True), "0100000001"),
@@ -99,8 +99,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
     (0x44, m.World(1, 2, 3, 4, 5, 6), "01000000020000000300000004000000050000000600000000000000"),
     (0x45, m.Try(1, RUN, 3, "é4"), f"0100000000000000{RUN.hex()}03000300c3a934"),
     (0x46, m.RunFinished(1, "é1"), "010000000300c3a931"),
-    (0x50, mailbox.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff"),
-     "010000000200000003000000040000000500020000ff0300c3a9360800020000ff"),
+    (0x50, mailbox.CallConnect(1, 2, 3, 4, 5, b"\x00\xff", "é6", 8, b"\x00\xff", 30),
+     "010000000200000003000000040000000500020000ff0300c3a9360800020000ff1e"),
     (0x51, mailbox.CallTopology(1, 2, 3), "010000000200000003000000"),
     (0x52, mailbox.CallPending(1, 2), "0100000002000000"),
     (0x53, mailbox.CallCancel(1, 2), "0100000002000000"),
@@ -113,7 +113,8 @@ GOLDEN: list[tuple[int, Any, str]] = [
      f"010000000200000003000000000000000204000000{RUN.hex()}{RUN.hex()}01"),
     (0x5A, mailbox.CallManifest(1, 2, 3, 4, 5), "010000000200000003000000040000000000000005000000"),
     (0x5C, mailbox.CallOptimize(1, 2), "0100000002000000"),
-    (0x5D, mailbox.CallFinish(1, 2), "0100000002000000"),
+    (0x5D, mailbox.FollowMaster(7), "0700000000000000"),
+    (0x5E, mailbox.CallFinish(1, 2), "0100000002000000"),
     (0x60, mailbox.Attach(1, host_read=True), "010000000000000001"),
     (0x61, mailbox.Detach(1), "0100000000000000"),
     (0x62, mailbox.LinkEnded(1, "é1"), "01000000000000000300c3a931"),
@@ -244,9 +245,13 @@ def test_every_wire_type_is_known() -> None:
 
 
 def test_conversations_only_name_what_belongs_there() -> None:
-    """Goal: a pending connection may send the messages of a handshake, and no others."""
-    assert set(hellos.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x14}
-    assert set(hellos.HANDSHAKE_TO_PEER) == {0x01, 0x11, 0x12, 0x13, 0x15}
+    """Goal: a pending connection may send the messages of a handshake, and no others. Each port reads all hellos."""
+    assert set(hellos.HANDSHAKE_TO_MASTER) == {0x01, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15}
+    assert hellos.HANDSHAKE_TO_PEER == hellos.HANDSHAKE_TO_MASTER
+    assert set(hellos.WRONG_PORT) == {
+        *(hellos.Register, hellos.AskStatus),
+        *(hellos.JoinLane, hellos.JoinState, hellos.JoinProbe, hellos.JoinTrial),
+    }
     assert all(0x18 <= opcode < 0x30 for opcode in m.TO_MASTER)
     assert all(0x27 <= opcode < 0x50 for opcode in m.TO_PEER)
 

@@ -88,6 +88,25 @@ def test_a_wrong_token_is_refused_with_the_remedy() -> None:
     assert 1 not in pending
 
 
+def test_a_peer_that_dials_a_peer_is_told_so() -> None:
+    """Goal: the port of a peer instead of the master's, or the other way round, is named."""
+    state = JoinState(bytes(32), bytes(16), 1, 2, 3)
+    for kinds, hello, text in (
+        ((JoinLane, JoinState), HELLO, "this is the port of a peer, not of a master"),
+        ((JoinLane, JoinState), AskStatus(bytes(32)), "a master listens on 48148 by default"),
+        ((Register, AskStatus), state, "this is the port of a master, not of a peer"),
+    ):
+        pending = PendingConnections(TOKEN, kinds, lambda: bytes(32), 5 * SECOND, 8)
+        pending.arrived(1, "somewhere", 0)
+        pending.received(1, ClientHello(bytes(32)))
+
+        say, refuse = pending.received(1, hello)
+
+        assert text in say.message.reason
+        assert (refuse.kind, refuse.total) == ("port", 1)
+        assert 1 not in pending
+
+
 def test_a_replayed_hello_is_refused() -> None:
     """Goal: a recorded hello is worth nothing, because the challenge is new each time."""
     pending = make_pending()
@@ -116,9 +135,9 @@ def test_a_proof_for_one_kind_of_hello_is_none_for_another() -> None:
     pending = make_pending()
     hello = hello_of(pending, make_caller())
 
-    (turned,) = pending.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
+    _, turned = pending.received(1, JoinLane(hello.proof, bytes(16), 1, 1, 2, 0))
 
-    assert turned.kind == "order"
+    assert turned.kind == "port"
 
 
 def test_a_port_may_answer_several_kinds_of_hello() -> None:
@@ -129,9 +148,9 @@ def test_a_port_may_answer_several_kinds_of_hello() -> None:
         pending = PendingConnections(TOKEN, (JoinLane, JoinState), lambda: random.randbytes(32), 5 * SECOND, 8)
         caller = Caller(TOKEN, bytes(32), lambda proof, wanted=wanted: replace(wanted, proof=proof))
 
-        (action,) = pending.received(1, hello_of(pending, caller))
+        actions = pending.received(1, hello_of(pending, caller))
 
-        assert type(action) is outcome
+        assert type(actions[-1]) is outcome
 
 
 @pytest.mark.parametrize(

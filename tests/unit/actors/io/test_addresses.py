@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pccl.actors.io.addresses import format_address, parse_address, resolve
+from pccl.actors.io.addresses import format_address, parse_address, parse_listen_address, resolve
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,24 @@ def test_what_is_no_address_is_shown_how(text: str) -> None:
         parse_address(text)
 
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "port"), [("47777", 47777), (":47777", 47777), ("0", 0), (":0", 0)])
+def test_a_port_alone_is_where_to_listen_not_whom_to_dial(text: str, port: int) -> None:
+    """Goal: it means all addresses to a master, also where there is a usual port; a peer is told what is missing."""
+    assert parse_listen_address(text) == parse_listen_address(text, 48148) == ("0.0.0.0", port)
+    for usual in (None, 48148):
+        with pytest.raises(ValueError, match=r"is only a port; write the host before it|must be host:port"):
+            parse_address(text, usual)
+
+
+@pytest.mark.parametrize("text", ["65536", ":65536", "[::1]", "10.0.0.7", "", ":", "²"])
+def test_other_addresses_to_listen_on_are_as_usual(text: str) -> None:
+    """Goal: only a port alone is special; a port that is none is refused."""
+    with pytest.raises(ValueError, match="must be host:port"):
+        parse_listen_address(text)
+    assert parse_listen_address("[::1]:5") == ("::1", 5)
+    assert parse_listen_address("10.0.0.7", 6) == ("10.0.0.7", 6)
 
 
 @pytest.mark.parametrize("text", ["::1:48148", "[::1]48148", "fe80::1", "::"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.master.events import PeerCame, PeerSaid
+from pccl._core.master.events import DialledBack, PeerCame, PeerSaid
 from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl.actors.io.listener import bind
@@ -20,6 +20,7 @@ def begin(**how: Any) -> tuple[MasterActor, list[str]]:
     lines: list[str] = []
     actor = MasterActor(bind("127.0.0.1", 0), b"", Options(check=True), lambda _, line: lines.append(line), **how)
     actor._feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16)), "127.0.0.1"))
+    actor._feed(DialledBack(1, ""))
     actor._feed(PeerSaid(1, m.Wired(actor.state.members.groups[0].epoch)))
     return actor, lines
 

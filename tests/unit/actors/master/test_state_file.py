@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pccl._core.master.events import PeerCame, PeerSaid, PeerWent
+from pccl._core.master.events import DialledBack, PeerCame, PeerSaid, PeerWent
 from pccl._core.protocol import hellos
 from pccl._core.protocol import messages as m
 from pccl._core.protocol.events import ERROR, INFO
@@ -270,6 +270,7 @@ class Shell:
         """A peer joins, is alone in the run, and synchronises."""
         feed = self.actor._feed
         feed(PeerCame(1, hellos.Register(bytes(32), 0, 1, "", 1, bytes(16), run), "127.0.0.1"))
+        feed(DialledBack(1, ""))
         feed(PeerSaid(1, m.Wired(self.actor.state.members.groups[0].epoch)))
         self.vote(revision, content)
 
