@@ -392,8 +392,9 @@ cdef class Admission:
         """Say what keeps a newcomer from being admitted; an empty text if it only waits for a topology round."""
         cdef Trial trial
         cdef Newcomer newcomer = self.newcomers[peer_id]
-        if newcomer.is_stuck:
-            return self._explain(newcomer, self.members.groups[newcomer.peer.group])
+        group = self.members.groups.get(newcomer.peer.group)  # None: its last member is gone
+        if newcomer.is_stuck and group is not None:
+            return self._explain(newcomer, group)
         missing = [
             f"peer {trial.source} has not told yet whether it reaches peer {trial.target}"
             for trial in self.table.of(peer_id)
