@@ -23,7 +23,6 @@ import numpy as np
 import pccl
 from pccl import (
     Communicator,
-    Options,
     ReduceInfo,
     ReduceOp,
     SharedState,
@@ -257,7 +256,7 @@ def report(**what: object) -> None:
 
 def main(address: str) -> None:
     """Train as a member of the run of this master."""
-    with Communicator(address, options=Options(heartbeat_timeout=5.0)) as comm:
+    with Communicator(address) as comm:
         peer = Peer(comm)
         signal.signal(signal.SIGTERM, lambda *_: setattr(peer, "asks_to_end", True))
         report(state="waits to join")

@@ -16,6 +16,8 @@ cdef class CallSlots:
     cdef public set shared          # segments that the actor knows
     cdef public int64_t looked_ns   # when a caller last checked the actor, or posted to it
     cdef public int64_t noticed_ns  # when log lines of the actor were last collected
+    cdef int sleepers               # threads that sleep in calls at this moment
+    cdef int threads                # the most that ever did; the master knows it
     cdef public bint over           # the membership has ended; every further call fails
     cdef readonly object fault      # the fault that a test has planned for this process, or None
     cdef object callbacks           # for rare cases: a Callbacks
@@ -30,5 +32,6 @@ cdef class CallSlots:
 
     # From the actor
     cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1
+    cdef int tell_threads(self, str name) except -1
     cdef int collect_notices(self) except -1
     cdef bytes outcome(self, Slot slot, int32_t *result)

@@ -18,6 +18,7 @@ from pccl._core.system.futex cimport now_ns
 from pccl.memory.arena cimport Arena
 from pccl.memory.completion_slots cimport Slot, SlotTable
 from pccl._core.protocol.codec import pack
+from pccl._core.protocol.mailbox import CallThreads
 from pccl._core.protocol.outcomes import KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, join
 from pccl._core.records import record
 from pccl.errors import UsageError
@@ -53,6 +54,7 @@ cdef class CallSlots:
         self.table = table
         self.callbacks = callbacks
         self.fd = -1
+        self.sleepers, self.threads = 0, 1
         self.shared = set()
         self.fault = fault
         self.look_ns = look_ns
@@ -115,12 +117,26 @@ cdef class CallSlots:
         return self.sleep(name, slot, slice_ns)
 
     cdef bint sleep(self, str name, Slot slot, int64_t slice_ns) except -1:
-        if slot.sleep(slice_ns, self.look_ns):
+        cdef bint done
+        self.sleepers += 1
+        try:
+            if self.sleepers > self.threads:
+                self.tell_threads(name)
+            done = slot.sleep(slice_ns, self.look_ns)
+        finally:
+            self.sleepers -= 1
+        if done:
             return True
         # Callers loop; Ctrl-C must end them.
         PyErr_CheckSignals()
         self.callbacks.check(name, slot)
         return slot.is_done()
+
+    cdef int tell_threads(self, str name) except -1:
+        """More threads than ever are in calls: a peer with a thread that computes is in no deadlock."""
+        self.threads = self.sleepers
+        self.post(name, CallThreads(self.threads))
+        return 0
 
     def take(self, Slot slot not None) -> tuple:
         """Return how a call ended, its outcome and payload, and free its slot."""

@@ -398,9 +398,17 @@ class Script:
 # ---------------------------------------------------------------------------------------------- reduces
 
 
+RINGS: dict[tuple[object, ...], list[int]] = {}  # what the master said about a ring, by its members and epoch
+
+
 def ring_order(peers: list[Communicator]) -> list[Communicator]:
-    """Return the members by rank, which is the order of joining as long as no member was lost."""
-    return sorted(peers, key=lambda member: member.peer_id)
+    """Return the members of one group by rank; the master knows in which order they came in."""
+    first = peers[0]
+    key = first._host, first._port, first._group, first._last_round("ring_order").epoch, *sorted(map(id, peers))
+    if key not in RINGS:
+        groups = query_status(first._host, first._port, first._options)["groups"]
+        RINGS[key] = next(group["ring"] for group in groups if group["group"] == first._group)
+    return sorted(peers, key=lambda member: RINGS[key].index(member.peer_id))
 
 
 def bytes_in_use() -> int:

@@ -51,6 +51,7 @@ from .helpers import (
     free_port,
     peers_of,
     quick,
+    ring_order,
     running_master,
     stopped_fetchers,
 )
@@ -333,10 +334,11 @@ def test_tensors_that_do_not_match(pair: Peers, array: np.ndarray[Any, Any], op:
         given = (array, op) if rank else (ONES, ReduceOp.SUM)
         return refusal(lambda peer: peer.all_reduce(given[0], given[0].copy(), op=given[1]), peer)
 
+    first, second = [peer.peer_id for peer in ring_order(pair)]
     for message in everybody(pair, act):
         check("Peers reduce different things", message)
-        assert "peer 1: 8 x FLOAT, SUM" in message
-        assert f"peer 2: {side}" in message
+        assert f"peer {first}: 8 x FLOAT, SUM" in message
+        assert f"peer {second}: {side}" in message
 
 
 def refuse_tensors(title: str, peer: Communicator, send: Any, recv: Any) -> None:

@@ -42,6 +42,7 @@ from .helpers import (
     eventually,
     everybody,
     peers_of,
+    ring_order,
     running_master,
 )
 
@@ -297,7 +298,7 @@ def test_a_lost_peer_leaves_every_bit_as_it_was(shared: bool) -> None:
     count = 1 << 20
     given = [drawn(DataType.FLOAT, count, rank) for rank in range(3)]
     with running_master() as node, peers_of(node.address, 0, 0, 0) as peers:
-        first, second, victim = sorted(peers, key=lambda member: member.peer_id)
+        first, second, victim = ring_order(peers)
         arrays = [as_array(values, shared=shared or rank == 1) for rank, values in enumerate(given)]
         # The victim's sender is stopped, so the blocks that it should send never arrive, and all others come to a halt.
         sender = eventually(lambda: children(actor_pid(victim)).get("pccl-send-0"), "the sender has its name")

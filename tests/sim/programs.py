@@ -18,6 +18,7 @@ from pccl._core.protocol.mailbox import (
     CallLeave,
     CallOptimize,
     CallPending,
+    CallThreads,
     CallTopology,
 )
 from pccl._core.protocol.outcomes import KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, PENDING_ASYNC_OPS
@@ -57,6 +58,7 @@ class Program:
         self.closed = False  # close() returned
         self.reducing = OpRunner(self)
         self._optimizes_next = False
+        self._has_threads = False  # a second thread has made a call
         self.syncing = SyncMachine(self)
         self._part = 0  # of a training step, which reduces, syncs, asks for newcomers, and so on
         self._generation = 0
@@ -243,6 +245,9 @@ class Program:
         if world.chance(plan.patience):
             self._give_up_later()
         if world.chance(plan.threads) and not any(slot == 1 for slot, _ in self.under_way):
+            if not self._has_threads:
+                self._has_threads = True
+                self.mail(CallThreads(2))
             calls = ((PENDING, CallPending), (TOPOLOGY, CallTopology, 0), (OPTIMIZE, CallOptimize))
             self._post(*world.random.choice(calls), slot=1)
 

@@ -27,6 +27,7 @@ cdef class Admission:
     cdef int sweep(self) except -1
     cdef bint settle(self) except -1
     cdef set admit(self)
+    cdef bint has_reached(self) except -1
 
     cdef int _dial_back(self, Newcomer newcomer) except -1
     cdef int _look_at_ends(self, Trial trial) except -1
@@ -40,6 +41,7 @@ cdef class Admission:
     cdef list _gaps(self, Newcomer newcomer, list ring, list queue)
     cdef str _outcome(self, source, target)
     cdef bint _may_be_dead(self, target, peer_id) except -1
+    cdef _founder(self, list queue)
     cdef list _begin_ring(self, queue)
     cdef Py_ssize_t _position(self, list ring, peer_id) except -1
     cdef int _forget_inserted(self, Group group, list inserted) except -1

@@ -17,7 +17,8 @@ registered, and no member waits for them. A pair that failed is not tried again 
 **A peer that cannot be reached is told at once**: with the address, who tried it, what happened, and what to do. It is
 kicked if neither the master nor any of WITNESSES_MAX members reaches it, or if no gap is left in a ring whose members
 reach each other. A member that did not answer may be dead itself: the newcomer waits until that member is heard again,
-or lost. A newcomer of a group without members waits too: peers that come later may reach it.
+or lost. A newcomer of a group without members waits too: peers that come later may reach it. It also waits for the
+dial-back of those before it, so that healthy peers come in in the order of their registration.
 
 **The larger set goes on.** A member that is alone, and that was never in a ring with another one, may be the peer that
 cannot be reached. If at least two newcomers find no gap beside it, but reach each other, it is kicked.
@@ -93,6 +94,9 @@ cdef class Admission:
         newcomer.back = event.reason
         newcomer.reached = newcomer.reached or not event.reason
         self.dirty[newcomer.peer.id] = None
+        founder = self._founder(self.queues[newcomer.peer.group])
+        if founder is not None:
+            self.dirty[founder] = None
         if is_news:
             line = f"the master cannot reach peer {newcomer.peer.id} at {address_of(newcomer.peer)}: {event.reason}"
             self.members.log(WARNING, line)
@@ -201,7 +205,16 @@ cdef class Admission:
             self.table.want(peer_id, first)
             if self.table.is_shown(first, peer_id) and self.table.is_shown(peer_id, first):
                 return True
-        return newcomer.back == ""
+        return newcomer.back == "" and self._founder(queue) == peer_id
+
+    cdef _founder(self, list queue):
+        """Return the newcomer that begins the ring: the first that the master has not failed to reach; or None."""
+        cdef Newcomer newcomer
+        for peer_id in queue:
+            newcomer = self.newcomers[peer_id]
+            if not newcomer.back:
+                return peer_id
+        return None
 
     cdef bint _find_gap(self, Newcomer newcomer, list ring, list queue) except -1:
         """Order the trials of the first gap at which none has failed. Return whether they are shown, among members."""
@@ -282,9 +295,9 @@ cdef class Admission:
 
     cdef list _begin_ring(self, queue):
         """Return the newcomer with which a ring begins, or two that reach each other; or none."""
-        for peer_id in queue:
-            if self.newcomers[peer_id].back == "":
-                return [peer_id]
+        founder = self._founder(queue)
+        if founder is not None and self.newcomers[founder].back == "":
+            return [founder]
         for peer_id in queue[1:]:
             if self.table.is_shown(queue[0], peer_id) and self.table.is_shown(peer_id, queue[0]):
                 return [queue[0], peer_id]
@@ -387,6 +400,14 @@ cdef class Admission:
         peer = self.members.peers.get(target)
         where = "" if peer is None else f" at {address_of(peer)}"
         return f"peer {source} cannot reach peer {target}{where} ({reason})"
+
+    cdef bint has_reached(self) except -1:
+        """Whether some newcomer was reached."""
+        cdef Newcomer newcomer
+        for newcomer in self.newcomers.values():
+            if newcomer.reached or newcomer.back is None:  # the dial-back may still succeed
+                return True
+        return False
 
     def why(self, peer_id):
         """Say what keeps a newcomer from being admitted; an empty text if it only waits for a topology round."""

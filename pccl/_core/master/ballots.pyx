@@ -8,6 +8,8 @@ as open calls too. The master decides what it does about them. Part of the maste
 every peer casts a vote in every step of its training loop.
 """
 
+from collections import Counter
+
 from pccl._core.records import record
 
 from .deadlock import BlockingCall, describe_missing, explain_stuck, find_knots, find_odd, find_stuck
@@ -101,12 +103,18 @@ def name_missing(missing, calls):
     return describe_missing(present, sorted(missing))
 
 
-def find_deadlock(calls, oldest_ns):
-    """Return a deadlock in which all peers have waited since `oldest_ns`; None if there is none."""
+def find_deadlock(calls, oldest_ns, threads):
+    """Return a deadlock in which all peers have waited since `oldest_ns`; None if there is none.
+
+    `threads` has the peers of which several threads make calls, and how many: while one of them is in no call, it may
+    still make any call.
+    """
     if len(calls) < 2:
         return None
+    busy = Counter([peer for call in calls for peer in call.waiting if peer in threads])
+    free = {peer for peer, count in busy.items() if count < threads[peer]}
     waits = [BlockingCall(call.name, call.missing | call.waiting.keys(), frozenset(call.waiting)) for call in calls]
-    for knot in find_knots(waits, find_stuck(waits)):
+    for knot in find_knots(waits, find_stuck(waits, free)):
         involved = [(call, peer) for call in calls for peer in sorted(call.waiting.keys() & knot)]
         if all([call.waiting[peer] <= oldest_ns for call, peer in involved]):
             return Deadlock(explain_stuck(waits, knot), involved, find_odd(waits, knot))

@@ -3,7 +3,7 @@
 A blocking call completes when its whole electorate has made it. A peer in no call may still make any call; a peer in a
 call continues when one of its calls completes. The search begins with the free peers and adds every peer that can
 continue, until nothing changes; the other peers wait for ever. A peer with threads in several calls counts as free when
-one of these calls can complete, so there is no false alarm.
+one of these calls can complete, and while one of its threads is in no call; so there is no false alarm.
 
 Stuck peers that wait for each other form one *knot*; two knots do not concern each other. If more than half of a knot
 waits in the same call, the peers that this call misses are *odd*: without them it completes, because every other peer
@@ -16,6 +16,7 @@ from pccl._core.records import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
 REMEDY = "Let all peers make the same blocking calls in the same order."
@@ -30,12 +31,12 @@ class BlockingCall:
     present: frozenset[int]
 
 
-def find_stuck(calls: list[BlockingCall]) -> set[int]:
-    """Return the peers that wait in calls which can never complete."""
+def find_stuck(calls: list[BlockingCall], free: AbstractSet[int] = frozenset()) -> set[int]:
+    """Return the peers that wait in calls which can never complete; those in `free` may still make any call."""
     blocked: set[int] = set()
     for call in calls:
         blocked |= call.present
-    free: set[int] = set()
+    free = set(free)
     changed = True
     while changed:
         changed = False

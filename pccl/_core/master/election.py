@@ -6,7 +6,8 @@ voted, and does not depend on the order of the votes:
 1. *Schemas* must be equal. The right schema is that of the agreed state, else the one that more than half of the peers
    have. A peer with another schema is kicked, and told which key differs. If there is no right schema, all calls fail
    with that explanation.
-2. *Strategies*: if one peer uses ENFORCE_POPULAR, all must. If no peer would give its state, all calls fail.
+2. *Strategies*: ENFORCE_POPULAR does not go together with the others. Peers with the others are kicked, unless they are
+   the majority: then those with ENFORCE_POPULAR are. If no peer would give its state, all calls fail.
 3. *Revisions*: one more than the agreed revision is expected; a peer beyond that is kicked. Before the first agreed
    state the highest revision is expected. If no peer has the expected revision, only the agreed content is a candidate,
    at any revision.
@@ -110,8 +111,10 @@ def decide(votes: Mapping[int, StateVote], agreed: int, content: bytes, run: str
     Reasons show `run`, the name of the run.
     """
     popular = [peer for peer, vote in votes.items() if vote.strategy == ENFORCE_POPULAR]
-    if popular and len(popular) < len(votes):
-        return Decision(_kick_mixed(votes, popular))
+    others = [peer for peer in votes if peer not in popular]
+    if popular and others:
+        odd, right = (popular, others) if len(others) > len(popular) else (others, popular)
+        return Decision(_kick_mixed(votes, odd, right))
     givers = {peer: vote for peer, vote in votes.items() if vote.strategy != RECEIVE_ONLY}
     if not givers:
         reason = "every peer of the group called sync_shared_state with RECEIVE_ONLY: no peer may send its state"
@@ -172,15 +175,15 @@ _NOTHING_WHOLE = (
 )
 
 
-def _kick_mixed(votes: Mapping[int, StateVote], popular: list[int]) -> dict[int, tuple[int, str]]:
-    peers = name_peers(sorted(popular))
+def _kick_mixed(votes: Mapping[int, StateVote], odd: list[int], right: list[int]) -> dict[int, tuple[int, str]]:
+    theirs = " and ".join(sorted({STRATEGIES[votes[peer].strategy] for peer in right}))
+    others = name_peers(sorted(right))
     return {
         peer: (
             INVALID_USAGE,
-            f"called sync_shared_state with {STRATEGIES[vote.strategy]}, {peers} with ENFORCE_POPULAR",
+            f"called sync_shared_state with {STRATEGIES[votes[peer].strategy]}, but {others} with {theirs}",
         )
-        for peer, vote in votes.items()
-        if vote.strategy != ENFORCE_POPULAR
+        for peer in odd
     }
 
 

@@ -37,7 +37,8 @@ from collections import deque
 from pccl._core.protocol.events import FINISH, OPTIMIZE, PENDING, TOPOLOGY, WARNING, Tick
 from pccl._core.protocol.messages import (
     Awaiting, Beat, CallFailed, EdgeLost, Fetched, Finished, Initiate, Schema, Leave, Notice, PendingAnswer, Probed,
-    Tried, VoteFinish, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw, WithdrawReduce,
+    Threads, Tried, VoteFinish, VoteOptimize, VotePending, VoteSync, VoteTopology, WireFailed, Wired, Withdraw,
+    WithdrawReduce,
 )
 from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED, RANK_CONNECTION_LOST
 from pccl._core.story import attach, show
@@ -269,7 +270,8 @@ cdef class MasterState:
         """Kick the minority of every deadlock, and so free the majority; explain it to all if there is no majority."""
         cdef Membership members = self.members
         oldest_ns = members.now_ns - nanoseconds(members.options.deadlock_timeout)
-        while (deadlock := find_deadlock(self._open_calls(), oldest_ns)) is not None:
+        threads = {peer_id: peer.threads for peer_id, peer in members.peers.items() if peer.threads > 1}
+        while (deadlock := find_deadlock(self._open_calls(), oldest_ns, threads)) is not None:
             members.count("deadlocks")
             members.log(WARNING, deadlock.reason)
             for peer_id, reason in deadlock.odd.items():
@@ -343,6 +345,7 @@ TRANSITIONS = {
     (ACCEPTED, VoteFinish): (Runs.on_vote, (ACCEPTED, GONE)),
     (ACCEPTED, Probed): (Optimizer.on_probed, (ACCEPTED, GONE)),
     (ACCEPTED, Withdraw): (MasterState.on_withdraw, (ACCEPTED,)),
+    (ACCEPTED, Threads): (Membership.on_threads, (ACCEPTED,)),
     (ACCEPTED, Initiate): (GroupDispatch.on_initiate, (ACCEPTED, GONE)),
     (ACCEPTED, Finished): (GroupDispatch.on_finished, (ACCEPTED, GONE)),
     (ACCEPTED, Awaiting): (GroupDispatch.on_awaiting, (ACCEPTED,)),

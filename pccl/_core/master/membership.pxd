@@ -14,6 +14,7 @@ cdef class Peer:
     cdef readonly str phase             # REGISTERED, ACCEPTED or GONE
     cdef readonly long long phase_ns    # when that phase began
     cdef public long long heard_ns      # when it was last heard of
+    cdef readonly unsigned int threads  # the most of its threads that were in calls at the same time
     cdef public int overwritten         # how many syncs overwrote it as a divergent member
     cdef public long long told_world    # `world_changes` when it last got the numbers of the world
     cdef readonly object tx_bytes       # bytes that its lanes have sent, as of its latest heartbeat

@@ -47,6 +47,7 @@ cdef class Peer:
         self.heard_ns = now_ns
         self.phase_ns = now_ns
         self.overwritten = 0
+        self.threads = 1
         self.tx_bytes = self.rx_bytes = 0
         self.tx_rate = self.rx_rate = 0.0
         self.mark = now_ns, 0, 0
@@ -230,6 +231,10 @@ cdef class Membership:
         """A peer leaves."""
         self.actions.append(Dismiss(peer.conn))
         self.remove(peer, "left", message.reason or "goodbye")
+
+    def on_threads(self, Peer peer, message):
+        """A peer tells how many of its threads make calls at the same time."""
+        peer.threads = message.count
 
     def on_beat(self, Peer peer, message):
         """Take a heartbeat, which may carry a passive rate."""

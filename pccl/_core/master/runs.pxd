@@ -1,11 +1,13 @@
 # Which run the master serves, its begin and its end; the bodies are in runs.pyx.
 
+from .admission cimport Admission
 from .ballots cimport Ballots
 from .membership cimport Membership, Peer
 from .optimizer cimport Optimizer
 from .topology_round cimport TopologyRound
 
 cdef class Runs:
+    cdef Admission admission            # newcomers
     cdef Membership members             # peers and rings of the present run, its name and its id
     cdef Ballots ballots                # votes of all members
     cdef dict votes                     # `ballots.votes`: call name -> {peer id: Vote}

@@ -3,7 +3,8 @@
 
 **Names.** A peer registers with the name of its run. The first peer of an empty master decides which run is served: the
 one of that name which the table remembers, or a new one. While the run has peers, a peer of another name is refused,
-with both names. The run that is not served any more is kept in the table, with all that it has agreed on.
+with both names. Newcomers that nobody has reached do not count: they make way. The run that is not served any more is
+kept in the table, with all that it has agreed on.
 
 **The end.** finish() is a vote of all members of all groups. When it is unanimous, and neither a topology round nor an
 optimisation is under way, the run is finished: that is saved before any peer is told. Then all members, newcomers, and
@@ -14,10 +15,11 @@ Part of the master's machine; `run_table` has the remembered runs.
 
 from pccl._core.protocol.events import FINISH, INFO, OPTIMIZE, SYNC, TOPOLOGY, WARNING
 from pccl._core.protocol.messages import Kick, RunFinished
-from pccl._core.protocol.outcomes import INVALID_USAGE
+from pccl._core.protocol.outcomes import INVALID_USAGE, RANK_CONNECTION_FAILED
 
 from .group cimport Group
 from .membership cimport Membership, Peer
+from .admission import REMEDY
 from .ballots import Vote
 from .deadlock import name_peers
 from .election import NEVER
@@ -39,6 +41,7 @@ cdef class Runs:
         self, Membership members not None, ballots, Optimizer optimizer not None, TopologyRound topology_round not None
     ):
         self.members = members
+        self.admission = topology_round.admission
         self.ballots = ballots
         self.votes = ballots.votes
         self.optimizer = optimizer
@@ -62,12 +65,15 @@ cdef class Runs:
             self._refuse(event.conn, RunFinished(0, f"{name_run(name)} is finished: {NOTHING_LEFT}"))
         elif name == members.run_name:
             return True
-        elif members.peers:
+        elif members.accepted or members.admitting or self.admission.has_reached():
             reason = self._explain_other(name)
             members.log(WARNING, f"refused a peer at {event.host}: {reason}")
             members.count("refused")
             self._refuse(event.conn, Kick(INVALID_USAGE, reason))
         else:
+            for peer in list(members.peers.values()):
+                reason = f"{name_run(name)} begins here, and no peer reached this one: {self.admission.why(peer.id)}"
+                members.kick(peer, RANK_CONNECTION_FAILED, f"{reason}. {REMEDY}, then connect again")
             self._change(name)
             return True
         return False

@@ -13,6 +13,7 @@ cdef class PeerState:
     cdef readonly object connecting       # the Call of connect() under way
     cdef readonly int attempts_left       # to reach the master
     cdef readonly int attempt             # number of the latest attempt
+    cdef readonly int threads             # the most threads that were in calls at the same time
     cdef readonly tuple ending            # (result, kind, text) that every further call gets
     cdef readonly object story            # the latest events and actions
     cdef readonly long long next_deadline_ns  # when to tick next

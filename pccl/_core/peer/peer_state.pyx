@@ -23,12 +23,12 @@ from libc.limits cimport LLONG_MAX
 from pccl._core.protocol.events import WARNING, Tick
 from pccl._core.protocol.mailbox import (
     CallAwait, CallCancel, CallConnect, CallFinish, CallManifest, CallLeave, CallOptimize, CallPending, CallReduce,
-    CallSync, CallTopology,
+    CallSync, CallThreads, CallTopology,
 )
 from pccl._core.protocol.messages import (
     AbortReduce, Accepted, AskSchema, Beat, CallFailed, Commence, Fetch, Kick, Leave, MoreSources, Notice, OptimizeDone,
     PendingAnswer, Probe, ReduceDone, ReduceFailed, Registered, RingOrder, RunFinished, Serve, SourceGone, SyncDone,
-    TopologyDone, Try, World,
+    Threads, TopologyDone, Try, World,
 )
 from pccl._core.protocol.outcomes import (
     INVALID_USAGE, KIND_CANCELLED, KIND_FINISHED, KIND_KICKED, KIND_MASTER_LOST, KIND_PLAIN,
@@ -68,6 +68,7 @@ cdef class PeerState:
         self.leaving = []
         self.connecting = None
         self.attempts_left = 0
+        self.threads = 1
         self.attempt = -1
         self.ending = (INVALID_USAGE, KIND_PLAIN, "not connected: call connect() first")
         self.story = deque(maxlen=STORY_EVENTS_MAX)
@@ -215,6 +216,13 @@ cdef class PeerState:
         call, self.connecting = self.connecting, None
         numbers = self.member.on_world(message)
         self.outbox.actions.append(Complete(call.slot, call.generation, SUCCESS, KIND_PLAIN, numbers))
+        if self.threads > 1:
+            self.outbox.actions.append(SendMaster(Threads(self.threads)))
+
+    def _on_threads(self, call):
+        self.threads = call.count
+        if self.phase is MEMBER:
+            self.outbox.actions.append(SendMaster(Threads(self.threads)))
 
     def _on_cancel(self, cancel):
         call = self.connecting
@@ -222,13 +230,13 @@ cdef class PeerState:
             self._leave("connect() was given up")
 
     def _refuse_call(self, call):
-        """Answer a call that is not legal in this phase. A late cancel or await has no slot to complete."""
+        """Answer a call that is not legal in this phase. Late cancels, awaits and threads have no slot to complete."""
         if type(call) is CallReduce:
             self.member.reduces.refuse(call.operations, *self.ending)
         elif type(call) is CallConnect and self.phase in (DIALLING, JOINING, MEMBER):
             reason = "connect() was already called on this communicator"
             self.member.calls.complete(call, INVALID_USAGE, KIND_PLAIN, reason)
-        elif type(call) is not CallCancel and type(call) is not CallAwait:
+        elif type(call) not in (CallCancel, CallAwait, CallThreads):
             self.member.calls.complete(call, *self.ending)
 
     # ------------------------------------------------------------------------------------------ the end
@@ -391,10 +399,12 @@ TRANSITIONS = {
     (DIALLING, CallLeave): (PeerState._on_leave, (GONE,)),
     (DIALLING, AppGone): (PeerState._on_app_gone, (GONE,)),
     (DIALLING, AppStopped): (PeerState._on_app_stopped, (GONE,)),
+    (DIALLING, CallThreads): (PeerState._on_threads, (DIALLING,)),
     (DIALLING, Tick): (PeerState._on_tick, (DIALLING,)),
     (JOINING, Registered): (PeerState._on_registered, (JOINING, GONE)),
     (JOINING, RingOrder): (Member.on_ring_order, (JOINING, GONE)),
     (JOINING, Accepted): (PeerState._on_accepted, (MEMBER,)),
+    (JOINING, CallThreads): (PeerState._on_threads, (JOINING,)),
     (JOINING, Try): (Member.on_try, (JOINING,)),
     (JOINING, TrialEnded): (Member.on_trial_ended, (JOINING,)),
     (JOINING, Kick): (PeerState._on_kick, (GONE,)),
@@ -419,6 +429,7 @@ TRANSITIONS = {
     (MEMBER, CallSync): (Member.on_call_sync, (MEMBER,)),
     (MEMBER, CallManifest): (Member.on_call_manifest, (MEMBER,)),
     (MEMBER, CallAwait): (Member.on_call_await, (MEMBER,)),
+    (MEMBER, CallThreads): (PeerState._on_threads, (MEMBER,)),
     (MEMBER, CallCancel): (Member.on_cancel, (MEMBER,)),
     (MEMBER, CallLeave): (PeerState._on_leave, (GONE,)),
     (MEMBER, TopologyDone): (Member.on_topology_done, (MEMBER,)),

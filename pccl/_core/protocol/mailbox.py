@@ -141,6 +141,13 @@ class CallFinish:
     generation: u32
 
 
+@message(0x5F, "training process to peer actor")
+class CallThreads:
+    """So many threads of this process were in calls at the same time: more than ever before."""
+
+    count: u32
+
+
 @message(0x5E, "peer actor to training process")
 class FollowMaster:
     """The heartbeat timeout of the master: a peer actor that has not run for this time counts as stopped."""

@@ -62,6 +62,13 @@ class VoteFinish:
     call: u32
 
 
+@message(0x1C, "peer to master")
+class Threads:
+    """So many threads of this peer were in calls at the same time: in a deadlock, all of them are."""
+
+    count: u32
+
+
 @message(0x20, "peer to master")
 class VoteTopology:
     """This peer is in update_topology, and prefers to wait for `wanted` members in its group (0: not to wait)."""
@@ -436,7 +443,7 @@ TO_OPERATOR = limits(Report)
 TO_MASTER = limits(
     *(VoteTopology, VotePending, Withdraw, Wired, WireFailed, EdgeLost, Leave, Beat),
     *(Initiate, Finished, Awaiting, WithdrawReduce, VoteSync, Schema, Fetched),
-    *(VoteOptimize, Probed, Tried, VoteFinish),
+    *(VoteOptimize, Probed, Tried, VoteFinish, Threads),
 )
 TO_PEER = limits(
     *(Registered, Accepted, TopologyDone, PendingAnswer, CallFailed, RingOrder, Kick, Notice, Beat),

@@ -135,6 +135,32 @@ def test_peers_that_only_reach_each_other_begin_a_run() -> None:
     assert set(sent(actions, m.Accepted)) == {1, 2}
 
 
+def test_healthy_peers_come_in_in_the_order_of_their_registration() -> None:
+    """Goal: a slow dial-back of the first peer makes the others wait, so that ranks do not depend on the network."""
+    harness = MasterHarness()
+    ordered = [a for peer in (1, 2, 3) for a in harness.register(peer) if not isinstance(a, DialBack)]
+    harness.feed(DialledBack(3, ""))
+    assert not sent(harness.feed(DialledBack(2, "")), m.RingOrder)
+
+    harness.wire(harness.feed(DialledBack(1, "")))
+    harness.show(ordered)
+    vote(harness)
+
+    assert harness.state.members.groups[0].ring == [1, 2, 3]
+
+
+def test_a_failed_dial_back_lets_the_next_peer_begin() -> None:
+    """Goal: the healthy second peer is a member as soon as it is known that the first cannot be reached."""
+    harness = MasterHarness()
+    harness.register(1)
+    harness.register(2)
+    harness.feed(DialledBack(2, ""))
+
+    harness.wire_only(fails_back(harness, 1))
+
+    assert harness.state.members.accepted == {2}
+
+
 # ---------------------------------------------------------------------------------------------- gaps
 
 

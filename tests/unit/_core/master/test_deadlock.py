@@ -153,3 +153,11 @@ def test_names_stay_readable_in_a_large_run() -> None:
     assert name_peers([4]) == "peer 4"
     assert name_peers([1, 2]) == "peers 1, 2"
     assert name_peers(list(range(1, 101))) == "peers 1, 2, 3, 4, 5, 6, 7, 8 and 92 more"
+
+
+def test_a_thread_that_computes_may_still_call() -> None:
+    """Goal: no false alarm: peer 1 waits in one thread, and its other thread may make the call that 2 and 3 wait in."""
+    calls = [waiting("are_peers_pending", "123", "1"), waiting("all_reduce", "123", "23")]
+
+    assert find_stuck(calls) == {1, 2, 3}
+    assert find_stuck(calls, {1}) == set()

@@ -150,12 +150,20 @@ def test_who_is_beyond_goes_before_the_rest_is_told_what_is_wanted() -> None:
 # --- Strategies ---
 
 
+def test_one_with_the_default_strategy_does_not_fell_the_others() -> None:
+    """Goal: of three that send and receive, none is kicked for a newcomer that forgot to choose its strategy."""
+    decision = elect({1: vote(0, "a", SEND), 2: vote(0, "a", RECEIVE), 3: vote(0, "a", RECEIVE), 4: vote(0, "b")})
+
+    assert set(decision.kicks) == {4}
+    assert "with ENFORCE_POPULAR, but peers 1, 2, 3 with RECEIVE_ONLY and SEND_ONLY" in decision.kicks[4][1]
+
+
 def test_enforce_popular_kicks_what_is_mixed_with_it() -> None:
     """Goal: the strategies of a group must fit; a kicked peer is told which peers have ENFORCE_POPULAR."""
     decision = elect({1: vote(0, "a"), 2: vote(0, "a", RECEIVE), 3: vote(0, "a", SEND), 4: vote(0, "a")})
 
     assert set(decision.kicks) == {2, 3}
-    assert "with RECEIVE_ONLY, peers 1, 4 with ENFORCE_POPULAR" in decision.kicks[2][1]
+    assert "with RECEIVE_ONLY, but peers 1, 4 with ENFORCE_POPULAR" in decision.kicks[2][1]
     assert "with SEND_ONLY" in decision.kicks[3][1]
 
 

@@ -23,6 +23,7 @@ MESSAGES = {
     m.VoteFinish: m.VoteFinish(1),
     m.Probed: m.Probed(1, 2, 3, ""),
     m.Tried: m.Tried(2, ""),
+    m.Threads: m.Threads(2),
     m.Withdraw: m.Withdraw(1),
     m.Wired: m.Wired(77),
     m.WireFailed: m.WireFailed(77, 2, "x"),

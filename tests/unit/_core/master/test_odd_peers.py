@@ -215,6 +215,37 @@ def test_a_second_thread_in_the_call_of_the_majority_saves_a_peer() -> None:
     assert set(sent(actions, m.PendingAnswer)) == {1, 2, 3}
 
 
+def test_a_peer_whose_other_thread_computes_is_in_no_deadlock() -> None:
+    """Goal: a thread that asks for newcomers beside a long inner step costs its peer nothing, and nobody else."""
+    harness = of(1, 2, 3)
+    harness.say(1, m.Threads(2))
+    harness.say(1, m.VotePending(1))
+    for peer in (2, 3):
+        harness.reduce(peer, 5)
+        harness.say(peer, m.Awaiting(5))
+
+    actions = harness.pass_time(8)
+
+    assert not sent(actions, m.Kick)
+    assert not sent(actions, m.ReduceFailed)
+    harness.reduce(1, 5)
+    harness.say(1, m.Awaiting(5))
+    assert list(harness.state.members.groups[0].collectives.running) == [1], "the thread came back"
+
+
+def test_a_peer_with_all_its_threads_in_calls_is_in_a_deadlock() -> None:
+    """Goal: two threads that both wait can make no other call."""
+    harness = of(1, 2, 3)
+    harness.say(1, m.Threads(2))
+    harness.say(1, m.VotePending(1))
+    harness.say(1, m.VoteTopology(2, 0))
+    for peer in (2, 3):
+        harness.reduce(peer, 5)
+        harness.say(peer, m.Awaiting(5))
+
+    assert set(sent(harness.pass_time(8), m.Kick)) == {1}
+
+
 def test_two_deadlocks_in_one_group_cost_one_minority_at_most() -> None:
     """Goal: a kick interrupts all tags of the group, so the other deadlock is over too; nobody is kicked for it."""
     harness = of(*range(1, 7))

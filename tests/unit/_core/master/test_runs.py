@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl._core.master.events import Dismiss, PeerWent, Save, SendTo
+from pccl._core.master.events import DialledBack, Dismiss, PeerWent, Save, SendTo
 from pccl._core.master.master_state import MasterState
 from pccl._core.master.run_table import RUNS_MAX
 from pccl._core.protocol import messages as m
@@ -43,6 +43,22 @@ def test_the_first_peer_names_the_run() -> None:
 
     assert harness.state.members.run_name == "llama"
     assert harness.state.members.run != RUN, "every run has an id of its own"
+
+
+def test_a_peer_that_nobody_reaches_does_not_hold_the_master() -> None:
+    """Goal: a first peer behind a firewall, of another name, makes way for a run, and is told why."""
+    harness = MasterHarness()
+    harness.register(1, run="pccl bench")
+    waiting = harness.come(2, run="llama")
+    assert "another master" in sent(waiting, m.Kick)[2].reason, "its dial-back may still succeed"
+    harness.feed(DialledBack(1, "no answer within 5 s"))
+
+    actions = harness.come(3, run="llama")
+
+    for part in ("run 'llama' begins here", "no answer within 5 s", "PCCL_ADVERTISE"):
+        assert part in sent(actions, m.Kick)[1].reason
+    assert set(sent(harness.wire(actions), m.Accepted)) == {3}
+    assert harness.state.members.run_name == "llama"
 
 
 @pytest.mark.parametrize(("present", "other"), [("llama", ""), ("", "pccl bench"), ("llama", "pccl bench")])

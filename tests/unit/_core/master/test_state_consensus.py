@@ -225,12 +225,22 @@ def test_all_receive_only_fails_everywhere_and_kicks_nobody() -> None:
 
 def test_mixed_strategies_kick_the_others() -> None:
     """Goal: with ENFORCE_POPULAR in the group, peers with other strategies are kicked, and the rest goes on."""
-    harness = of(1, 2, 3)
+    harness = of(1, 2, 3, 4)
 
-    actions = vote_all(harness, {1: (0, "a", POPULAR), 2: (0, "a", SEND), 3: (0, "b", RECEIVE)})
+    actions = vote_all(harness, {1: (0, "a", POPULAR), 2: (0, "a", SEND), 3: (0, "b", RECEIVE), 4: (0, "a", POPULAR)})
 
     assert set(sent(actions, m.Kick)) == {2, 3}
-    assert done(actions) == {1: 0}
+    assert done(actions) == {1: 0, 4: 0}
+
+
+def test_a_majority_with_other_strategies_stays() -> None:
+    """Goal: a newcomer with the default strategy does not end a run in which one peer sends and the others receive."""
+    harness = of(1, 2, 3)
+
+    actions = vote_all(harness, {1: (0, "a", SEND), 2: (0, "a", RECEIVE), 3: (0, "a", POPULAR)})
+
+    assert set(sent(actions, m.Kick)) == {3}
+    assert done(actions) == {1: 0, 2: 0}
 
 
 def test_a_sender_that_loses_is_kicked() -> None:

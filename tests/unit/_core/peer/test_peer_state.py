@@ -363,6 +363,7 @@ EVENTS: dict[type[Any], Any] = {
     mailbox.CallPending: Called(mailbox.CallPending(5, 5)),
     mailbox.CallFinish: Called(mailbox.CallFinish(5, 5)),
     mailbox.CallCancel: Called(mailbox.CallCancel(9, 9)),
+    mailbox.CallThreads: Called(mailbox.CallThreads(2)),
     mailbox.CallLeave: Called(mailbox.CallLeave(9, 9)),
     m.Registered: MasterSaid(m.Registered(2, RUN, 1000, 10000)),
     m.RingOrder: MasterSaid(wire(9, 3, 9, 1, 9)),
@@ -450,7 +451,7 @@ def test_what_is_not_in_the_table_is_refused_ended_or_ignored(phase: str, kind: 
     actions = peer.feed(event)
 
     if isinstance(event, Called):
-        unanswered = kind in (mailbox.CallCancel, mailbox.CallAwait)
+        unanswered = kind in (mailbox.CallCancel, mailbox.CallAwait, mailbox.CallThreads)
         assert [type(action) for action in actions] == ([] if unanswered else [Complete])
     elif isinstance(event, MasterSaid):
         assert peer.state.phase == ("gone" if phase in ("joining", "member") else phase)
