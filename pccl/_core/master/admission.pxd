@@ -43,7 +43,7 @@ cdef class Admission:
     cdef bint _may_be_dead(self, target, peer_id) except -1
     cdef _founder(self, list queue)
     cdef list _begin_ring(self, queue)
-    cdef Py_ssize_t _position(self, list ring, peer_id) except -1
+    cdef _find_source(self, dict following, list begin, peer_id)
     cdef int _forget_inserted(self, Group group, list inserted) except -1
 
     # Newcomers without a gap.

@@ -282,16 +282,17 @@ cdef class Admission:
 
     def insert(self, ring, queue):
         """Return this ring with all newcomers of the queue that can be inserted over shown edges, and their ids."""
-        ring, inserted = list(ring), []
-        if not ring:
-            ring = self._begin_ring(queue)
-            inserted = list(ring)
+        begin = list(ring) or self._begin_ring(queue)
+        following = dict(zip(begin, begin[1:] + begin[:1]))
         for peer_id in queue:
-            position = self._position(ring, peer_id) if ring and peer_id not in inserted else 0
-            if position:
-                ring.insert(position, peer_id)
-                inserted.append(peer_id)
-        return ring, inserted
+            source = None if peer_id in following else self._find_source(following, begin, peer_id)
+            if source is not None:
+                following[peer_id], following[source] = following[source], peer_id
+        inserted = [peer_id for peer_id in queue if peer_id in following]
+        whole = begin[:1]
+        while len(whole) < len(following):
+            whole.append(following[whole[-1]])
+        return whole, inserted
 
     cdef list _begin_ring(self, queue):
         """Return the newcomer with which a ring begins, or two that reach each other; or none."""
@@ -303,24 +304,29 @@ cdef class Admission:
                 return [queue[0], peer_id]
         return []
 
-    cdef Py_ssize_t _position(self, list ring, peer_id) except -1:
-        """Return the last index at which this newcomer can be inserted over shown edges; 0 if there is none."""
+    cdef _find_source(self, dict following, list begin, peer_id):
+        """Return the peer behind which this newcomer can be inserted over shown edges, if possible the last; or None."""
         cdef Trial trial
-        cdef Py_ssize_t index, best = 0
+        found = None
         for trial in self.table.of(peer_id):
-            if trial.target == peer_id and trial.outcome is shown and trial.source in ring:
-                index = ring.index(trial.source) + 1
-                if index > best and self.table.is_shown(peer_id, ring[index % len(ring)]):
-                    best = index
-        return best
+            if trial.target == peer_id and trial.outcome is shown and trial.source in following:
+                target = following[trial.source]
+                if self.table.is_shown(peer_id, target):
+                    found = trial.source
+                    if target == begin[0]:
+                        return found
+        return found
 
     cdef int _forget_inserted(self, Group group, list inserted) except -1:
         """These newcomers are in a ring: keep which pairs failed, so that rings avoid them, and forget the rest."""
         cdef Trial trial
         ring = set(group.ring)
         for peer_id in inserted:
-            self._leave_queue(self.newcomers.pop(peer_id).peer)
+            del self.newcomers[peer_id]
             self.fitting.discard(peer_id)
+        self.queues[group.number] = [peer_id for peer_id in self.queues[group.number] if peer_id in self.newcomers]
+        if not self.queues[group.number]:
+            del self.queues[group.number]
         for peer_id in inserted:
             for trial in self.table.of(peer_id):
                 if trial.outcome is failed and trial.source in ring and trial.target in ring:
