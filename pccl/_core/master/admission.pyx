@@ -305,7 +305,7 @@ cdef class Admission:
         return []
 
     cdef _find_source(self, dict following, list begin, peer_id):
-        """Return the peer behind which this newcomer can be inserted over shown edges, if possible the last; or None."""
+        """Return the peer behind which this newcomer can be inserted, if possible the last of the ring; or None."""
         cdef Trial trial
         found = None
         for trial in self.table.of(peer_id):
