@@ -402,13 +402,14 @@ RINGS: dict[tuple[object, ...], list[int]] = {}  # what the master said about a 
 
 
 def ring_order(peers: list[Communicator]) -> list[Communicator]:
-    """Return the members of one group by rank; the master knows in which order they came in."""
+    """Return the members of one group by rank, as the master knows it; the others, which are gone, by id."""
     first = peers[0]
     key = first._host, first._port, first._group, first._last_round("ring_order").epoch, *sorted(map(id, peers))
     if key not in RINGS:
         groups = query_status(first._host, first._port, first._options)["groups"]
         RINGS[key] = next(group["ring"] for group in groups if group["group"] == first._group)
-    return sorted(peers, key=lambda member: RINGS[key].index(member.peer_id))
+    ranks = {peer_id: rank for rank, peer_id in enumerate(RINGS[key])}
+    return sorted(peers, key=lambda member: (ranks.get(member.peer_id, len(ranks)), member.peer_id))
 
 
 def bytes_in_use() -> int:

@@ -212,10 +212,12 @@ def _check_kick(world: World, conn: int, reason: str) -> None:
         assert _is_troubled(world, shell), f"{shell.name} kicked for a silence that had no cause"
     elif reason.startswith("it cannot fetch the shared state"):
         assert shell.states.hindered, f"{shell.name} kicked, though it could fetch: {reason}"
-    elif "is not admitted, because" in reason or "form a ring without" in reason:
+    elif any(words in reason for words in UNREACHED):
         assert _is_hard_to_reach(world, shell), f"{shell.name} kicked, though it can be reached: {reason}"
         if "form a ring without" in reason:
             _note_replaced(world, shell)
+        elif "no peer reached this one" in reason:
+            world.paths.mark("an unreached newcomer makes way for another run")
         else:
             world.paths.mark("a newcomer that finds no gap is refused")
     elif not reason.startswith((*MAJORITY, "straggler", "no ring is possible", "its lanes were not up")):
@@ -295,6 +297,9 @@ def check_optimal(world: World) -> None:
             assert present is not None, f"a ring {group.ring} over unmeasured edges"
             assert best.bottleneck < 1.05 * present[0], f"ring {group.ring}: {present[0]}, best {best.bottleneck}"
 
+
+# What a kick says of a peer that was not reached, or does not reach others.
+UNREACHED = ("is not admitted, because", "form a ring without", "no peer reached this one")
 
 LANE_ACTIONS = (
     peer_events.Dial,

@@ -40,6 +40,7 @@ PATHS = SYNC_PATHS | ACTOR_PATHS | RUN_PATHS | {
     "a veteran is kicked because there is no ring",
     "a newcomer that finds no gap is refused",
     "a lone member makes way for a larger set",
+    "an unreached newcomer makes way for another run",
     "a late report of an unreachable pair is ignored",
     "a broken edge is ordered anew",
     "the second report of a broken edge is ignored",

@@ -137,10 +137,17 @@ class Program:
                 self.mail(CallCancel(slot, generation))
 
     def calm_down(self) -> None:
-        """Give up calls of other threads and reduces, which would wait for calls that no member makes any more."""
+        """Give up calls of other threads and reduces, which would wait for calls that no member makes any more.
+
+        With several threads the master breaks no deadlock while one of them may still call: then a person does.
+        """
         self.give_up(1)
         self.reducing.give_up()
         self.syncing.give_up()
+        if self.world.plan.threads:
+            for call, name in self.under_way.items():
+                if call[0] == 0 and name in (PENDING, OPTIMIZE, FINISH):
+                    self.mail(CallCancel(*call))
 
     def reduce_at_rest(self) -> None:
         """Make one more step, in the phase without faults."""
