@@ -32,13 +32,13 @@ ROOMS = {
     "pccl": "the public API: `Communicator`, `MasterNode`, `SharedState`, `Options`, errors, values",
     "pccl/client": "the training process: one call from validation to result",
     "pccl/actors/master": "the master's process: its actor, its state file, the moonshot",
-    "pccl/actors/peer": "the peer's process: its actor, the pool of lane workers, transfers, probes",
+    "pccl/actors/peer": "the peer's process: its actor, the links and the pool of lane workers, transfers, probes",
     "pccl/actors/workers": "the processes that move bytes: lanes, states, probes",
-    "pccl/actors/io": "I/O of all processes: loop, connections, listener, fork, spawn, fault points",
+    "pccl/actors/io": "I/O of all processes: loop, connections, listener, trials, fork, spawn, debug log, fault points",
     "pccl/memory": "shared memory: segments, arena, completion slots, windows",
     "pccl/torch": "everything that needs torch: tensors in shared memory, staging and digests of CUDA tensors",
-    "pccl/_core/master": "the master's machine and its parts",
-    "pccl/_core/peer": "the peer's machine and its parts",
+    "pccl/_core/master": "the master's machine and its parts: runs, admission, rounds, rings, reduces, states, waits",
+    "pccl/_core/peer": "the peer's machine and its parts: calls, ring links, reduces, syncs, fetches",
     "pccl/_core/dataplane": "the code of lane workers, without the GIL: plan, board, lanes, backup",
     "pccl/_core/protocol": "data between processes: hellos, messages, codec, mailbox, handshake, operations, manifests",
     "pccl/_core/solver": "rings: exact search, local search, paths",
@@ -226,7 +226,7 @@ Digests are computed in the training process, where the tensors are. If all vote
 the master elects a content (`election.py` has the rules), tells the peers that hold it to serve, and tells the others
 from which peers to fetch. Transfers run from peer to peer, by blocks whose digests differ, from all sources at once.
 
-## Three walks through the code
+## Four walks through the code
 
 The first two walks go from the training process down to the workers and back. The third starts in the master.
 """
@@ -305,6 +305,24 @@ WALKS = {
         ("pccl/client/state_sync.py", "takes over the revision"),
         ("pccl/communicator.py", "returns `SharedStateSyncInfo`"),
     ),
+    "One join, file by file": (
+        ("pccl/communicator.py", "`connect` in the training process"),
+        ("pccl/actors/peer/peer_actor.py", "opens the peer's port, dials the master, and sends `Register`"),
+        ("pccl/_core/master/runs.pyx", "the peer belongs to the run that is served; else it is told why not"),
+        ("pccl/_core/master/membership.pyx", "*registered*: an id, and `Registered` with the options of the master"),
+        ("pccl/_core/master/admission.pyx", "`DialBack`; chooses a gap of the ring, and which peers try each other"),
+        ("pccl/_core/master/trial_table.pyx", "`Try` to the neighbours and to the newcomer"),
+        ("pccl/actors/io/trials.py", "each of them dials; the peer that is dialled confirms its instance"),
+        ("pccl/_core/peer/member.pyx", "`Tried` to the master"),
+        ("pccl/_core/master/admission.pyx", "the newcomer fits, or is told who could not reach it, and where"),
+        ("pccl/_core/master/topology_round.pyx", "all members have voted: closes the round"),
+        ("pccl/_core/master/admission.pyx", "inserts the newcomers that fit"),
+        ("pccl/_core/master/group.pyx", "a new epoch, and a `RingOrder` for every member and newcomer"),
+        ("pccl/_core/peer/ring_links.pyx", "dials the changed edges; `Wired` when both are up"),
+        ("pccl/_core/master/topology_round.pyx", "`Accepted` to the newcomers, `TopologyDone` to the members"),
+        ("pccl/_core/peer/peer_state.pyx", "*member*: `Complete`"),
+        ("pccl/communicator.py", "`connect` returns"),
+    ),
     "One death, file by file": (
         ("pccl/actors/master/master_actor.py", "the connection of the dead peer is closed: `PeerWent`"),
         ("pccl/_core/master/master_state.pyx", "takes the event; its `Tick` finds a peer that is silent for too long"),
@@ -324,6 +342,7 @@ WALKS = {
         ("pccl/actors/peer/op_runner.pyx", "`ReduceDrained`"),
         ("pccl/_core/peer/reduce_machine.pyx", "*drained*: waits for the verdict"),
         ("pccl/_core/peer/ring_links.pyx", "meanwhile: dials the new next peer, waits for the new previous peer"),
+        ("pccl/actors/peer/lane_links.py", "dials, and holds each connection until the machine decides"),
         ("pccl/actors/io/dialler.py", "connects and proves the token"),
         ("pccl/actors/peer/lane_pool.py", "gives each connection to a worker"),
         ("pccl/_core/peer/ring_links.pyx", "both edges are up: `Wired` to the master"),

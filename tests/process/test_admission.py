@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,9 +245,14 @@ def test_an_unreachable_newcomer_costs_members_nothing(network: HostNetwork, add
         assert "firewall" in words
 
 
+def status(address: str) -> dict[str, Any]:
+    """Return the master's status report."""
+    return query_status(*parse_address(address), Options())
+
+
 def rings(address: str) -> tuple[int, list[list[int]]]:
     """Return how often rings were ordered, and the rings."""
-    report = query_status(*parse_address(address), Options())
+    report = status(address)
     return report["counters"]["rewired"], [group["ring"] for group in report["groups"]]
 
 
@@ -306,10 +312,15 @@ def check_unharmed(training: Training, began: float) -> None:
         assert story.longest(began, ended) < BOUND
 
 
-def go_on(training: Training, seconds: float = 1.0) -> None:
-    """Let the members train on, so that what happens to them later is seen too."""
-    time.sleep(seconds)
-    assert [member.process.poll() for member in training.members] == [None] * len(training.members)
+def go_on(training: Training, address: str) -> None:
+    """Let the members train on for some steps, each of which ends with a round, so that later effects are seen too."""
+    begin = status(address)["round"]
+
+    def has_gone_on() -> bool:
+        assert [member.process.poll() for member in training.members] == [None] * len(training.members)
+        return bool(status(address)["round"] >= begin + 10)
+
+    eventually(has_gone_on, "the members make ten more steps")
 
 
 @pytest.mark.parametrize(("loop", "sizes"), [("syncs", (4000, 4004)), ("reduces", (1000, 1001))])
@@ -320,7 +331,7 @@ def test_a_newcomer_of_another_shape_is_refused_alone(
     with Training(network, address, 3, 1000, loop) as training:
         began = time.monotonic()
         words = last_words(training.start(3, 1001, loop)).replace(",", "")
-        go_on(training)
+        go_on(training, address)
         check_unharmed(training, began)
     for size in sizes:  # of a state in bytes, of a reduce in elements
         assert re.search(rf"\b{size}\b", words)
@@ -331,7 +342,7 @@ def test_a_newcomer_that_runs_another_program_is_refused_alone(network: HostNetw
     with Training(network, address, 3, 1000, "syncs") as training:
         began = time.monotonic()
         words = last_words(training.start(3, 1000, "reduces"))
-        go_on(training)
+        go_on(training, address)
         check_unharmed(training, began)
     assert "all_reduce" in words
     assert "sync_shared_state" in words
@@ -347,7 +358,7 @@ def test_a_bench_is_refused_by_the_master_of_a_training(
         bench = training.command(3, Path(sys.executable).with_name("pccl"), "bench", address, "--peers", "2")
         assert bench.end() == 1
         (line,) = bench.errors().splitlines()
-        go_on(training)
+        go_on(training, address)
         check_unharmed(training, began)
     assert RUN in line
     assert "bench" in line
